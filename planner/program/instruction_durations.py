@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
@@ -12,6 +12,14 @@ from meshwright.planner.program.controllers import Setting
 from meshwright.planner.program.program import MoveWeights
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import instruction_name
+
+
+class HeldBlocks(NamedTuple):
+    """Blocks of its cache that a replica's sequences hold while it generates: on average over its seconds, and at the
+    peak."""
+
+    mean: float
+    most: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +31,14 @@ class StepWork:
     controllers decided about the turn that generates the step.
 
     Where lengths are drawn, `live_sequences` has, by stage, how many sequences each replica has in flight on average,
-    and `tokens_by_staleness` the response tokens by the number of actor updates between their drawing and their use.
+    `held_blocks` what they hold of its cache, nothing where that is not known, and `tokens_by_staleness` the response
+    tokens by the number of actor updates between their drawing and their use.
     """
 
     seconds: Mapping[str, tuple[float, ...]]
     num_tokens: float  # response tokens of the step
     live_sequences: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    held_blocks: Mapping[str, tuple[HeldBlocks, ...]] = field(default_factory=dict)
     tokens_by_staleness: Mapping[int, int] = field(default_factory=dict)
     tail_seconds: Mapping[str, float] = field(default_factory=dict)
     host_seconds: float | None = None

@@ -34,6 +34,7 @@ class DrawnBest:
             responses=responses,
             seconds=tuple(seconds + self._waiting for seconds in drawn.seconds),
             live=drawn.live,
+            held=drawn.held,
             tokens_by_staleness={0: int(responses.sum())},
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.cost_models.waves import WAVE_REWARDS
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.cache_use import together
 from meshwright.planner.simulation.generated import Generated, Lengths
 from meshwright.profiles.stages import GENERATE
 
@@ -76,6 +77,10 @@ class DrawnInWaves:
             responses=responses,
             seconds=(seconds,) * len(played[0].seconds),
             live=played[0].live,
+            held=tuple(
+                together((one.held[replica] for one in played), (one.seconds[replica] for one in played))
+                for replica in range(len(played[0].seconds))
+            ),
             tokens_by_staleness={0: int(responses.sum())},
         )
 

@@ -1,4 +1,4 @@
-"""What drawn lengths make of a generation: seconds of each replica, a step's sequences, and how stale their tokens are.
+"""What drawn lengths make of a generation: seconds and cache of each replica, a step's sequences and their staleness.
 
 A replica's prompts are its shares of the prompt batches: every dp-th in order of length, as the runtime shares them
 (`profiles.packing.share_in_order`). Of a replica's rows of one prompt the first to be admitted is prefilled.
@@ -10,14 +10,16 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.instruction_durations import HeldBlocks
 from meshwright.planner.program.program import version_of_generation
+from meshwright.planner.simulation.cache_use import held_blocks, use_of
 from meshwright.planner.simulation.deferral import held_back
 from meshwright.planner.simulation.flight import Delivery, FirstEnded, WholeStep
 from meshwright.planner.simulation.pace import Pace
@@ -42,13 +44,15 @@ _NUM_CUTS = 33
 class Generated:
     """The sequences that are delivered as one step, in tokens, and what generating them took on each replica.
 
-    `live` has the sequences that a replica had in flight on average over its rounds.
+    `live` has the sequences that a replica had in flight on average over its rounds, and `held` the blocks of its cache
+    that they held; it is empty where that is not known.
     """
 
     prompts: Lengths
     responses: Lengths
     seconds: tuple[float, ...]
     live: tuple[float, ...]
+    held: tuple[HeldBlocks, ...]
     tokens_by_staleness: Mapping[int, int]
 
 
@@ -57,20 +61,21 @@ class Alone:
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
         self._plan, self._lengths, self._times, self._level = plan, lengths, times, level
+        self._rows = [list(_share(plan, replica)) for replica in range(plan.placement(GENERATE).layout.dp)]
 
     def of_step(self, step: int) -> Generated:
         prompts, responses = self._lengths(step)
-        placement = self._plan.placement(GENERATE)
-        dp, pp, slots = placement.layout.dp, placement.layout.pp, placement.schedule.generation_slots
-        rows = [list(_share(self._plan, replica)) for replica in range(dp)]
-        shares, alike = [(prompts[mine], responses[mine]) for mine in rows], _rows_per_prompt(self._plan)
+        placement, alike = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
+        pp, slots = placement.layout.pp, placement.schedule.generation_slots
+        played = [
+            play_alone(prompts[mine], responses[mine], slots, pp, self._times, same_prompt=alike) for mine in self._rows
+        ]
         return Generated(
             prompts=prompts,
             responses=responses,
-            seconds=tuple(
-                self._level * generation_seconds(*share, slots, pp, self._times, same_prompt=alike) for share in shares
-            ),
-            live=tuple(_live_sequences(share, slots) for _, share in shares),
+            seconds=tuple(self._level * one.seconds for one in played),
+            live=tuple(one.live for one in played),
+            held=tuple(one.held for one in played),
             tokens_by_staleness={staleness_of_turn(self._plan, step, step): int(responses.sum())},
         )
 
@@ -93,7 +98,10 @@ class CarriedOver:
         self._per_step, self._rows_per_prompt = [len(rows) for rows in self._rows], _rows_per_prompt(plan)
         self._batches_ahead = schedule.batches_in_flight - 1
         self._num_admitted = [0] * layout.dp
-        self._flights = [SimulatedFlight(schedule.generation_slots, layout.pp, times) for _ in range(layout.dp)]
+        self._flights = [
+            SimulatedFlight(schedule.generation_slots, layout.pp, times, same_prompt=self._rows_per_prompt)
+            for _ in range(layout.dp)
+        ]
         self._paces = [Pace(plan) for _ in range(layout.dp)]
         self._recomputing = placement.cost.amount(RECOMPUTATION)
         """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
@@ -112,6 +120,7 @@ class CarriedOver:
             responses=np.array([one.response_tokens for one in delivered]),
             seconds=tuple(self._level * turn.seconds + self._recomputing * (step > 0) for turn in turns),
             live=tuple(turn.live for turn in turns),
+            held=tuple(turn.held for turn in turns),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
@@ -168,7 +177,15 @@ def staleness_of_turn(plan: Plan, step: int, drawn_for: int) -> int:
     return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
-def generation_seconds(
+class PlayedAlone(NamedTuple):
+    """One replica's generation: its seconds, the sequences in flight on average over its rounds, and what they held."""
+
+    seconds: float
+    live: float
+    held: HeldBlocks
+
+
+def play_alone(
     prompts: Lengths,
     responses: Lengths,
     num_slots: int,
@@ -176,7 +193,7 @@ def generation_seconds(
     times: RoundTimes,
     *,
     same_prompt: int = 1,
-) -> float:
+) -> PlayedAlone:
     """One replica's generation, in short runs of rounds in which no sequence begins or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
@@ -184,7 +201,8 @@ def generation_seconds(
     """
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
-    cuts = np.linspace(0, ends.max(), _NUM_CUTS).astype(np.int64)
+    num_rounds = int(ends.max())
+    cuts = np.arange(_NUM_CUTS) * num_rounds // (_NUM_CUTS - 1)
     bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
     first, after = bounds[:-1], bounds[1:]
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
@@ -192,9 +210,23 @@ def generation_seconds(
     cached = (prompts - starts)[:, None] + (first + after - 1) / 2 - 1
     context = np.where(decoding, cached, 0.0).max(axis=0)
     rounds = np.where(live > 0, after - first, 0)
-    decode = float((rounds * times.round_(np.maximum(live, 1).astype(float), context)).sum())
+    decode = rounds * times.round_(np.maximum(live, 1).astype(float), context)
     num_groups, one = min(num_stages, num_slots), slice(None, None, same_prompt)
-    return decode + _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
+    begins, prefill = _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
+    held = held_blocks(prompts, starts, ends, _read_until(ends, same_prompt), num_rounds)
+    runs = np.concatenate([first, begins]), np.concatenate([after, begins + 1])
+    return PlayedAlone(
+        seconds=float(decode.sum()) + float(prefill.sum()),
+        live=float(responses.sum() / num_rounds),
+        held=use_of(held, *runs, np.concatenate([decode, prefill])),
+    )
+
+
+def _read_until(ends: Lengths, same_prompt: int) -> Lengths:
+    """The round in which the last of the rows before it that have its prompt ends."""
+    found = np.zeros((len(ends) // same_prompt, same_prompt), dtype=np.int64)
+    found[:, 1:] = np.maximum.accumulate(ends.reshape(-1, same_prompt), axis=1)[:, :-1]
+    return found.ravel()
 
 
 def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
@@ -208,17 +240,15 @@ def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
     return np.array(starts)
 
 
-def _prefill_seconds(prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes) -> float:
-    """The first prompts fill the pipeline; later ones are admitted by a group at a time, in one pass of it."""
-    _, begins = np.unique(starts, return_index=True)
-    rows = np.diff([*begins, len(starts)]).astype(float)
-    tokens = np.add.reduceat(prompts, begins) / rows
+def _prefill_seconds(
+    prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes
+) -> tuple[Lengths, NDArray[np.float64]]:
+    """The rounds in which prompts are prefilled, and the seconds in each: the first fill the pipeline; later ones are
+    admitted by a group at a time, in one pass of it."""
+    begins, indices = np.unique(starts, return_index=True)
+    rows = np.diff(indices, append=len(starts)).astype(float)
+    tokens = np.add.reduceat(prompts, indices) / rows
     whole = np.ones(len(rows))
     whole[1:] = 1 / num_stages
     rows[1:] *= num_groups
-    return float((whole * times.prefill(rows, tokens)).sum())
-
-
-def _live_sequences(responses: Lengths, num_slots: int) -> float:
-    """Sequences in flight on one replica, on average over its rounds."""
-    return float(responses.sum() / (_starts(responses.tolist(), num_slots) + responses).max())
+    return begins, whole * times.prefill(rows, tokens)

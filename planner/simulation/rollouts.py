@@ -86,6 +86,7 @@ class RollingOut:
             responses=np.array([one.num_tokens for one in rollouts]),
             seconds=tuple(self._level * seconds for seconds, _ in played),
             live=tuple(live for _, live in played),
+            held=(),
             tokens_by_staleness={staleness_of_turn(self._plan, step, step): num_drawn},
         )
 

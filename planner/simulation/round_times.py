@@ -45,9 +45,9 @@ class Grid:
 
 def _place(points: Numbers, values: Numbers) -> tuple[NDArray[np.intp], Numbers]:
     """For each value the point below it, and how far it is on the way to the next one."""
-    below = np.clip(np.searchsorted(points, values, side="right") - 1, 0, len(points) - 2)
+    below = np.minimum(np.maximum(np.searchsorted(points, values, side="right") - 1, 0), len(points) - 2)
     share = (values - points[below]) / (points[below + 1] - points[below])
-    return below, np.clip(share, 0.0, 1.0)
+    return below, np.minimum(np.maximum(share, 0.0), 1.0)  # np.clip takes several times as long for so few
 
 
 @dataclass(frozen=True, kw_only=True)

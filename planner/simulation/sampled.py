@@ -86,6 +86,7 @@ class Sampled:
             seconds=seconds,
             num_tokens=float(sum(drawn.tokens_by_staleness.values())),
             live_sequences={GENERATE: drawn.live},
+            held_blocks={GENERATE: drawn.held},
             tokens_by_staleness=drawn.tokens_by_staleness,
             tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
             setting=setting,

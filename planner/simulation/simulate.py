@@ -15,6 +15,7 @@ from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.controllers import Setting, facts_of
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, lags_of
 from meshwright.planner.program.program import Program, Receive, RunStage, lower
+from meshwright.planner.simulation.cache_use import together
 from meshwright.planner.simulation.deferral import steps_to_grow
 from meshwright.planner.simulation.events import RankProgram, Record, Replica, play, score
 from meshwright.profiles.errors import BadInput
@@ -73,11 +74,24 @@ class Stale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheUse:
+    """How much of its planned cache of `blocks` a replica of a generation stage uses while it generates: on average
+    over its seconds, and in the round of a replica that needs most. Above 1 sequences would wait or give way, which is
+    not simulated. Both are None where they are not known: of rollouts of several turns.
+    """
+
+    stage: str
+    blocks: int
+    mean_share: float | None
+    peak_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Simulation:
     """What the simulated clock says of a plan.
 
-    `durations` names where the seconds of the instructions come from, and `engine` what generates; `staleness` is told
-    where lengths are drawn, `settings` has what controllers decided for each step.
+    `durations` names where the seconds of the instructions come from, and `engine` what generates; `staleness` and
+    `caches` are told where lengths are drawn, `settings` has what controllers decided for each step.
     """
 
     clock: str
@@ -91,6 +105,7 @@ class Simulation:
     ranks: tuple[Use, ...]
     num_events: int
     staleness: tuple[Stale, ...] = ()
+    caches: tuple[CacheUse, ...] = ()
     settings: tuple[Setting, ...] = ()
     spans: tuple[Span, ...] = ()
 
@@ -138,6 +153,7 @@ def simulate(
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,
         staleness=_staleness(works[kept.start : kept.stop]),
+        caches=tuple(_cache_uses(plan, works[kept.start : kept.stop])),
         settings=tuple(work.setting for work in works[kept.start : kept.stop] if work.setting),
         spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
     )
@@ -156,6 +172,21 @@ def first_step(plan: Plan) -> int:
     placement = plan.placement(GENERATE)
     num_rows = rows_of_replicas(plan.facts.workload.batch_size, placement.layout.dp)[-1]
     return 1 + 2 * plan.staleness + steps_to_grow(placement.schedule.overcommit // placement.layout.dp, num_rows)
+
+
+def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
+    """Of the stages whose lengths are drawn."""
+    for placement in plan.placements:
+        stage = placement.stage
+        if stage not in works[0].held_blocks:
+            continue
+        blocks = plan.facts.workload.wave.cache_need(placement.schedule, placement.layout.dp).blocks
+        held = [one for work in works for one in work.held_blocks[stage]]
+        mean, peak = None, None
+        if held:
+            found = together(held, (seconds for work in works for seconds in work.seconds[stage]))
+            mean, peak = found.mean / blocks, found.most / blocks
+        yield CacheUse(stage=stage, blocks=blocks, mean_share=mean, peak_share=peak)
 
 
 def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:

@@ -5,6 +5,7 @@ The rules are `flight`'s and so the runtime's. Passes in which nothing begins or
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -13,7 +14,10 @@ from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from meshwright.planner.program.instruction_durations import HeldBlocks
+from meshwright.planner.simulation.cache_use import held_blocks, use_of
 from meshwright.planner.simulation.flight import Delivery, Flight
 from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.slot_groups import SlotGroup
@@ -112,19 +116,21 @@ _Flight: TypeAlias = Flight[Drawn, SimulatedGroup, Drawn]
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """What a turn delivered, in order of step and row; how long it took; the sequences in flight on average over its
-    rounds."""
+    rounds, and the blocks of cache that they held."""
 
     delivered: tuple[Drawn, ...]
     seconds: float
     live: float
+    held: HeldBlocks
 
 
 class SimulatedFlight:
     """The sequences of one replica that have been admitted and not delivered, in simulated time."""
 
-    def __init__(self, num_slots: int, num_stages: int, times: RoundTimes) -> None:
+    def __init__(self, num_slots: int, num_stages: int, times: RoundTimes, *, same_prompt: int = 1) -> None:
+        """`same_prompt` rows that stand one behind the other have one prompt."""
         self._flight: _Flight = Flight(SimulatedGroup.cut(num_slots, num_stages))
-        self._num_stages, self._times = num_stages, times
+        self._num_stages, self._times, self._same_prompt = num_stages, times, same_prompt
 
     @property
     def num_rounds(self) -> int:
@@ -146,7 +152,8 @@ class SimulatedFlight:
         for group in self._flight.groups:
             for one in group.live:
                 one.drawn.append(group.num_passes - one.first_pass + 1)
-        return Turn(delivered=delivered, seconds=work.seconds(self._times), live=work.live)
+        seconds, held = work.seconds_and_cache(self._times, self._same_prompt)
+        return Turn(delivered=delivered, seconds=seconds, live=work.live, held=held)
 
 
 class _Work:
@@ -155,10 +162,13 @@ class _Work:
     def __init__(self, flight: _Flight, num_stages: int) -> None:
         self._flight, self._num_groups, self._num_stages = flight, len(flight.groups), num_stages
         self._num_advanced, self._rows, self._context = 0, 0, 0  # of this round
-        self._decodes: list[tuple[float, float, float]] = []  # rounds, rows, cached tokens
+        self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
         self._first: list[Drawn] = []
-        self._refills: list[tuple[int, float]] = []  # rows, mean tokens
+        self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
         self._num_rounds, self._row_rounds = 0.0, 0.0
+        self._seated = [(one, one.first_pass - group.num_passes - 1) for group in flight.groups for one in group.live]
+        """Every sequence that is live in the turn, and the round of its first token: before 0 where it was drawn in an
+        earlier turn."""
 
     def advance(self, group: SimulatedGroup) -> int:
         """One pass of the group, how many sequences it admitted."""
@@ -196,35 +206,64 @@ class _Work:
     def _admit(self, admitted: Sequence[Drawn]) -> None:
         """Prompts that a group prefills in one pass; those of a turn's first round fill the pipeline together."""
         self._row_rounds += len(admitted)
+        self._seated += [(one, int(self._num_rounds)) for one in admitted]
         prefilled = [one for one in admitted if one.is_prefilled]
         if not self._num_rounds:
             self._first += prefilled
         elif prefilled:
-            self._refills.append((len(prefilled), _mean_prompt(prefilled)))
+            self._refills.append((self._num_rounds, len(prefilled), _mean_prompt(prefilled)))
 
     def _decode(self, rounds: float, rows: float, context: float) -> None:
+        if rounds and rows:
+            self._decodes.append((self._num_rounds, rounds, rows, context))
         self._num_rounds += rounds
         self._row_rounds += rounds * rows
-        if rounds and rows:
-            self._decodes.append((rounds, rows, context))
 
     @property
     def live(self) -> float:
         return self._row_rounds / self._num_rounds if self._num_rounds else 0.0
 
-    def seconds(self, times: RoundTimes) -> float:
-        """A later prompt is in the way of one group only, so the grid is asked as if every group had as many."""
-        total = 0.0
+    def seconds_and_cache(self, times: RoundTimes, same_prompt: int) -> tuple[float, HeldBlocks]:
+        """Of the turn. A later prompt is in the way of one group only, so the grid is asked as if every group had as
+        many."""
+        total, runs = 0.0, [np.zeros((3, 0))]  # first round, rounds, seconds
         if self._decodes:
-            rounds, rows, contexts = np.array(self._decodes).T
-            total += float((rounds * times.round_(rows, contexts)).sum())
+            first, rounds, rows, contexts = np.array(self._decodes).T
+            decode = rounds * times.round_(rows, contexts)
+            total += float(decode.sum())
+            runs.append(np.array([first, np.ceil(rounds), decode]))
         if self._first:
             rows, tokens = np.array([[len(self._first)], [_mean_prompt(self._first)]])
-            total += float(times.prefill(rows, tokens).sum())
+            prefill = times.prefill(rows, tokens)
+            total += float(prefill.sum())
+            runs.append(np.array([[0.0], [1.0], prefill]))
         if self._refills:
-            rows, tokens = np.array(self._refills).T
-            total += float(times.prefill(rows * self._num_groups, tokens).sum()) / self._num_stages
-        return total
+            first, rows, tokens = np.array(self._refills).T
+            prefill = times.prefill(rows * self._num_groups, tokens)
+            total += float(prefill.sum()) / self._num_stages
+            runs.append(np.array([first, np.ones(len(first)), prefill / self._num_stages]))
+        return total, self._held(np.concatenate(runs, axis=1), same_prompt)
+
+    def _held(self, runs: NDArray[np.float64], same_prompt: int) -> HeldBlocks:
+        if not self._seated:
+            return HeldBlocks(0.0, 0)
+        prompts, starts, responses = np.array(
+            [(one.prompt_tokens, start, one.response_tokens) for one, start in self._seated]
+        ).T
+        ends, num_rounds = starts + responses, max(1, math.ceil(self._num_rounds))
+        until = self._read_until(ends, same_prompt) if same_prompt > 1 else np.zeros_like(ends)
+        held = held_blocks(prompts, starts, ends, until, num_rounds)
+        first, rounds = runs[:2].astype(np.int64)
+        return use_of(held, first, first + rounds, runs[2])
+
+    def _read_until(self, ends: NDArray[np.int64], same_prompt: int) -> NDArray[np.int64]:
+        """The round in which the last of those seated before ends that read the prompt: they began in the same turn."""
+        found, lasts = list[int](), dict[tuple[int, int, int], int]()
+        for (one, _), end in zip(self._seated, ends.tolist(), strict=True):
+            prompt = one.step, one.row // same_prompt, one.first_turn
+            found.append(lasts.get(prompt, 0))
+            lasts[prompt] = max(found[-1], end)
+        return np.array(found)
 
 
 def _mean_prompt(admitted: Sequence[Drawn]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
@@ -15,7 +15,7 @@ from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.program.controllers import Setting
 from meshwright.planner.report.words import size
-from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
+from meshwright.planner.simulation.simulate import CacheUse, Simulation, TimeShare, Use
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 _GIB = 2**30  # bytes
@@ -44,6 +44,8 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         console.print(_settings(found.settings))
     if found.staleness:
         console.print(_staleness(found))
+    for told in _caches(found.caches):
+        console.print(told)
     console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
     idlest = max(found.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
@@ -182,6 +184,20 @@ def _staleness(found: Simulation) -> Table:
     for one in found.staleness:
         table.add_row(str(one.staleness), f"{one.share:.1%}", "#" * round(_BAR * one.share))
     return table
+
+
+def _caches(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
+    """The shares of the planned blocks, and where they are not known, that."""
+    table = Table(title="SIMULATED use of the planned KV cache", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("", "blocks of a replica", "on average", "at the peak"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in caches:
+        if one.mean_share is None or one.peak_share is None:
+            yield f"{one.stage}: what rollouts of several turns hold of their cache is not told"
+        else:
+            table.add_row(one.stage, f"{one.blocks:,}", f"{one.mean_share:.1%}", f"{one.peak_share:.1%}")
+    if table.row_count:
+        yield table
 
 
 def _uses(title: str, uses: Sequence[Use]) -> Table:

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.instruction_durations import HeldBlocks
 from meshwright.planner.simulation.drawn_best import DrawnBest
 from meshwright.planner.simulation.generated import Generated
 from meshwright.planner.simulation.sampled import Sampled
@@ -32,6 +33,7 @@ def of_all(plan: Plan, step: int) -> Generated:
         responses=np.arange(drawn.batch_size) + step,
         seconds=(1.0, 2.0),
         live=(3.0, 4.0),
+        held=(HeldBlocks(5.0, 6), HeldBlocks(7.0, 8)),
         tokens_by_staleness={},
     )
 
@@ -44,6 +46,7 @@ def test_as_many_samples_of_every_prompt_are_trained_on_as_are_kept(plan: Plan) 
         assert len(set(found.responses.tolist())) == 64
         assert found.tokens_by_staleness == {0: found.responses.sum()}
         assert found.seconds == (1.0, 2.0)
+        assert found.held == (HeldBlocks(5.0, 6), HeldBlocks(7.0, 8))
         assert len(played.scored(step)) == 256
 
 

@@ -11,6 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.drawn_waves import draw_waves
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.profiles.stages import GENERATE
 from tests.planner.analysis.test_oversampling import planned, sampled_facts
 
 
@@ -49,3 +50,13 @@ def test_no_place_among_the_prompts_is_likelier_to_be_trained_on(plan: Plan) -> 
 def test_the_mean_step_is_the_planned_one(plan: Plan) -> None:
     found = simulate(plan, Sampled(plan, model_of, seed=3), steps=200)
     assert found.steps.mean == pytest.approx(plan.period_seconds, rel=0.03)
+
+
+def test_the_cache_is_used_as_the_waves_of_a_step_do(plan: Plan) -> None:
+    drawn, placement = Sampled(plan, model_of, seed=3), plan.placement(GENERATE)
+    (use,) = simulate(plan, drawn, steps=10).caches
+    assert use.blocks == plan.facts.workload.wave.cache_need(placement.schedule, placement.layout.dp).blocks
+    assert use.mean_share
+    assert use.peak_share
+    assert 0 < use.mean_share < use.peak_share < 1.5
+    assert len(drawn.of_step(0).held_blocks[GENERATE]) == placement.layout.dp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths, generation_seconds
+from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths, play_alone
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
@@ -17,28 +17,28 @@ from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
     prompts, responses = np.array([10, 10]), np.array([3, 7])
-    assert generation_seconds(prompts, responses, 2, 1, TIMES) == pytest.approx(6)
+    assert play_alone(prompts, responses, 2, 1, TIMES).seconds == pytest.approx(6)
     # One slot: 2 rounds of decoding after the first prefill, 6 after the second.
-    assert generation_seconds(prompts, responses, 1, 1, TIMES) == pytest.approx(8)
+    assert play_alone(prompts, responses, 1, 1, TIMES).seconds == pytest.approx(8)
 
 
 def test_a_long_run_of_rounds_is_costed_at_each_context_it_passes() -> None:
     # A round takes 0 s up to 100 cached tokens and then a second more for each 100: 2 s at most, 1 s on average.
     bend = Grid(np.array([1.0, 2.0]), np.array([1.0, 100.0, 300.0]), np.array([[0.0, 0.0, 2.0]] * 2))
     times = RoundTimes(prefill=TIMES.prefill, round_=bend)
-    found = generation_seconds(np.array([1]), np.array([300]), 1, 1, times)
+    found = play_alone(np.array([1]), np.array([300]), 1, 1, times).seconds
     assert found == pytest.approx(200, rel=0.02)
 
 
 def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
-    assert generation_seconds(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES) == pytest.approx(5)
+    assert play_alone(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES).seconds == pytest.approx(5)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8])
 def test_more_slots_never_take_longer(num_slots: int) -> None:
     prompts, responses = np.full(8, 4), np.array([3, 9, 1, 30, 2, 2, 14, 5])
-    fewer, more = (generation_seconds(prompts, responses, slots, 1, TIMES) for slots in (num_slots, num_slots + 1))
+    fewer, more = (play_alone(prompts, responses, slots, 1, TIMES).seconds for slots in (num_slots, num_slots + 1))
     assert more <= fewer
 
 
@@ -56,7 +56,7 @@ def test_alone_every_step_delivers_its_own_sequences_on_every_replica(seed: int)
     assert found.responses.tolist() == responses.tolist()
     assert found.tokens_by_staleness == {0: responses.sum()}
     shares = [(prompts[i :: layout.dp], responses[i :: layout.dp]) for i in range(layout.dp)]
-    assert found.seconds == tuple(2 * generation_seconds(*share, slots, layout.pp, TIMES) for share in shares)
+    assert found.seconds == tuple(2 * play_alone(*share, slots, layout.pp, TIMES).seconds for share in shares)
     assert all(0 < live <= slots for live in found.live)
 
 

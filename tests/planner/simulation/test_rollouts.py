@@ -10,6 +10,7 @@ import pytest
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.simulation.rollouts import DrawnTurns, _Replica, draw_turns
 from meshwright.planner.simulation.sampled import Sampled, draw_lengths
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
@@ -80,3 +81,11 @@ def test_what_is_drawn_has_the_lengths_that_ranks_hand_on() -> None:
     prompts, responses = draw_lengths(workload(number={"max": 3, "histogram": ((1, 1), (3, 1))}), seed=1, step=0)
     assert len(prompts) == len(responses) == 16
     assert set(responses.tolist()) == {30, 3 * 30 + 2 * 8}
+
+
+def test_what_rollouts_hold_of_a_cache_is_not_told() -> None:
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"workload": workload()})
+    plan = random_plan(0, facts, model_of(facts))
+    (use,) = simulate(plan, Sampled(plan, model_of, seed=0), steps=1).caches
+    assert use.blocks > 0
+    assert use.mean_share is use.peak_share is None

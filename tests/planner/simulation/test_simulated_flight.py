@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright.planner.simulation.flight import Delivery, FirstEnded, Flight, WholeStep
-from meshwright.planner.simulation.generated import generation_seconds
+from meshwright.planner.simulation.generated import play_alone
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
 from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt, Response
@@ -144,7 +144,11 @@ def test_a_batch_alone_takes_what_it_takes_without_carrying_over() -> None:
         prompts, responses = (
             np.array([getattr(one, name) for one in alone]) for name in ("prompt_tokens", "response_tokens")
         )
-        assert turn.seconds == pytest.approx(generation_seconds(prompts, responses, 5, 1, TIMES))
+        expected = play_alone(prompts, responses, 5, 1, TIMES)
+        assert turn.seconds == pytest.approx(expected.seconds)
+        assert turn.live == pytest.approx(expected.live)
+        assert turn.held.most == expected.held.most
+        assert turn.held.mean == pytest.approx(expected.held.mean, rel=0.01)
 
 
 def test_live_sequences_are_counted_over_the_rounds_of_a_turn() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.planner.simulation.sampled import Sampled
@@ -44,3 +46,19 @@ def test_a_simulation_shows_what_all_ranks_together_wait_for(
     row = next(line for line in capsys.readouterr().out.splitlines() if "all ranks" in line)
     assert f"{stale.cluster.idle_share:.1%}" in row
     assert f"{stale.cluster.waits[0].share:.1%}" in row
+
+
+def test_a_simulation_shows_how_much_of_the_cache_is_used_or_that_it_is_not_told(
+    stale: Simulation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_time.simulation(stale, None)
+    shown = capsys.readouterr().out
+    (use,) = stale.caches
+    assert "SIMULATED use of the planned KV cache" in shown
+    row = f"{use.blocks:,} {use.mean_share:.1%} {use.peak_share:.1%}".split()
+    assert [use.stage, *row] in [line.split() for line in shown.splitlines()]
+    untold = replace(use, mean_share=None, peak_share=None)
+    show_time.simulation(replace(stale, caches=(untold,)), None)
+    shown = capsys.readouterr().out
+    assert f"{use.stage}: what rollouts of several turns hold of their cache is not told" in shown
+    assert "%" not in next(line for line in shown.splitlines() if line.startswith(f"{use.stage}:"))

@@ -27,6 +27,14 @@ def test_a_simulation_is_labelled_and_near_the_plan(call: Call, plan: Path) -> N
     assert outcome.out.startswith("SIMULATED 5 steps with sampled durations")
     answer = json.loads(call("simulate", plan, "--durations", "planned", "--json").out)
     assert answer["steps"]["mean"] == pytest.approx(json.loads(plan.read_text())["period_seconds"])
+    assert answer["caches"] == []
+
+
+def test_json_tells_how_much_of_the_planned_cache_is_used(call: Call, plan: Path) -> None:
+    (use,) = json.loads(call("simulate", plan, "--steps", "2", "--json").out)["caches"]
+    assert use["stage"] == "actor_generate"
+    assert 0 < use["mean_share"] <= use["peak_share"]
+    assert use["blocks"] > 0
 
 
 def test_several_clocks_are_shown_side_by_side(call: Call, plan: Path, tmp_path: Path) -> None:

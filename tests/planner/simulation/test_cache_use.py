@@ -1,0 +1,136 @@
+"""Blocks that drawn sequences hold: as if each were counted in each round, and as the plan's law has them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from meshwright.planner.program.instruction_durations import HeldBlocks
+from meshwright.planner.simulation.cache_use import held_blocks, together, use_of
+from meshwright.planner.simulation.generated import CarriedOver, play_alone
+from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.simulate import CacheUse, simulate
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
+from tests.planner.drawn import TIMES, carrying_over, model_of, plan_of
+from tests.planner.jobs import small_facts
+from tests.runtime.plans_by_hand import Where, plan_by_hand
+
+
+def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: int, num_rounds: int) -> list[int]:
+    """Sequence by sequence and round by round: the first live row of a prompt holds what the prompt fills."""
+    found = []
+    for now in range(num_rounds):
+        held, seen = 0, set()
+        for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
+            if start <= now < end:
+                held += blocks_of(prompt + max(now - start, 1))
+                held -= prompt // BLOCK_TOKENS * (row // group_size in seen)
+                seen.add(row // group_size)
+        found.append(held)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_blocks_are_those_that_counting_finds(seed: int, group_size: int) -> None:
+    draw = np.random.default_rng(seed)
+    prompts = draw.integers(1, 100, 3).repeat(group_size)
+    starts = np.sort(draw.integers(-80, 40, len(prompts)))
+    ends = np.maximum(starts, 0) + draw.integers(1, 150, len(prompts))
+    until = np.zeros_like(ends)
+    for row in range(len(ends)):
+        until[row] = ends[row // group_size * group_size : row].max(initial=0)
+    found = held_blocks(prompts, starts, ends, until, 120)
+    assert found.tolist() == counted(prompts.tolist(), starts.tolist(), ends.tolist(), group_size, 120)
+
+
+def test_rows_of_one_length_in_one_wave_hold_most_in_their_last_round() -> None:
+    # 100 tokens are drawn: before the last of them 99 lie behind the prompt of 40.
+    found = play_alone(np.full(8, 40), np.full(8, 100), 8, 1, TIMES).held
+    assert found.most == 8 * blocks_of(40 + 99)
+    # Every decoding round takes a second, and a prefill none.
+    assert found.mean == pytest.approx(8 * np.mean([blocks_of(40 + drawn) for drawn in range(1, 100)]))
+
+
+def test_rows_of_one_prompt_hold_its_whole_blocks_once() -> None:
+    apart, shared = (play_alone(np.full(8, 40), np.full(8, 100), 8, 1, TIMES, same_prompt=n).held for n in (1, 4))
+    assert apart.most - shared.most == 6 * (40 // BLOCK_TOKENS)
+    assert apart.mean - shared.mean == pytest.approx(6 * (40 // BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize("slots", [3, 8, 16])
+def test_the_average_lies_between_the_least_and_the_peak(slots: int) -> None:
+    responses = np.random.default_rng(slots).integers(1, 400, 16)
+    found = play_alone(np.full(16, 64), responses, slots, 2, TIMES).held
+    assert blocks_of(64 + 1) <= found.mean < found.most
+
+
+def test_runs_are_weighed_by_their_seconds() -> None:
+    held, first, after = np.array([2.0, 4.0, 9.0]), np.array([0, 2, 0]), np.array([2, 3, 1])
+    assert use_of(held, first, after, np.array([4.0, 1.0, 5.0])) == HeldBlocks((4 * 3 + 9 + 5 * 2) / 10, 9)
+    assert use_of(held, first, after, np.zeros(3)) == HeldBlocks(5, 9)
+    assert together((HeldBlocks(1, 2), HeldBlocks(4, 5)), (2.0, 1.0)) == HeldBlocks(2, 5)
+
+
+def use(schedule: Schedule) -> CacheUse:
+    """Of 20 turns of one replica, of responses with a tail."""
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"staleness": 2})
+    response = LengthSpec(max=256, median=40, p99=250)
+    workload = Workload(batch_size=64, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
+    facts = facts.model_copy(update={"workload": workload})
+    plan = plan_by_hand(facts, {GENERATE: Where("0:1", "dp1", schedule), "other": Where("0:4", "dp4")})
+    (found,) = simulate(plan, Sampled(plan, model_of, seed=0)).caches
+    assert found.blocks == workload.cache_need(schedule, 1).blocks
+    return found
+
+
+@pytest.mark.parametrize("slots", [32, 64])
+@pytest.mark.parametrize("how", [{"batches_in_flight": 3}, {"overcommit": 32}], ids=str)
+def test_sequences_that_run_on_use_a_larger_share_than_a_turn_alone(slots: int, how: dict[str, int]) -> None:
+    alone, running_on = (use(Schedule(generation_slots=slots, **more)) for more in ({}, how))
+    assert alone.mean_share
+    assert running_on.mean_share
+    assert running_on.mean_share > 1.6 * alone.mean_share
+
+
+@pytest.mark.parametrize("how", [{}, {"batches_in_flight": 3}, {"overcommit": 32}], ids=str)
+def test_the_peak_of_all_steps_is_about_what_is_planned(how: dict[str, int]) -> None:
+    """One turn in ten is expected to need more than is planned; and what it needs is not cut there."""
+    found = use(Schedule(generation_slots=32, **how))
+    assert found.peak_share
+    assert 1 < found.peak_share < 1.15
+
+
+@pytest.mark.parametrize("overcommits", [False, True])
+def test_replicas_never_hold_more_than_all_slots_could(overcommits: bool) -> None:
+    lengths = np.full(16, 8), np.full(16, 90)
+    for plan in carrying_over(overcommits):
+        schedule = plan.placement(GENERATE).schedule
+        carried = CarriedOver(plan, lambda _: lengths, TIMES, 1.0, lambda _, extra=schedule.overcommit: extra)
+        for one in itertools.chain.from_iterable(carried.of_step(step).held for step in range(6)):
+            assert 0 < one.mean <= one.most <= schedule.generation_slots * blocks_of(8 + 89)
+
+
+def test_a_simulation_tells_the_shares_of_the_planned_blocks() -> None:
+    plan = plan_of(3, LengthSpec(max=128, median=30, p99=120))
+    placement = plan.placement(GENERATE)
+    blocks = plan.facts.workload.cache_need(placement.schedule, placement.layout.dp).blocks
+    drawn = Sampled(plan, model_of, seed=0)
+    found = simulate(plan, drawn, steps=1, warm_up=0)
+    held = drawn.of_step(0).held_blocks[GENERATE]
+    (use,) = found.caches
+    assert use.mean_share is not None
+    assert use == CacheUse(
+        stage=GENERATE, blocks=blocks, mean_share=use.mean_share, peak_share=max(one.most for one in held) / blocks
+    )
+    assert min(one.mean for one in held) <= use.mean_share * blocks <= max(one.mean for one in held)
+
+
+def test_planned_durations_leave_the_cache_out() -> None:
+    assert simulate(plan_of(3, LengthSpec(max=128, fixed=128)), steps=1).caches == ()
