@@ -23,6 +23,8 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, work_of
@@ -39,6 +41,9 @@ TOOLS = "waiting for tools"
 
 _MOST_ITERATIONS, _CLOSE = 16, 1e-3
 """Of the seconds of a round, and how near two of them are the same."""
+
+_PER_OCTAVE = 16
+"""Seconds of a round for which distributions are kept, in a range of twice as many: a sixteenth below are 4 %."""
 
 
 class Replica(NamedTuple):
@@ -75,6 +80,7 @@ class RolloutCosts:
         self._answer_tokens = workload.turns.result.resolve().mean
         self._alone: Once[tuple[int, int], Rounds] = Once()
         self._slower: Once[tuple[int, int], float] = Once()
+        self._under_way: Once[int, Histogram] = Once()
 
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
         """Of all rollouts of a replica."""
@@ -89,14 +95,38 @@ class RolloutCosts:
         return cost + Cost((Term(TOOLS, idle),))
 
     def least_seconds(self, generation: Generation, replica: Replica) -> float:
-        """Seconds below which those are not; 0 where a sequence keeps its slot while it waits.
+        """Seconds below which those are not, told without playing the turns: the larger of two.
 
-        Of x sequences that draw on average, x / (1 - e^-x) do where one does at least, no more than x + 1.
+        What is drawn, where a waiting sequence leaves. Of x sequences that draw on average, x / (1 - e^-x) do where one
+        does at least, no more than x + 1.
+
+        What is drawn and waited for. A rollout takes D tau + W seconds, which grow with tau: its rounds times tau are
+        no fewer than at the least tau, which is that of a round with one row. The seconds of all are the rounds times
+        tau, and the rounds those of the longest rollout or more and, where a waiting sequence keeps its slot, those
+        that its replica's rollouts are under way over its slots.
         """
+        waited = (1 - 2 * _CLOSE) * self._least_waited(generation, replica)
         if replica.while_waiting is WhileWaiting.KEEP:
-            return 0.0
+            return waited
         responses = responses_of(self._drawing, replica.num_rows)
-        return least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+        drawn = least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+        return max(waited, drawn)
+
+    def _least_waited(self, generation: Generation, replica: Replica) -> float:
+        """Seconds of the rounds at a tau that none is below."""
+        one_row = least_generation_seconds(generation, np.array([2]), 1, 1, 0)
+        step = math.floor(math.log2(one_row) * _PER_OCTAVE)
+        seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
+        under_way = self._under_way.of(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
+        longest = under_way.expected_maximum(self._workload.batch_size)
+        if replica.while_waiting is WhileWaiting.KEEP:
+            taken = int(under_way.strata(replica.num_rows).sum()) - replica.num_rows
+            return seconds_of_round * max(longest - 1, taken / replica.num_slots)
+        alone = self._drawn_alone(replica)
+        of_all = replica.num_rows * self._workload.drawn_lengths.mean / replica.num_slots
+        whole = longest if replica.num_slots == replica.num_rows else math.hypot(longest, of_all)
+        decoding = sum(window.rounds for window in alone.windows)
+        return seconds_of_round * decoding * whole / alone.num_rounds
 
     def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
         """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""

@@ -2,7 +2,7 @@
 
 All plans of a scope are one case. A node splits its case in two, so that nothing is left out whatever it says; a case
 that is not split has no plan that fits the memory, or a least time (`planner.proof.cases`). The least of these times is
-the bound.
+the bound, or the seconds within which plans are looked at: a choice that is in no plan so fast is in no case.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _wrong(proof: Proof, plan: Plan) -> Iterator[str]:
 
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:
-    every = Enumeration(plan.facts, model, plan.period_seconds)  # what is slower than the plan is in no faster one
-    spaces = every.spaces(every_scope(plan))
+    most = min(plan.period_seconds, proof.within_seconds)
+    spaces = Enumeration(plan.facts, model, most).spaces(every_scope(plan))
     trees = zip(spaces, proof.trees, strict=True)
-    found = min(plan.period_seconds, *(proven_seconds(space, tree.nodes) for space, tree in trees))
+    found = min(most, *(proven_seconds(space, tree.nodes) for space, tree in trees))
     if abs(found - proof.bound_seconds) > _TOLERANCE * found:
         yield f"the proof states {proof.bound_seconds:.12g} s and its trees prove {found:.12g} s; state that."

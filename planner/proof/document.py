@@ -44,10 +44,11 @@ class Tree(Document):
 class Proof(Document):
     """What no plan of some facts is faster than, and why."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     facts: str = Field(description="SHA-256 of the plan's facts")
     profile: str | None = Field(default=None, description="SHA-256 of the measured table behind the costs")
-    bound_seconds: float = Field(gt=0, description="what the trees prove")
+    within_seconds: float = Field(gt=0, description="choices that are in no plan so fast are in no tree")
+    bound_seconds: float = Field(gt=0, description="what the trees prove of plans so fast, and these seconds at most")
     solver_bound_seconds: float = Field(description="what the solver says, for comparison")
     trees: tuple[Tree, ...]
 

@@ -6,23 +6,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import product
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.question import CostModel, LayoutCosts, Move
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
-from meshwright.planner.plan.rules import layout_rules, offered_layouts, room_on, schedules, streaming_rules
+from meshwright.planner.plan.rules import room_on, schedules, streaming_rules
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
 from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
-from meshwright.profiles.layout import Layout, divisors
-from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.planner.proof.front import Front
+from meshwright.planner.proof.legal import Family, families_in, legal_layouts
+from meshwright.planner.proof.refits import Refits, Site
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage, StageGraph
 
 _PLAIN = ("seconds", "tail_seconds", "own", "weights", "transient")
@@ -30,13 +30,6 @@ AMOUNTS = ("ranks", *_PLAIN, "work", "tail_work", *(f"{name}_in_all" for name in
 """Of a choice: ranks; seconds, and those that remain when what it streams has ended; bytes on a rank that stay, but for
 weights that stages of its role may share, these weights, and bytes that are there while it runs; and the last five
 times the ranks."""
-
-
-class Site(NamedTuple):
-    """A layout on a part of the cluster: stages of a role whose sites are equal may share weights."""
-
-    part: int
-    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,8 @@ class Enumeration:
     model: CostModel
     most_seconds: float
     _choices: dict[tuple[str, ScopeKey], tuple[Allowance, Choices]] = field(default_factory=dict)
-    _sites: dict[Site, int] = field(default_factory=dict)
+    sites: dict[Site, int] = field(default_factory=dict)
+    _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
 
     def spaces(self, scopes: Sequence[Scope]) -> tuple[Space, ...]:
         """Those of some scopes; the last come first, where stages work ahead and least is left out."""
@@ -131,8 +125,18 @@ class Enumeration:
             scope=scope,
             lags=lags,
             choices=choices,
-            refits={stage.name: self._refits(stage, choices) for stage in facts.graph.stages if stage.is_refit},
+            refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.is_refit},
         )
+
+    @cached_property
+    def _refits(self) -> Refits:
+        return Refits(self.facts, self.model)
+
+    def _refits_of(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
+        numbered = list(self.sites)
+        ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
+        sources, targets = ([numbered[number] for number in some] for some in ends)
+        return self._refits.seconds(stage, sources, targets)
 
     def _allowed(self, scope: Scope, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
         """The choices of every stage. What takes most of a turn comes first, and leaves the less to the others."""
@@ -164,7 +168,7 @@ class Enumeration:
             numbers, rows = [], []
             for site in self._sites_of(stage, allowance, streams=scope.streams(stage)):
                 for row in self._rows(stage, scope, site, allowance):
-                    numbers.append(self._sites.setdefault(site, len(self._sites)))
+                    numbers.append(self.sites.setdefault(site, len(self.sites)))
                     rows.append(row)
             plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN)).T
             amounts = np.concatenate([plain, plain[0] * plain[1:]])
@@ -177,123 +181,51 @@ class Enumeration:
         for part, size in self._kinds:
             least = self.model.least_seconds(stage, model, size, part)
             if least <= self.most_seconds and (streams or allowance.allows(size, least)):
-                for layout in _layouts(self.facts, stage, size):
-                    if not layout_rules(self.facts, stage, layout, part):
-                        yield Site(part, layout)
+                for layout in legal_layouts(self.facts, stage, size, part):
+                    yield Site(part, layout)
 
     def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
-        """The ranks and plain amounts of every schedule on a site that fits device and host, and is not too slow."""
-        facts, model, (part, layout) = self.facts, self.model, site
-        deferral, is_pair = max_deferral(scope.ahead, facts.staleness), len(facts.cluster.parts_of(part)) > 1
-        device_bytes, host_bytes = room_on(facts, part)
-        too_large: set[Schedule] = set()
-        allowed: dict[Schedule, bool] = {}
-        costs: LayoutCosts | None = None
-        for plain in schedules(facts, stage, layout, scope):
-            asked = call_of(facts, stage, Choice(layout, plain), deferral=deferral, part=part)
-            schedule = model.dealt(asked) if is_pair else plain
-            family, quickest = _alike(schedule)
-            if family in too_large or streaming_rules(facts, layout, schedule, part):
-                continue
-            if costs is None:
-                call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral, part=part)
-                costs = model.on_layout(replace(call, max_deferral=deferral))
-            if quickest not in allowed:
-                least = self._least_seconds(stage, site, quickest, deferral, costs)
-                allowed[quickest] = allowance.allows(layout.num_ranks, least)
-            if not allowed[quickest]:
-                continue
-            held = costs.bytes(schedule)
-            if held.peak > device_bytes or held.host > host_bytes:
-                if model.memory_grows:  # a family's choices come with the smaller ones first
-                    too_large.add(family)
-                continue
-            seconds = costs.seconds(schedule)
-            tail = costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
-            if seconds <= self.most_seconds and allowance.allows(layout.num_ranks, tail):
-                weights = held.weights if stage.may_share else 0.0
-                yield layout.num_ranks, seconds, tail, held.resident - weights, weights, held.transient
+        """The ranks and plain amounts of what a site has that fits, is not too slow and not beaten (`Front`)."""
+        (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
+        device_bytes, host_bytes = room_on(self.facts, part)
+        legal = [
+            family
+            for family in self._families_of(stage, scope, site)
+            if not streaming_rules(self.facts, layout, family.plain, part)
+        ]
+        asked = self._call(stage, scope, site, legal[0].members[0][0])
+        costs = self.model.on_layout(replace(asked, max_deferral=deferral))
+        front = Front(
+            num_ranks=layout.num_ranks,
+            shares=stage.may_share,
+            most_seconds=self.most_seconds,
+            allowance=allowance,
+            costs=costs,
+            least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
+            fits=lambda held: held.peak <= device_bytes and held.host <= host_bytes,
+            memory_grows=self.model.memory_grows,
+        )
+        for family in legal:
+            front.add(family)
+        return ((layout.num_ranks, *row) for row in front.rows)
 
-    def _least_seconds(self, stage: Stage, site: Site, quickest: Schedule, deferral: int, costs: LayoutCosts) -> float:
+    def _call(self, stage: Stage, scope: Scope, site: Site, schedule: Schedule) -> Call:
+        deferral = max_deferral(scope.ahead, self.facts.staleness)
+        return call_of(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
+
+    def _families_of(self, stage: Stage, scope: Scope, site: Site) -> tuple[Family, ...]:
+        """All schedules of a site; on two kinds of nodes with their rows dealt."""
+        facts, (part, layout) = self.facts, site
+        every = schedules(facts, stage, layout, scope)
+        if len(facts.cluster.parts_of(part)) > 1:
+            return families_in(self.model.dealt(self._call(stage, scope, site, one)) for one in every)
+        if id(every) not in self._families:  # very many sites have the same, which is kept with its families
+            self._families[id(every)] = every, families_in(every)
+        return self._families[id(every)][1]
+
+    def _least_seconds(self, stage: Stage, scope: Scope, site: Site, quickest: Schedule, costs: LayoutCosts) -> float:
         """Seconds below which no schedule is that differs from this one in what only takes longer: of a generation they
         are told without playing its turns, and none of what streams."""
         if stage.generates:
-            choice = Choice(site.layout, quickest)
-            return self.model.least_generation_seconds(
-                call_of(self.facts, stage, choice, deferral=deferral, part=site.part)
-            )
+            return self.model.least_generation_seconds(self._call(stage, scope, site, quickest))
         return costs.seconds(quickest) if self.model.seconds_grow and not quickest.chunk_tokens else 0.0
-
-    def _refits(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
-        """The least that refits of a stage take, wherever the pools lie: none where the two may be one copy, a copy
-        within ranks where they are cut alike and may not, and otherwise what depends on their kinds alone (`Move`)."""
-        numbered = list(self._sites)
-        ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
-        sources, targets = ([numbered[number] for number in some] for some in ends)
-        found = np.zeros((len(sources), len(targets)), dtype=np.float64)
-        known: dict[object, float] = {}
-        for rows, columns in product(_by_kind(sources), _by_kind(targets)):
-            apart = ((sources[row], targets[column]) for row in rows for column in columns)
-            pair = next(((one, other) for one, other in apart if one != other), None)
-            if pair:
-                source, target = pair
-                slices = source.layout.slices_for(target.layout)
-                key = source.part, source.layout.num_ranks, slices, target.part, target.layout.cut
-                if key not in known:
-                    known[key] = self._least_move(stage, source, target)
-                found[np.ix_(rows, columns)] = known[key]
-        place = {site: column for column, site in enumerate(targets)}
-        for row, source in enumerate(sources):
-            if source in place:
-                found[row, place[source]] = 0.0 if stage.may_share else self._least_move(stage, source, source)
-        return found
-
-    def _least_move(self, stage: Stage, source: Site, target: Site) -> float:
-        """Of pools that are apart, and of pools one within the other."""
-        sizes = source.layout.num_ranks, target.layout.num_ranks
-        parts_of = self.facts.cluster.parts_of
-        may_meet = any(one is other for one, other in product(parts_of(source.part), parts_of(target.part)))
-        nested = {min(sizes)} if may_meet else set()
-        apart = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
-        moves = (
-            Move(
-                model=self.facts.models.spec(stage.role),
-                source=source.layout,
-                target=target.layout,
-                overlap=overlap,
-                source_part=source.part,
-                target_part=target.part,
-                generates=stage.generates,
-                quantises=stage.is_quantised,
-            )
-            for overlap in nested | apart
-        )
-        return min(self.model.move_seconds(move).total for move in moves)
-
-
-def _by_kind(sites: Sequence[Site]) -> list[list[int]]:
-    """The positions of the sites that are the same but for what a move of their weights does not see."""
-    kinds: dict[object, list[int]] = {}
-    for position, (part, layout) in enumerate(sites):
-        kinds.setdefault((part, layout.num_ranks, layout.tp, layout.pp, layout.ep, layout.etp), []).append(position)
-    return list(kinds.values())
-
-
-@lru_cache(maxsize=4096)  # many layouts have the same schedules
-def _alike(schedule: Schedule) -> tuple[Schedule, Schedule]:
-    """The smallest of those that take more memory with their rows, and the quickest of those that keep less."""
-    family = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
-    return family, replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
-
-
-def _layouts(facts: Facts, stage: Stage, num_ranks: int) -> Iterator[Layout]:
-    """Every way to write a number of ranks as tp x pp x cp x dp, with what else a layout has; legal or not."""
-    num_layers = facts.models.spec(stage.role).num_layers if stage.trains else 1
-    for tp in divisors(num_ranks):
-        for pp in divisors(num_ranks // tp):
-            for cp in divisors(num_ranks // (tp * pp)):
-                dp = num_ranks // (tp * pp * cp)
-                for sp in (False, True) if tp > 1 else (False,):
-                    for layout in offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp)):
-                        for vpp in divisors(num_layers) if pp > 1 else (1,):
-                            yield replace(layout, vpp=vpp)

@@ -44,33 +44,42 @@ class _Branch:
     split: Split | Meeting | None = None
     halves: tuple[_Branch, ...] = ()
 
-    def nodes(self) -> Iterator[Node]:
-        """Those of the tree from here on, as they are read."""
-        waiting = [self]
+    def nodes(self, case: Case, enough: float) -> Iterator[Node]:
+        """Those of the tree from here on for a case with no more plans than its own, as they are read: no case is split
+        that is empty, or takes enough time."""
+        waiting: list[tuple[_Branch, Case]] = [(self, case)]
         while waiting:
-            branch = waiting.pop()
-            waiting += reversed(branch.halves)
-            yield branch.split or Closed(closed_by="memory" if branch.case.is_empty else "time")
+            branch, left = waiting.pop()
+            if left.is_empty:
+                yield Closed(closed_by="memory")
+            elif branch.split is None or left.least_seconds(enough) >= enough:
+                yield Closed(closed_by="time")
+            else:
+                yield branch.split
+                waiting += reversed(list(zip(branch.halves, split(left, branch.split), strict=True)))
 
 
 def prove(plan: Plan, model: CostModel, *, most_splits: int = MOST_SPLITS) -> Proof:
     """What this many splits prove of the plan's facts. The model is the one that the plan was made with."""
-    every = Enumeration(plan.facts, model, plan.period_seconds)
-    spaces = every.spaces(every_scope(plan))
+    scopes = every_scope(plan)
+    spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(scopes)
     wanted = plan.period_seconds * (1 - ENOUGH)
     roots = [_bounded(Case.whole(space), wanted) for space in spaces]
     _grow(roots, wanted, most_splits)
-    trees = tuple(
-        Tree(ahead=dict(space.scope.ahead), runs_on=space.scope.runs_on, nodes=tuple(root.nodes()))
-        for space, root in zip(spaces, roots, strict=True)
-    )
-    proven = (proven_seconds(space, tree.nodes) for space, tree in zip(spaces, trees, strict=True))
+    every = [tuple(root.nodes(root.case, wanted)) for root in roots]
+    found = min(plan.period_seconds, *(proven_seconds(*pair) for pair in zip(spaces, every, strict=True)))
+    within = Enumeration(plan.facts, model, found).spaces(scopes)
+    left = [tuple(root.nodes(Case.whole(space), found)) for root, space in zip(roots, within, strict=True)]
     return Proof(
         facts=digest(plan.facts),
         profile=plan.digests.get("profile"),
-        bound_seconds=min(plan.period_seconds, *proven),
+        within_seconds=found,
+        bound_seconds=min(found, *(proven_seconds(*pair) for pair in zip(within, left, strict=True))),
         solver_bound_seconds=plan.solver.bound_seconds,
-        trees=trees,
+        trees=tuple(
+            Tree(ahead=dict(scope.ahead), runs_on=scope.runs_on, nodes=nodes)
+            for scope, nodes in zip(scopes, left, strict=True)
+        ),
     )
 
 

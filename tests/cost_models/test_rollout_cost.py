@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -84,3 +85,25 @@ def test_who_leaves_a_scarce_slot_lets_others_draw_and_prefills_again(ask: Ask) 
     quick = rollouts(latency_seconds={"fixed": 0.0})
     prefills = [ask(quick, 64, kept).amount("prefill layers") for kept in (KEEP, LEAVE)]
     assert prefills[0] < prefills[1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_generation_takes_less_than_what_is_told_without_playing_it(
+    seed: int, a100s: Callable[[int], Cluster], call: Callable[..., Call]
+) -> None:
+    draw = random.Random(seed)
+    turns, latency = draw.choice((1, 3, 8, 30)), draw.choice((0.01, 0.3, 4.0))
+    drawn = rollouts(
+        batch_size=draw.choice((4, 16, 64)),
+        number={"max": turns, "median": max(1, turns // 2), "p99": turns},
+        latency_seconds={"mean": latency, "p99": draw.choice((2, 10)) * latency},
+        max_tokens=draw.choice((1000, 6000)),
+    )
+    model = AnalyticModel(a100s(8), drawn, "bf16")
+    for layout in ("tp1", "tp2", "tp1,pp2", "tp1,pp1,dp2", "tp2,pp2,dp2"):
+        for slots in (2, 3, 8, 64):
+            for waiting in (KEEP, LEAVE):
+                asked = call("actor_generate", layout, slots=slots)
+                asked = replace(asked, schedule=replace(asked.schedule, while_waiting=waiting))
+                least, seconds = model.least_generation_seconds(asked), model.seconds(asked).total
+                assert 0 < least <= seconds, (layout, slots, waiting)

@@ -11,6 +11,7 @@ from meshwright.profiles.errors import BadInput
 
 PROOF = Proof(
     facts="0",
+    within_seconds=2.5,
     bound_seconds=2.5,
     solver_bound_seconds=3.0,
     trees=(

@@ -13,10 +13,9 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
-from meshwright.planner.search.frontier import frontier, kinds_of
-from meshwright.planner.search.space import choices
+from meshwright.planner.search.frontier import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
-from tests.planner.jobs import ToyModel, mixed_facts, mixture_facts, small_facts
+from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
 
 JOBS = {
@@ -30,24 +29,6 @@ JOBS = {
 
 def enumeration(facts: Facts, most_seconds: float = math.inf) -> Enumeration:
     return Enumeration(facts, cost_model(facts.cluster, facts.workload, facts.precision), most_seconds)
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_as_many_choices_are_legal_as_the_search_finds(name: str) -> None:
-    roomy = {"memory_bytes": 2**50}
-    facts = JOBS[name].model_copy(update={"staleness": 1})
-    device = facts.cluster.parts[0].device.model_copy(update=roomy)
-    if len(facts.cluster.parts) == 1:
-        facts = facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"device": device})})
-    every = enumeration(facts)
-    for scope in (scope for ahead in patterns(PPO_GRAPH, 1) for scope in scopes(ahead, 1)):
-        found = every.space(scope)
-        for stage in PPO_GRAPH.stages:
-            legal = sum(
-                sum(1 for _ in choices(facts, stage, kind.num_ranks, (), part=kind.part, scope=scope))
-                for kind in set(kinds_of(facts, stage, ()).values())
-            )
-            assert len(found.choices[stage.name].site) == legal, (scope, stage.name)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -67,17 +48,6 @@ def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
                     & (amounts[AMOUNTS.index("ranks")] == kind.num_ranks)
                 )
                 assert same.any(), (stage.name, candidate.layout, candidate.schedule)
-
-
-def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any_pools_make_it() -> None:
-    facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
-    found = Enumeration(facts, ToyModel(facts), math.inf).space(scope)
-    trained, read = (frozenset(found.choices[name].sites) for name in ("actor_train", "actor_generate"))
-    assert found.refit_seconds("actor_generate", trained, read) == 0.0
-    (shared, *_), (other, *_) = trained & read, read - trained or read
-    assert found.refit_seconds("actor_generate", frozenset([shared]), frozenset([shared])) == 0.0
-    between = found.refit_seconds("actor_generate", frozenset(trained - {other}), frozenset([other]))
-    assert between in {0.0, facts.models.actor.num_params * 2 / 1e9}
 
 
 @pytest.mark.parametrize("name", ["small", "long", "two kinds"])

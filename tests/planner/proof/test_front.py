@@ -1,0 +1,74 @@
+"""What is left out of a site takes no less of anything than what is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.cost import WEIGHTS
+from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.rules import room_on
+from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
+from meshwright.planner.proof.enumeration import Enumeration
+from meshwright.planner.proof.refits import Site
+from meshwright.planner.search.frontier import kinds_of
+from meshwright.planner.search.space import choices
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Stage
+from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
+from tests.planner.plans import long_facts
+
+JOBS = {
+    "small": small_facts(),
+    "experts": mixture_facts(small_facts()),
+    "long": long_facts(),
+    "two kinds": mixed_facts(),
+    "three nodes": small_facts(nodes=3, ranks_per_node=2, batch_size=12),
+}
+
+
+def enumeration(facts: Facts, most_seconds: float = math.inf) -> Enumeration:
+    return Enumeration(facts, cost_model(facts.cluster, facts.workload, facts.precision), most_seconds)
+
+
+@pytest.mark.parametrize("name", ["small", "experts", "long", "three nodes"])
+def test_no_schedule_of_a_site_takes_less_of_something_than_all_that_are_kept(name: str) -> None:
+    facts = JOBS[name].model_copy(update={"staleness": 1})
+    every = enumeration(facts)
+    for scope in (scope for ahead in patterns(PPO_GRAPH, 1) for scope in scopes(ahead, 1)):
+        space = every.space(scope)
+        for stage in PPO_GRAPH.stages:
+            kept = space.choices[stage.name]
+            of_site = {site: kept.amounts[:6, kept.site == number] for site, number in every.sites.items()}
+            for (part, layout), schedule in legal_choices(facts, stage, scope):
+                amounts = amounts_of(every, stage, Choice(layout, schedule), scope, part)
+                rows = of_site[Site(part, layout)] if amounts else np.zeros((6, 0))
+                beats = (rows <= np.array(amounts or [0.0] * 6)[:, np.newaxis]).all(axis=0)
+                assert amounts is None or beats.any(), (stage.name, layout, schedule)
+
+
+def legal_choices(facts: Facts, stage: Stage, scope: Scope) -> Iterator[tuple[Site, Schedule]]:
+    """By the rules alone."""
+    for kind in set(kinds_of(facts, stage, ()).values()):
+        for choice in choices(facts, stage, kind.num_ranks, (), part=kind.part, scope=scope):
+            yield Site(kind.part, choice.layout), choice.schedule
+
+
+def amounts_of(every: Enumeration, stage: Stage, choice: Choice, scope: Scope, part: int) -> list[float] | None:
+    """The ranks and plain amounts of a choice that fits, each asked of the cost model by itself."""
+    deferral = max_deferral(scope.ahead, every.facts.staleness)
+    call = call_of(every.facts, stage, choice, deferral=deferral, part=part)
+    memory, (device_bytes, host_bytes) = every.model.memory(call), room_on(every.facts, part)
+    if memory.resident.total + memory.transient.total > device_bytes or memory.host.total > host_bytes:
+        return None
+    seconds, tail = every.model.seconds(call).total, every.model.tail_seconds(call)
+    weights = memory.resident.amount(WEIGHTS) if stage.may_share else 0.0
+    own = memory.resident.total - weights
+    rounded = (amount * (1 + 1e-12) for amount in (seconds, tail, own, weights, memory.transient.total))
+    return [float(choice.layout.num_ranks), *rounded]

@@ -1,0 +1,46 @@
+"""Layouts that the rules allow are enumerated twice, and come out the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from meshwright.planner.plan.rules import schedules
+from meshwright.planner.proof.legal import families_in, legal_layouts
+from meshwright.planner.search.frontier import kinds_of
+from meshwright.planner.search.space import choices_by_layout
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.layout import Layout
+from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
+from tests.planner.plans import long_facts
+
+JOBS = {
+    "small": small_facts(),
+    "experts": mixture_facts(small_facts()),
+    "long": long_facts(),
+    "two kinds": mixed_facts(),
+    "three nodes": small_facts(nodes=3, ranks_per_node=2, batch_size=12),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_layouts_are_those_that_the_search_finds_legal(name: str) -> None:
+    facts = JOBS[name]
+    for stage in PPO_GRAPH.stages:
+        for kind in set(kinds_of(facts, stage, ()).values()):
+            found = choices_by_layout(facts, stage, kind.num_ranks, (), Counter(), part=kind.part)
+            legal = list(legal_layouts(facts, stage, kind.num_ranks, kind.part))
+            assert len(legal) == len(set(legal))
+            assert set(legal) == {layout for layout, _ in found}
+
+
+def test_a_family_has_its_smaller_schedules_first_and_all_that_there_are() -> None:
+    facts, stage = small_facts(), PPO_GRAPH.by_name["actor_train"]
+    every = schedules(facts, stage, Layout(dp=2))
+    families = families_in(every)
+    assert {one for family in families for one, _ in family.members} == set(every)
+    longest = facts.workload.max_tokens
+    for family in families:
+        sizes = [one.most_tokens(longest) for one, _ in family.members]
+        assert sizes == sorted(sizes)
