@@ -116,7 +116,7 @@ def watched(generator: Any, watch: Watch) -> Generator:
     """The generator with its steps, draws and prefills timed."""
     generator._step._layers = [Timed(layer, watch) for layer in generator._step._layers]
     generator._step._embed = watch.timed(generator._step._embed)
-    generator._step._head.product = watch.timed(generator._step._head.product)
+    generator._step._head = watch.timed(generator._step._head)
     object.__setattr__(generator._sampling, "draw", watch.timed(generator._sampling.draw))
     engines.forward_continued = watch.timed(_forward_continued)
     return generator  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ class Timed:
 
     def __init__(self, layer: Any, watch: Watch) -> None:
         self.attend, self.feed_forward = watch.timed(layer.attend), watch.timed(layer.feed_forward)
-        self.pack = layer.pack
+        self.begin_turn = layer.begin_turn
 
 
 if __name__ == "__main__":

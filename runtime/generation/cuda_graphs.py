@@ -19,6 +19,7 @@ from torch import Tensor
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.model.block_reads import BlockReads, StepShape
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.padded_attention import PaddedReads
 
 _ROWS = 8
 """More rows than these are rounded up to a multiple of them, fewer to a power of two."""
@@ -47,6 +48,7 @@ class Replayed:
 
     def begin_turn(self) -> None:
         """Drops the recordings if weights are no longer where those read them."""
+        self._step.begin_turn()
         if self._weights != _addresses(self._model):
             self._forget()
 
@@ -55,7 +57,8 @@ class Replayed:
         self._record = self._given or CudaGraphs()
         self._recordings: dict[StepShape, _Recording] = {}
 
-    def __call__(self, inputs: Tensor, reads: BlockReads) -> Tensor:
+    def __call__(self, inputs: Tensor, reads: BlockReads | PaddedReads) -> Tensor:
+        assert isinstance(reads, BlockReads), "rows are laid side by side on a CPU alone"
         num_rows, num_shared = len(reads.lengths), reads.num_shared
         shape = StepShape(
             rows=_rounded_rows(num_rows + 1),

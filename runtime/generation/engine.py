@@ -38,12 +38,12 @@ from meshwright.runtime.generation.slots import (
 )
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 from meshwright.runtime.generation.tool_turns import ToolTurnTaking
-from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.padded_attention import step_reads
 from meshwright.runtime.model.pipeline_p2p import Relay
 
 
@@ -310,7 +310,7 @@ class Generator:
         inputs = self._receive_hidden(len(rows))
         if inputs is None:
             inputs = torch.from_numpy(group.records.last(rows)).to(self._device)
-        reads = block_reads(self._cache.tables, group.first_slot + rows, group.records.cached(rows))
+        reads = step_reads(self._cache, group.first_slot + rows, group.records.cached(rows))
         return self._draw(self._step(inputs, reads), group, rows)
 
     def _receive_hidden(self, *shape: int) -> Tensor | None:
@@ -329,6 +329,7 @@ class Generator:
             return _nothing_drawn(len(rows))
         return self._drawn_from(output, group, rows)
 
+    @torch.inference_mode()
     def _drawn_from(self, output: Tensor, group: LiveGroup, rows: Numbers) -> Tensor:
         """As `_draw`, on the last stage."""
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]

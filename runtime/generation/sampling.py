@@ -51,15 +51,17 @@ class Sampling:
         if self.temperature == 0.0:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.zeros_like(tokens, dtype=torch.float32)
-        scaled = logits.float() / self.temperature
+        scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
         left = self._filtered(scaled)
         highest = scaled.amax(dim=-1, keepdim=True)
-        cumulative = (left - highest).exp_().cumsum(dim=-1, dtype=torch.float64)
+        below = scaled - highest
+        weights = below.exp() if left is scaled else (left - highest).exp_()
+        cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
         of_left = cumulative[:, -1:]
         found = torch.searchsorted(cumulative, uniform[:, None] * of_left, right=True)
         tokens = found.clamp_(max=logits.shape[-1] - 1)
-        total = of_left if left is scaled else (scaled - highest).exp_().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        return tokens[:, 0], (scaled.gather(1, tokens) - highest - total.log()).float()[:, 0]
+        total = of_left if left is scaled else below.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
+        return tokens.squeeze(1), (below.gather(1, tokens) - total.log()).squeeze(1).float()
 
     def _filtered(self, scaled: Tensor) -> Tensor:
         """Logits [B, V] of the tokens that may be drawn; the same tensor where all may."""

@@ -25,18 +25,18 @@ class BlockAttention:
     def __init__(self, cache: PagedCache, reads: BlockReads) -> None:
         self._cache, self._reads, self._num_rows = cache, reads, len(reads.lengths)
         self._scale, kv_heads = cache.keys.shape[-1] ** -0.5, cache.keys.shape[2]
-        self._places = cache.places(reads.blocks, reads.lengths % BLOCK_TOKENS)
+        places = cache.places(reads.blocks, reads.lengths % BLOCK_TOKENS).view(-1, kv_heads)
+        self._places = torch.stack([places, places + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
         self._prefixes = [_Prefixes(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
         self._asked = reads.owner % self._num_rows
         self._readers = torch.cat([reads.owner, *(one.readers.flatten() for one in reads.prefixes)])
         self._hidden = reads.hidden.repeat_interleave(kv_heads, dim=0)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B, kv_heads, heads / kv_heads, D] from the new queries of that shape; new keys and values [B, kv_heads, D]
-        are kept."""
+    def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
+        """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
+        [B, kv_heads, 2, D] are kept."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        for cache, new in ((keys, key), (values, value)):
-            cache.view(-1, cache.shape[-1]).index_copy_(0, self._places, new.reshape(-1, cache.shape[-1]))
+        self._cache.store(layer, self._places, new)
         scored = [_Scored.of_window(self._window(keys), query.index_select(0, self._asked), self._hidden, self._scale)]
         for prefixes in self._prefixes:
             asked = query.index_select(0, prefixes.asked)
@@ -48,7 +48,7 @@ class BlockAttention:
         for prefixes, one in zip(self._prefixes, scored[1:], strict=True):
             said.append(one.said(highest.index_select(0, prefixes.asked), prefixes.held(values)))
         totals, sums = (self._summed(list(column)) for column in zip(*said, strict=True))
-        return (sums.view_as(query) / totals.view(*query.shape[:3], 1)).to(query.dtype)
+        return (sums.view(query.shape) / totals.view(*query.shape[:3], 1)).to(query.dtype).flatten(1)
 
     def _window(self, held: Tensor) -> Tensor:
         """The window's blocks of [blocks, kv_heads, tokens, D]."""

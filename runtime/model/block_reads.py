@@ -127,6 +127,8 @@ class BlockReads:
 
     def to(self, device: torch.device) -> BlockReads:
         """The same on a device."""
+        if self.lengths.device == device:
+            return self
         moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **moved, prefixes=tuple(one.to(device) for one in self.prefixes))
 

@@ -37,9 +37,10 @@ class PagedCache:
         device: torch.device,
     ) -> None:
         """For `num_rows` rows at a time, of at most `max_tokens` tokens each."""
-        shape = (num_layers, num_blocks + 1, num_kv_heads, BLOCK_TOKENS, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (num_layers, 2, num_blocks + 1, num_kv_heads, BLOCK_TOKENS, head_dim)
+        held = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = held.unbind(1)
+        self._layers = [of_layer.view(-1, head_dim) for of_layer in held]
         self.tables, self.max_tokens = BlockTables(num_blocks, num_rows, max_tokens), max_tokens
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
@@ -72,6 +73,14 @@ class PagedCache:
 
     def _blocks(self, row: int, num_tokens: int) -> Tensor:
         return torch.from_numpy(self.tables.table[row, : blocks_of(num_tokens)])
+
+    def of_layer(self, layer: int) -> Tensor:
+        """All keys of a layer, then all of its values, [2 * blocks * kv_heads * tokens, head_dim], where they lie."""
+        return self._layers[layer]
+
+    def store(self, layer: int, places: Tensor, new: Tensor) -> None:
+        """Puts keys and values [..., D] at places [...] of `of_layer`."""
+        self._layers[layer].index_put_((places,), new)
 
     def places(self, blocks: Tensor, within: Tensor) -> Tensor:
         """Where the tokens [S] at places `within` of `blocks` lie among a layer's [blocks * kv_heads * tokens, D]:

@@ -18,9 +18,10 @@ from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 HEADS = 6
 
 
-def asked(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = (NUM_ROWS, KV_HEADS, HEADS // KV_HEADS, SIZE), (NUM_ROWS, KV_HEADS, SIZE), (NUM_ROWS, KV_HEADS, SIZE)
-    return tuple(torch.randn(shape, dtype=dtype) for shape in shapes)  # type: ignore[return-value]
+def asked(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """New queries, and new keys and values."""
+    queries, new = (torch.randn(NUM_ROWS, KV_HEADS, n, SIZE, dtype=dtype) for n in (HEADS // KV_HEADS, 2))
+    return queries, new
 
 
 def one_by_one(cache: PagedCache, rows: list[int], lengths: list[int], query: Tensor) -> Tensor:
@@ -39,14 +40,13 @@ def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype
     rows = random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4])
     reads = block_reads(cache.tables, np.array(rows), np.array(lengths)[rows])
     assert (reads.num_shared > 0) == (seed % 2 == 1 and len(rows) > 3) or len(rows) == 3
-    query, key, value = (heads[: len(rows)] for heads in asked(dtype))
-    found = BlockAttention(cache, reads).attend(0, query, key, value)
+    query, new = (heads[: len(rows)] for heads in asked(dtype))
+    found = BlockAttention(cache, reads).attend(0, query, new).view(query.shape)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(found, one_by_one(cache, rows, lengths, query), atol=tolerance, rtol=tolerance)
     for index, row in enumerate(rows):
         keys, values = cache.read(row, lengths[row] + 1)
-        assert torch.equal(keys[0, :, -1], key[index])
-        assert torch.equal(values[0, :, -1], value[index])
+        assert torch.equal(torch.stack([keys[0, :, -1], values[0, :, -1]], dim=1), new[index])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,10 +55,10 @@ def test_a_step_that_is_rounded_up_answers_its_own_rows_alike(seed: int) -> None
     rows = np.arange(NUM_ROWS)
     reads = block_reads(cache.tables, rows, np.array(lengths))
     rounded = reads.rounded(StepShape(rows=16, blocks=91, shared=64, readers=NUM_ROWS))
-    query, key, value = asked(torch.float32)
-    plain = BlockAttention(cache, reads).attend(0, query, key, value)
+    query, new = asked(torch.float32)
+    plain = BlockAttention(cache, reads).attend(0, query, new)
     before = cache.keys[:, 1:].clone()
-    more = (F.pad(heads, (0, 0) * (heads.dim() - 1) + (0, 4)) for heads in (query, key, value))
+    more = (F.pad(heads, (0, 0) * (heads.dim() - 1) + (0, 4)) for heads in (query, new))
     found = BlockAttention(cache, rounded).attend(0, *more)
     torch.testing.assert_close(found[:NUM_ROWS], plain, atol=1e-5, rtol=1e-5)
     assert torch.equal(cache.keys[:, 1:], before)

@@ -1,0 +1,86 @@
+"""Parts of a decode step on single tokens agree with the modules that they stand for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.profiles.layout import Layout
+from meshwright.runtime.generation import decode_layer
+from meshwright.runtime.generation.decode_layer import Norm, Scratch
+from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
+from meshwright.runtime.model.padded_attention import step_reads
+from tests.planner.jobs import model_spec
+from tests.runtime.ranks import run_on_ranks
+
+
+def opened() -> tuple[Decoder, DecodeStep]:
+    mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
+    model = build_model(spec, mesh)
+    assert isinstance(model, Decoder)
+    cache = PagedCache(
+        num_layers=spec.num_layers,
+        num_blocks=8,
+        num_rows=4,
+        num_kv_heads=spec.num_kv_heads,
+        max_tokens=64,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for row in range(4):
+        cache.tables.take(row, 8)
+    return model, DecodeStep(model, mesh, cache)
+
+
+def stepped(step: DecodeStep, rows: int, length: int = 0) -> Tensor:
+    reads = step_reads(step.cache, np.arange(rows), np.full(rows, length))
+    return step(torch.arange(rows), reads)
+
+
+def with_weights_fetched_first() -> tuple[Tensor, Tensor]:
+    _, step = opened()
+    plain = stepped(step, 3)
+    decode_layer._KEPT_BYTES = 0
+    _, fetching = opened()
+    assert fetching._fetches
+    return plain, stepped(fetching, 3)
+
+
+def with_weights_elsewhere() -> tuple[Tensor, Tensor]:
+    """Logits after weights have moved and changed, and of a step that was made on them."""
+    model, step = opened()
+    stepped(step, 3)
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.5
+    step.begin_turn()
+    return stepped(step, 3), stepped(DecodeStep(model, build_mesh(Layout(), 0), step.cache), 3)
+
+
+def of_few_rows_after_many() -> tuple[Tensor, Tensor]:
+    _, step = opened()
+    return stepped(step, 4)[:2], stepped(step, 2)
+
+
+def norms() -> tuple[Tensor, Tensor]:
+    model, _ = opened()
+    norm, hidden = model.decoder.final_layernorm, torch.randn(5, model.spec.hidden_size) * 3
+    torch.nn.init.normal_(norm.weight)
+    hidden[0] = 0.0
+    return Norm(norm)(hidden, Scratch(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
+
+
+@pytest.mark.parametrize("two", [with_weights_fetched_first, with_weights_elsewhere, of_few_rows_after_many, norms])
+def test_both_are_the_same(two: object) -> None:
+    found, expected = run_on_ranks(1, in_inference, two)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def in_inference(two: object) -> tuple[Tensor, Tensor]:
+    return two()  # type: ignore[operator,no-any-return]
