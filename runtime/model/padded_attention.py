@@ -19,8 +19,8 @@ from meshwright.runtime.model.cache_blocks import Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
 _CACHED_BYTES = 2**20
-"""What a core's second-level cache holds: 1 MiB of an AMD EPYC 9004, beyond which the copies cost more than they save,
-measured on it with 2 cores on 2026-11-25."""
+"""Of keys, and of values, what a core's second-level cache holds: 1 MiB of an AMD EPYC 9004. With more, the copies cost
+more than they save, measured on it with 2 cores on 2026-11-25."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def padded_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedRe
     longest, num_rows = int(counts.max()), len(rows)
     if cache.keys.is_cuda or cache.keys.dtype != torch.float32:
         return None
-    if 2 * num_rows * longest * cache.keys[0, 0].nbytes > _CACHED_BYTES:
+    if num_rows * longest * cache.keys[0, 0].nbytes > _CACHED_BYTES:
         return None
     blocks = cache.tables.table[rows, :longest]
     blocks[np.arange(longest) >= counts[:, None]] = 0
