@@ -6,7 +6,7 @@ computes goes into room that all layers share, whose views are made once for as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,28 +35,47 @@ class StepAttention(Protocol):
 class Scratch:
     """What a layer computes of B rows on its way from hidden states to hidden states."""
 
-    def __init__(self, num_rows: int, model: Decoder, mesh: Mesh) -> None:
-        spec, like = model.spec, next(model.parameters())
-        kv_heads, per_group = spec.num_kv_heads // mesh.layout.tp, spec.num_heads // spec.num_kv_heads + 2
-        self.num_rows = num_rows
-        self.norms, self.normed = like.new_empty(num_rows, 1), like.new_empty(num_rows, spec.hidden_size)
-        self.mixed = like.new_empty(num_rows, kv_heads * per_group * spec.head_dim)
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        """`room_for` makes the tensors, by their names here."""
+        self._tensors = tensors
+        self.num_rows = len(tensors["normed"])
+        self.norms, self.normed = tensors["norms"], tensors["normed"]
         # Megatron lays out the queries of a group, then its key, then its value.
-        self.heads = self.mixed.view(num_rows, kv_heads, per_group, spec.head_dim)
-        self.turned = torch.empty_like(self.heads)
+        self.heads, self.turned = tensors["heads"], tensors["turned"]
+        self.mixed = self.heads.view(self.num_rows, -1)
         self.query, self.new = self.turned[:, :, :-2], self.turned[:, :, -2:]
-        self.cos = like.new_ones(num_rows, 1, per_group, spec.head_dim)
-        self.sin = like.new_zeros(num_rows, 1, per_group, spec.head_dim)
+        self.cos, self.sin = tensors["cos"], tensors["sin"]
         """The angles of a value are none."""
         self._angles = self.cos[:, :, :-1], self.sin[:, :, :-1]
-        if not spec.experts:
-            self.up = like.new_empty(num_rows, 2 * spec.ffn_size // mesh.layout.tp)
+        if "up" in tensors:
+            self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
+
+    def first(self, num_rows: int) -> Scratch:
+        """That of fewer rows, in the same place."""
+        return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
     def place(self, cos: Tensor, sin: Tensor) -> None:
         """Takes over the angles of the new tokens, [B, 1, 1, D] each."""
         for mine, angles in zip(self._angles, (cos, sin), strict=True):
             mine.copy_(angles)
+
+
+def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
+    """New scratch for so many rows."""
+    spec, like = model.spec, next(model.parameters())
+    kv_heads, per_group = spec.num_kv_heads // mesh.layout.tp, spec.num_heads // spec.num_kv_heads + 2
+    tensors = {
+        "norms": like.new_empty(num_rows, 1),
+        "normed": like.new_empty(num_rows, spec.hidden_size),
+        "heads": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
+        "turned": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
+        "cos": like.new_ones(num_rows, 1, per_group, spec.head_dim),
+        "sin": like.new_zeros(num_rows, 1, per_group, spec.head_dim),
+    }
+    if not spec.experts:
+        tensors["up"] = like.new_empty(num_rows, 2 * spec.ffn_size // mesh.layout.tp)
+    return Scratch(tensors)
 
 
 class DecodeLayer:

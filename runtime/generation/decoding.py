@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.runtime.generation.decode_layer import DecodeLayer, Norm, Scratch, StepAttention, fetch_in_order
+from meshwright.runtime.generation.decode_layer import (
+    DecodeLayer,
+    Norm,
+    Scratch,
+    StepAttention,
+    fetch_in_order,
+    room_for,
+)
 from meshwright.runtime.model.block_attention import BlockAttention
 from meshwright.runtime.model.block_reads import BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
@@ -51,7 +58,7 @@ class DecodeStep:
         low, high = sin.chunk(2, dim=-1)
         self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
         """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
-        self._room: Scratch | None = None
+        self._whole: Scratch | None = None
 
     def begin_turn(self) -> None:
         """A parameter that moved is still the same parameter, elsewhere."""
@@ -75,11 +82,13 @@ class DecodeStep:
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
 
     def _room_for(self, hidden: Tensor) -> Scratch:
-        """On a CPU that of the last step, where there are as many rows; of a recorded step it is a part."""
-        room = self._room
-        if room is None or room.num_rows != len(hidden) or hidden.is_cuda:
-            room = self._room = Scratch(len(hidden), self._model, self._mesh)
-        return room
+        """On a CPU in the place of earlier steps, where they had as many rows; of a recorded step it is a part."""
+        num_rows = len(hidden)
+        if self._whole is None or self._whole.num_rows < num_rows or hidden.is_cuda:
+            self._whole = self._room = room_for(num_rows, self._model, self._mesh)
+        elif self._room.num_rows != num_rows:
+            self._room = self._whole.first(num_rows)
+        return self._room
 
     def _head(self, normed: Tensor) -> Tensor:
         """Logits [B, V / tp] from normed hidden states [B, hidden]."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation import decode_layer
-from meshwright.runtime.generation.decode_layer import Norm, Scratch
+from meshwright.runtime.generation.decode_layer import Norm, room_for
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
@@ -72,7 +72,7 @@ def norms() -> tuple[Tensor, Tensor]:
     norm, hidden = model.decoder.final_layernorm, torch.randn(5, model.spec.hidden_size) * 3
     torch.nn.init.normal_(norm.weight)
     hidden[0] = 0.0
-    return Norm(norm)(hidden, Scratch(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
+    return Norm(norm)(hidden, room_for(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
 
 
 @pytest.mark.parametrize("two", [with_weights_fetched_first, with_weights_elsewhere, of_few_rows_after_many, norms])
