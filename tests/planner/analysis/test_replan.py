@@ -189,4 +189,4 @@ def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulate
     )
     assert new / kept == pytest.approx(found.plan.period_seconds / found.kept_seconds, abs=0.01)
     assert new < 0.97 * kept
-    assert "rank 8 needs" in replan(first, longer, model_of(longer)).broken
+    assert "GiB for actor_generate" in replan(first, longer, model_of(longer)).broken
