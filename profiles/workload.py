@@ -10,7 +10,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from meshwright.profiles.documents import Document
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.environment.turns import ToolTurns
-from meshwright.profiles.lengths import CacheNeed, Histogram, LengthSpec, LiveTokens
+from meshwright.profiles.in_flight.live_tokens import Arrivals, CacheNeed, LiveTokens
+from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
 
@@ -150,7 +151,8 @@ class Workload(Document):
         return self.live_tokens.need(
             min(schedule.generation_slots, in_flight),
             in_flight,
-            runs_on=schedule.runs_on,
+            num_rows=rows,
+            arrivals=_arrivals(schedule, dp),
             rows_per_prompt=rows_per_prompt(self.batch_size, self.group_size, dp),
         )
 
@@ -163,3 +165,12 @@ class Workload(Document):
     def mean_tokens(self) -> float:
         """Mean length of prompt and response together."""
         return self.prompt_lengths.mean + self.response_lengths.mean
+
+
+def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
+    """Where sequences run on, one replica alone may keep no pace (`planner.simulation.pace`)."""
+    if not schedule.runs_on:
+        return Arrivals.NEVER
+    if schedule.overcommit:
+        return Arrivals.FIRST_ENDED
+    return Arrivals.EVENLY if dp > 1 else Arrivals.IN_ORDER

@@ -78,15 +78,18 @@ def test_runs_are_weighed_by_their_seconds() -> None:
     assert together((HeldBlocks(1, 2), HeldBlocks(4, 5)), (2.0, 1.0)) == HeldBlocks(2, 5)
 
 
-def use(schedule: Schedule) -> CacheUse:
-    """Of 20 turns of one replica, of responses with a tail."""
-    facts = small_facts(memory_bytes=2**50).model_copy(update={"staleness": 2})
-    response = LengthSpec(max=256, median=40, p99=250)
-    workload = Workload(batch_size=64, prompt=LengthSpec(max=64, fixed=64), response=response, num_minibatches=2)
+TAIL, NARROW = LengthSpec(max=256, median=40, p99=250), LengthSpec(max=240, median=160, p99=224)
+
+
+def use(schedule: Schedule, dp: int = 1, *, num_rows: int = 64, response: LengthSpec = TAIL) -> CacheUse:
+    """Of 20 turns of as many replicas, each with so many rows of a batch."""
+    facts = small_facts(memory_bytes=2**50).model_copy(update={"staleness": 3})
+    prompt = LengthSpec(max=64, fixed=64)
+    workload = Workload(batch_size=num_rows * dp, prompt=prompt, response=response, num_minibatches=2)
     facts = facts.model_copy(update={"workload": workload})
-    plan = plan_by_hand(facts, {GENERATE: Where("0:1", "dp1", schedule), "other": Where("0:4", "dp4")})
+    plan = plan_by_hand(facts, {GENERATE: Where(f"0:{dp}", f"dp{dp}", schedule), "other": Where("0:4", "dp4")})
     (found,) = simulate(plan, Sampled(plan, model_of, seed=0)).caches
-    assert found.blocks == workload.cache_need(schedule, 1).blocks
+    assert found.blocks == workload.cache_need(schedule, dp).blocks
     return found
 
 
@@ -99,10 +102,46 @@ def test_sequences_that_run_on_use_a_larger_share_than_a_turn_alone(slots: int, 
     assert running_on.mean_share > 1.6 * alone.mean_share
 
 
-@pytest.mark.parametrize("how", [{}, {"batches_in_flight": 3}, {"overcommit": 32}], ids=str)
-def test_the_peak_of_all_steps_is_about_what_is_planned(how: dict[str, int]) -> None:
-    """One turn in ten is expected to need more than is planned; and what it needs is not cut there."""
-    found = use(Schedule(generation_slots=32, **how))
+@pytest.mark.parametrize(
+    ("slots", "batches", "dp", "response"),
+    [
+        (64, 2, 4, NARROW),
+        (128, 2, 4, TAIL),
+        (256, 2, 4, TAIL),
+        (256, 2, 4, NARROW),
+        (512, 4, 4, TAIL),
+        (128, 2, 1, TAIL),
+        (256, 2, 1, NARROW),
+        (512, 4, 1, TAIL),
+    ],
+)
+def test_the_peak_of_batches_in_flight_is_about_what_is_planned(
+    slots: int, batches: int, dp: int, response: LengthSpec
+) -> None:
+    """One turn in ten is expected to need more than is planned; and what it needs is not cut there. Slots are fewer
+    than a batch has rows, as many, or enough for all that is in flight: then replicas that wait for each other end
+    equal turns, and a single one begins batches together."""
+    schedule = Schedule(generation_slots=slots, batches_in_flight=batches)
+    found = use(schedule, dp, num_rows=128, response=response)
+    assert found.peak_share
+    assert 0.8 < found.peak_share < 1.15
+
+
+@pytest.mark.parametrize(
+    ("slots", "extra", "dp", "response"), [(64, 64, 1, TAIL), (192, 64, 4, TAIL), (192, 64, 1, NARROW)]
+)
+def test_the_peak_of_what_is_overcommitted_is_about_what_is_planned(
+    slots: int, extra: int, dp: int, response: LengthSpec
+) -> None:
+    schedule = Schedule(generation_slots=slots, overcommit=extra * dp)
+    found = use(schedule, dp, num_rows=128, response=response)
+    assert found.peak_share
+    assert 0.8 < found.peak_share < 1.16
+
+
+@pytest.mark.parametrize("slots", [32, 64])
+def test_the_peak_of_turns_alone_is_about_what_is_planned(slots: int) -> None:
+    found = use(Schedule(generation_slots=slots))
     assert found.peak_share
     assert 1 < found.peak_share < 1.15
 
