@@ -33,7 +33,8 @@ Numbers = NDArray[np.float64]
 
 
 class RoundWindow(NamedTuple):
-    """`rounds` rounds in which `live` sequences decode, the longest of them with `context` cached tokens."""
+    """`rounds` rounds in which `live` sequences decode, with `context` cached tokens each on average: every one of them
+    reads its own."""
 
     rounds: float
     live: float
@@ -142,7 +143,7 @@ class Pass(NamedTuple):
     num_refilled: int  # sequences that start in those
     rounds: Numbers  # rounds in which some sequence decodes
     row_rounds: Numbers  # the same, counted once per decoding sequence
-    contexts: Numbers  # longest cached sequence, times rounds
+    cached: Numbers  # tokens that those have in the cache, counted once per round
 
 
 def _alone(batch: Batch, num_slots: int) -> Pass:
@@ -170,7 +171,6 @@ def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finis
     idle = _within(*_gaps(low, high, begin, finish), bounds).sum(axis=1)
     decoded = _within(low, high, bounds)
     middles = (np.maximum(low, bounds[:-1, None]) + np.minimum(high, bounds[1:, None]) - 1) / 2
-    context = np.where(decoded > 0, offset + middles - 1, 0).max(axis=1, initial=0)
     rounds = (np.diff(bounds) - idle).astype(float)
     return Pass(
         num_rounds=finish - begin,
@@ -179,7 +179,7 @@ def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finis
         num_refilled=len(starting) - num_first,
         rounds=rounds,
         row_rounds=decoded.sum(axis=1).astype(float),
-        contexts=context * rounds,
+        cached=(decoded * (offset + middles - 1)).sum(axis=1),
     )
 
 
@@ -200,11 +200,11 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
 
 def mean_windows(passes: Sequence[Pass]) -> tuple[RoundWindow, ...]:
     """The windows of the passes, averaged one by one; equal ones are one, and those in which nothing decodes none."""
-    columns = zip(*((one.rounds, one.row_rounds, one.contexts) for one in passes), strict=True)
-    rounds, row_rounds, contexts = (np.sum(column, axis=0) for column in columns)
+    columns = zip(*((one.rounds, one.row_rounds, one.cached) for one in passes), strict=True)
+    rounds, row_rounds, cached = (np.sum(column, axis=0) for column in columns)
     found: dict[tuple[float, float], float] = {}
-    for number, live, context in zip(rounds.tolist(), row_rounds.tolist(), contexts.tolist(), strict=True):
+    for number, live, tokens in zip(rounds.tolist(), row_rounds.tolist(), cached.tolist(), strict=True):
         if number:
-            key = live / number, context / number
+            key = live / number, tokens / live
             found[key] = found.get(key, 0.0) + number
     return tuple(RoundWindow(number / len(passes), live, context) for (live, context), number in found.items())

@@ -208,7 +208,7 @@ def play_alone(
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
     live = decoding.sum(axis=0)
     cached = (prompts - starts)[:, None] + (first + after - 1) / 2 - 1
-    context = np.where(decoding, cached, 0.0).max(axis=0)
+    context = np.where(decoding, cached, 0.0).sum(axis=0) / np.maximum(live, 1)
     rounds = np.where(live > 0, after - first, 0)
     decode = rounds * times.round_(np.maximum(live, 1).astype(float), context)
     num_groups, one = min(num_stages, num_slots), slice(None, None, same_prompt)

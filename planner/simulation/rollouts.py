@@ -170,7 +170,7 @@ class _Replica:
     def _draw(self) -> None:
         """Rounds until a turn ends or a tool answers, whichever is first."""
         rounds = min(one.left for one in self._live)
-        context = max(one.before for one in self._live) + rounds / 2
+        context = sum(one.before for one in self._live) / len(self._live) + rounds / 2
         seconds = float(self._times.round_(np.array([float(len(self._live))]), np.array([context])).sum())
         if self._waiting:
             until = self._waiting[0][0] - self._now

@@ -62,7 +62,7 @@ class SimulatedGroup(SlotGroup[Drawn]):
         super().__init__(first_slot, num_slots)
         self.num_passes = 0
         self._has_drawn = False
-        self._next_end, self._reach = 0, 0
+        self._next_end, self._before = 0, 0
 
     @property
     def num_passes_left(self) -> int:
@@ -70,9 +70,9 @@ class SimulatedGroup(SlotGroup[Drawn]):
         return self._next_end - self.num_passes
 
     @property
-    def context(self) -> int:
-        """Cached tokens of the longest live sequence in the next pass."""
-        return self._reach + self.num_passes
+    def cached(self) -> int:
+        """Tokens of the live sequences in the cache, in the next pass."""
+        return self._before + len(self.live) * self.num_passes
 
     def learn(self) -> list[Drawn]:
         """Takes out the sequences that ended in the last pass, in the order of the live ones."""
@@ -90,7 +90,7 @@ class SimulatedGroup(SlotGroup[Drawn]):
     def _look_ahead(self) -> None:
         if self.live:
             self._next_end = min(one.last_pass for one in self.live)
-            self._reach = max(one.prompt_tokens - one.first_pass for one in self.live)
+            self._before = sum(one.prompt_tokens - one.first_pass for one in self.live)
 
     def advance(self, waiting: deque[Drawn], turn: int) -> list[Drawn]:
         """One pass: a token for each live sequence, and the first one for what is admitted into the free slots."""
@@ -161,7 +161,7 @@ class _Work:
 
     def __init__(self, flight: _Flight, num_stages: int) -> None:
         self._flight, self._num_groups, self._num_stages = flight, len(flight.groups), num_stages
-        self._num_advanced, self._rows, self._context = 0, 0, 0  # of this round
+        self._num_advanced, self._rows, self._cached = 0, 0, 0  # of this round
         self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
         self._first: list[Drawn] = []
         self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
@@ -174,7 +174,7 @@ class _Work:
         """One pass of the group, how many sequences it admitted."""
         self._num_advanced += 1
         self._rows += len(group.live)
-        self._context = max(self._context, group.context if group.live else 0)
+        self._cached += group.cached if group.live else 0
         admitted = group.advance(self._flight.waiting, self._flight.turn)
         self._admit(admitted)
         if self._num_advanced == self._num_groups:
@@ -190,7 +190,7 @@ class _Work:
         left, rows = skipped, sum(len(group.live) for group in busy)
         while left:
             passes = min(left, _MOST_PASSES)
-            self._decode(passes, rows, max(group.context for group in busy) + (passes - 1) / 2)
+            self._decode(passes, rows, sum(group.cached for group in busy) / rows + (passes - 1) / 2)
             for group in busy:
                 group.skip(passes)
             left -= passes
@@ -200,8 +200,8 @@ class _Work:
         """A round is over, and with it a turn that ends in its middle: it was a part of one."""
         if self._num_advanced:
             rows = self._rows * self._num_groups / self._num_advanced
-            self._decode(self._num_advanced / self._num_groups, rows, self._context)
-        self._num_advanced, self._rows, self._context = 0, 0, 0
+            self._decode(self._num_advanced / self._num_groups, rows, self._cached / max(1, self._rows))
+        self._num_advanced, self._rows, self._cached = 0, 0, 0
 
     def _admit(self, admitted: Sequence[Drawn]) -> None:
         """Prompts that a group prefills in one pass; those of a turn's first round fill the pipeline together."""

@@ -33,6 +33,16 @@ def test_every_token_but_a_rows_first_is_decoded_once(long_tail: Workload, slots
     assert all(window.context <= long_tail.max_tokens - 2 for window in rounds.windows)
 
 
+@pytest.mark.parametrize("slots", [1, 5, 16, 64])
+def test_a_row_reads_its_own_cache_however_long_the_others_are(long_tail: Workload, slots: int) -> None:
+    """The decode rounds of a row of n tokens behind a prompt of p read p, p + 1, ..., p + n - 2 tokens."""
+    windows = rounds_of(long_tail, 64, slots).windows
+    read = sum(window.rounds * window.live * window.context for window in windows)
+    orders = batches_of(long_tail, 64)
+    own = [(b.responses - 1) * (b.prompts + (b.responses - 2) / 2) for b in orders]
+    assert read == pytest.approx(sum(float(one.sum()) for one in own) / len(orders))
+
+
 def test_more_slots_take_fewer_rounds(long_tail: Workload) -> None:
     rounds = [rounds_of(long_tail, 64, slots).num_rounds for slots in (1, 2, 4, 8, 16, 32, 64)]
     assert rounds == sorted(rounds, reverse=True)
