@@ -17,6 +17,7 @@ from meshwright.planner.plan.steps_ahead import Scope, patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
+from meshwright.planner.proof.refits import Site
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan
@@ -25,12 +26,18 @@ NUM_PLANS = 60
 
 
 def space_of(facts: Facts, model: RandomModel, number: int) -> Space:
+    return space_and_sites(facts, model, number)[0]
+
+
+def space_and_sites(facts: Facts, model: RandomModel, number: int) -> tuple[Space, dict[Site, int]]:
+    every = Enumeration(facts, model, math.inf)
     ahead = patterns(PPO_GRAPH, 2)[number]
-    return Enumeration(facts, model, math.inf).space(Scope(ahead=ahead, offload=True, runs_on=True))
+    return every.space(Scope(ahead=ahead, offload=True, runs_on=True)), every.sites
 
 
-def case_of(plan: Plan, space: Space) -> Case:
-    """The plans in which every stage has what it has in this plan, and the same pools meet."""
+def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
+    """The plans in which every stage has, on its site, what it has in this plan or what beats that, and the same pools
+    meet."""
     case = Case.whole(space)
     left = {}
     for placement in plan.placements:
@@ -38,9 +45,12 @@ def case_of(plan: Plan, space: Space) -> Case:
         own = private_bytes(placement) if plan.stage(placement.stage).is_trained else placement.resident.total
         seconds = placement.cost.total
         tail = placement.tail_seconds if placement.schedule.chunk_tokens else seconds
-        told = (placement.layout.num_ranks, seconds, tail, own, placement.resident.total - own)
-        same = np.isclose(every.amounts[: len(told)], np.array(told)[:, None], rtol=1e-9, atol=1e-9).all(axis=0)
-        left[placement.stage] = every.some(np.flatnonzero(same))
+        shared, transient = placement.resident.total - own, placement.transient.total
+        told = np.array([placement.layout.num_ranks, seconds, tail, own, shared, transient])
+        no_more = (every.amounts[: len(told)] <= told[:, None] * (1 + 1e-9) + 1e-9).all(axis=0)
+        ranks = plan.pool_of(placement.stage).ranks
+        site = sites[Site(plan.facts.cluster.part_of_pool(ranks), placement.layout)]
+        left[placement.stage] = every.some(np.flatnonzero(no_more & (every.site == site)))
     related = {}
     for one, other in combinations(PPO_GRAPH.names, 2):
         common = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
@@ -57,11 +67,11 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
     device = base.cluster.parts[0].device.model_copy(update={"memory_bytes": 2**30})
     facts = facts.model_copy(update={"cluster": facts.cluster.model_copy(update={"device": device})})
     model = RandomModel(1, memory_scale=memory)
-    space = space_of(facts, model, number)
+    space, sites = space_and_sites(facts, model, number)
     fitting = 0
     for seed in range(NUM_PLANS):
         plan = random_plan(seed, facts, model, patterns(PPO_GRAPH, 2)[number], deferral=2 - number)
-        case = case_of(plan, space)
+        case = case_of(plan, space, sites)
         assert case.has_choices
         assert case.least_seconds() <= plan.period_seconds * (1 + 1e-12)
         if not verify(plan):
