@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.proof.cases import Case
-from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
+from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.search.frontier import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
-from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
-from tests.planner.plans import long_facts
-
-JOBS = {
-    "small": small_facts(),
-    "experts": mixture_facts(small_facts()),
-    "long": long_facts(),
-    "two kinds": mixed_facts(),
-    "three nodes": small_facts(nodes=3, ranks_per_node=2, batch_size=12),
-}
-
-
-def enumeration(facts: Facts, most_seconds: float = math.inf) -> Enumeration:
-    return Enumeration(facts, cost_model(facts.cluster, facts.workload, facts.precision), most_seconds)
+from tests.planner.proofs import JOBS, enumeration
 
 
 @pytest.mark.parametrize("name", JOBS)

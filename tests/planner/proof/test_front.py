@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.job import Facts
@@ -21,20 +19,7 @@ from meshwright.planner.search.space import choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
-from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
-from tests.planner.plans import long_facts
-
-JOBS = {
-    "small": small_facts(),
-    "experts": mixture_facts(small_facts()),
-    "long": long_facts(),
-    "two kinds": mixed_facts(),
-    "three nodes": small_facts(nodes=3, ranks_per_node=2, batch_size=12),
-}
-
-
-def enumeration(facts: Facts, most_seconds: float = math.inf) -> Enumeration:
-    return Enumeration(facts, cost_model(facts.cluster, facts.workload, facts.precision), most_seconds)
+from tests.planner.proofs import JOBS, enumeration
 
 
 @pytest.mark.parametrize("name", ["small", "experts", "long", "three nodes"])

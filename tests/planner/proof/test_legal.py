@@ -12,16 +12,8 @@ from meshwright.planner.search.frontier import kinds_of
 from meshwright.planner.search.space import choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
-from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
-from tests.planner.plans import long_facts
-
-JOBS = {
-    "small": small_facts(),
-    "experts": mixture_facts(small_facts()),
-    "long": long_facts(),
-    "two kinds": mixed_facts(),
-    "three nodes": small_facts(nodes=3, ranks_per_node=2, batch_size=12),
-}
+from tests.planner.jobs import small_facts
+from tests.planner.proofs import JOBS
 
 
 @pytest.mark.parametrize("name", JOBS)
