@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost_models.question import Once
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import deal, deal_by_tokens
 
@@ -41,18 +42,17 @@ class Deals:
 
     def __init__(self, lengths: Histogram) -> None:
         self._lengths = lengths
-        self._known: dict[tuple[int, int, int], tuple[MicroBatches, ...]] = {}
+        self._known: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def of(self, num_rows: int, micro_batch_size: int, most_tokens: int = 0) -> tuple[MicroBatches, ...]:
         """Of at most so many tokens each where there is a cap, of so many rows otherwise."""
-        key = num_rows, micro_batch_size, most_tokens
-        if key not in self._known:
-            self._known[key] = (
-                capped_micro_batches(self._lengths, num_rows, most_tokens)
-                if most_tokens
-                else micro_batches(self._lengths, num_rows, micro_batch_size)
-            )
-        return self._known[key]
+
+        def dealt() -> tuple[MicroBatches, ...]:
+            if most_tokens:
+                return capped_micro_batches(self._lengths, num_rows, most_tokens)
+            return micro_batches(self._lengths, num_rows, micro_batch_size)
+
+        return self._known.of((num_rows, micro_batch_size, most_tokens), dealt)
 
 
 def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:

@@ -193,6 +193,8 @@ class Enumeration:
             for family in self._families_of(stage, scope, site)
             if not streaming_rules(self.facts, layout, family.plain, part)
         ]
+        if not legal:
+            return iter(())
         asked = self._call(stage, scope, site, legal[0].members[0][0])
         costs = self.model.on_layout(replace(asked, max_deferral=deferral))
         front = Front(
