@@ -18,7 +18,7 @@ VOCAB_SIZE, END = 32, 1
 def join_alone(device: str = "cpu") -> None:
     """Makes this process the only rank there is."""
     host.choose(device)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(host.backend(), store=dist.HashStore(), rank=0, world_size=1)
 
 
 def write_words(directory: Path) -> None:

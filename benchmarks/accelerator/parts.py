@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
     world = World(out=asked.out.resolve(), device=asked.device, tiny=asked.tiny)
+    world.out.mkdir(parents=True, exist_ok=True)
     try:
         print(f"{world.label}\n\n{PARTS[asked.part].report(world)}")
     except BadInput as problem:

@@ -14,8 +14,11 @@ from meshwright.profiles.cluster import Device
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import Body, Measurement, Point, shape_of
+from meshwright.runtime.device import host
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import own_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
@@ -97,5 +100,7 @@ def _row(share: Share) -> str:
 def _measured(points: Sequence[Point], precision: str) -> list[Measurement]:
     """On the one rank."""
     longest = max(point.context + point.tokens for point in points) + 1
-    bench = Bench(build_mesh(Layout(), 0), instruments(), precision=precision, max_positions=longest)
+    specs = [point.shape.model(num_layers=1, max_positions=longest) for point in points]
+    kernels = replace(own_kernels(abilities(host.device().type), precision, specs), overlaps_replicas=False)
+    bench = Bench(build_mesh(Layout(), 0), instruments(), precision=precision, max_positions=longest, kernels=kernels)
     return [bench.measure_point(point, repeats=_REPEATS, budget_seconds=_SECONDS) for point in points]

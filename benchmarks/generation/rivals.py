@@ -16,14 +16,18 @@ from benchmarks.generation.work import BATCH, LONGEST_RESPONSE, Work
 from benchmarks.small_worlds import join_alone
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.model.chosen_kernels import own_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
+from meshwright.runtime.training.copies import DTYPES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+PRECISION = "bf16" if DEVICE.type == "cuda" else "fp32"
+DTYPE = DTYPES[PRECISION]
 
 
 def seconds(generate: Callable[[Work], list[list[int]]], work: Work) -> tuple[float, float]:
@@ -53,7 +57,8 @@ class Engine:
         if not dist.is_initialized():
             join_alone(DEVICE.type)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
-        model = build_model(spec, mesh, dtype=DTYPE)
+        kernels = own_kernels(abilities(DEVICE.type), PRECISION, [spec])
+        model = build_model(spec, mesh, dtype=DTYPE, kernels=kernels)
         load_weights(model, spec, mesh, checkpoint)
         self._generator = Generator(
             model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from dataclasses import dataclass
 
@@ -19,7 +20,12 @@ class Abilities:
     has_flash: bool = False
     """Whether this torch was built with FlashAttention."""
     has_triton: bool = False
-    """Whether what torch.compile writes for a GPU can be compiled."""
+    """Whether kernels in Triton, in which torch.compile writes too, can be compiled."""
+
+    @property
+    def runs_triton(self) -> bool:
+        """Volta is the first that it compiles for: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html"""
+        return self.kind == "cuda" and self.has_triton and self.capability >= (7, 0)
 
 
 def abilities(kind: str) -> Abilities:
@@ -32,3 +38,9 @@ def abilities(kind: str) -> Abilities:
         has_flash=torch.backends.cuda.is_flash_attention_available(),
         has_triton=importlib.util.find_spec("triton") is not None,
     )
+
+
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels in Triton run on such a device of this machine."""
+    return abilities(device.type).runs_triton

@@ -1,8 +1,8 @@
 """Decode steps that are recorded once for a shape and launched whole from then on, as CUDA graphs.
 
 A step of a small batch is hundreds of short kernels, and the host needs longer to launch them one by one than the
-device to run them. A recording is of one shape and fixed addresses. So the rows and the blocks of a step are
-rounded up to a few sizes, what a step is asked is copied to where the recording reads it, and when the weights have
+device to run them. A recording is of one shape and fixed addresses. So the rows of a step and the blocks of the longest
+are rounded up to a few sizes, what a step is asked is copied to where the recording reads it, and when the weights have
 moved the recordings are made anew.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -17,15 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_reads import BlockReads, StepShape
+from meshwright.runtime.generation.table_attention import StepReads, TableReads
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.padded_attention import PaddedReads
 
 _ROWS = 8
 """More rows than these are rounded up to a multiple of them, fewer to a power of two."""
-_PARTS = 8
-"""Blocks are read up to the last one that is held, in whole parts of the cache."""
-
 Work: TypeAlias = Callable[[], Tensor]
 Recorder: TypeAlias = Callable[[Work], Work]
 """Makes of some work one that does the same again, on the same tensors, and answers in the same one."""
@@ -39,11 +35,10 @@ def can_replay(model: Decoder) -> bool:
 class Replayed:
     """Decode steps with a recording for every shape they have met."""
 
-    def __init__(self, step: DecodeStep, model: Decoder, group_size: int = 1, record: Recorder | None = None) -> None:
-        """Blocks may have `group_size` readers; by default `record` makes CUDA graphs."""
-        self._step, self._model, self._group_size = step, model, group_size
-        self._num_blocks = step.cache.tables.num_blocks + 1
-        self._given = record
+    def __init__(self, step: DecodeStep, model: Decoder, record: Recorder | None = None) -> None:
+        """By default `record` makes CUDA graphs."""
+        self._step, self._model, self._given = step, model, record
+        self._most_blocks = step.cache.tables.table.shape[1]
         self._forget()
 
     def begin_turn(self) -> None:
@@ -55,22 +50,18 @@ class Replayed:
     def _forget(self) -> None:
         self._weights = _addresses(self._model)
         self._record = self._given or CudaGraphs()
-        self._recordings: dict[StepShape, _Recording] = {}
+        self._recordings: dict[tuple[int, int], _Recording] = {}
+        """By rows and blocks."""
 
-    def __call__(self, inputs: Tensor, reads: BlockReads | PaddedReads) -> Tensor:
-        assert isinstance(reads, BlockReads), "rows are laid side by side on a CPU alone"
-        num_rows, num_shared = len(reads.lengths), reads.num_shared
-        shape = StepShape(
-            rows=_rounded_rows(num_rows + 1),
-            blocks=min(_up(int(reads.window.max()) + 1, -(-self._num_blocks // _PARTS)), self._num_blocks),
-            shared=1 << (num_shared - 1).bit_length() if num_shared else 0,
-            readers=self._group_size if num_shared else 1,
-        )
-        asked = F.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, shape.rows - num_rows))
-        rounded = reads.rounded(shape).to(inputs.device)
+    def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
+        assert isinstance(reads, TableReads), "other reads are of a CPU"
+        num_rows, num_blocks = reads.tables.shape
+        shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
+        asked = F.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, shape[0] - num_rows))
+        rounded = reads.rounded(*shape)
         recording = self._recordings.get(shape)
         if recording is None:
-            recording = self._recordings[shape] = _Recording(self._step, asked, rounded)
+            recording = self._recordings[shape] = _Recording(self._step, asked, rounded.to(inputs.device))
             answer = recording.run()  # also what a recording needs to have run once before
             recording.run = self._record(recording.run)
         else:
@@ -83,7 +74,7 @@ class Replayed:
 class _Recording:
     """The tensors that a recorded step reads, and the step on them."""
 
-    def __init__(self, step: DecodeStep, inputs: Tensor, reads: BlockReads) -> None:
+    def __init__(self, step: DecodeStep, inputs: Tensor, reads: TableReads) -> None:
         self.inputs, self.reads = inputs, reads
         self.run: Work = lambda: step(self.inputs, self.reads)
 
@@ -112,8 +103,8 @@ def _addresses(model: Decoder) -> list[int]:
 
 
 def _rounded_rows(num_rows: int) -> int:
-    return _up(num_rows, _ROWS) if num_rows > _ROWS else 1 << (num_rows - 1).bit_length()
+    return -(-num_rows // _ROWS) * _ROWS if num_rows > _ROWS else _power_of_two(num_rows)
 
 
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

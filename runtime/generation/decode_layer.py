@@ -27,6 +27,14 @@ did and 12 MB did not, measured on 2026-11-25."""
 class StepAttention(Protocol):
     """The cache during a decode step."""
 
+    def attend(self, layer: int, heads: Tensor) -> Tensor:
+        """[B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected, which are not
+        turned yet; what is new is kept."""
+
+
+class TurnedAttention(Protocol):
+    """The cache during a decode step, to which turned heads come."""
+
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
         [B, kv_heads, 2, D] are kept."""
@@ -50,6 +58,7 @@ class Scratch:
         if "up" in tensors:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
+        self.gated = tensors.get("gated")
 
     def first(self, num_rows: int) -> Scratch:
         """That of fewer rows, in the same place."""
@@ -59,6 +68,19 @@ class Scratch:
         """Takes over the angles of the new tokens, [B, 1, 1, D] each."""
         for mine, angles in zip(self._angles, (cos, sin), strict=True):
             mine.copy_(angles)
+
+
+class Turning:
+    """Turns heads by the angles that have a place in some scratch, and then attends."""
+
+    def __init__(self, room: Scratch, attention: TurnedAttention) -> None:
+        self._room, self._attention, self._half = room, attention, room.heads.shape[-1] // 2
+
+    def attend(self, layer: int, heads: Tensor) -> Tensor:
+        """As of `StepAttention`."""
+        room = self._room
+        torch.mul(heads, room.cos, out=room.turned).addcmul_(heads.roll(self._half, -1), room.sin)
+        return self._attention.attend(layer, room.query, room.new)
 
 
 def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
@@ -74,7 +96,10 @@ def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
         "sin": like.new_zeros(num_rows, 1, per_group, spec.head_dim),
     }
     if not spec.experts:
-        tensors["up"] = like.new_empty(num_rows, 2 * spec.ffn_size // mesh.layout.tp)
+        width = spec.ffn_size // mesh.layout.tp
+        tensors["up"] = like.new_empty(num_rows, 2 * width)
+        if model.kernels.decode == "paged":
+            tensors["gated"] = like.new_empty(num_rows, width)
     return Scratch(tensors)
 
 
@@ -84,7 +109,6 @@ class DecodeLayer:
     def __init__(self, layer: Any, model: Decoder, mesh: Mesh) -> None:
         attention, mlp = layer.self_attention, layer.mlp
         group = mesh.groups.tp if mesh.layout.tp > 1 else None
-        self._half = model.spec.head_dim // 2
         self._input_norm, self._mlp_norm = Norm(layer.input_layernorm), Norm(layer.pre_mlp_layernorm)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
         self._qkv, self._projection = _Spreading(attention.linear_qkv), _Joining(attention.linear_proj, group)
@@ -95,6 +119,7 @@ class DecodeLayer:
             self.linears += [self._up, self._down]
         self._is_silu = model.spec.activation == "silu"
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
+        self._multiply_gates = _gate_kernel() if self._is_silu and model.kernels.decode == "paged" else None
 
     def begin_turn(self) -> None:
         """Weights may have moved."""
@@ -109,8 +134,7 @@ class DecodeLayer:
             query, key = heads[:, :, :-2], heads[:, :, -2:-1]
             query.copy_(self._query_norm(query))
             key.copy_(self._key_norm(key))
-        torch.mul(heads, room.cos, out=room.turned).addcmul_(heads.roll(self._half, -1), room.sin)
-        self._projection.add_to(hidden, cache.attend(index, room.query, room.new))
+        self._projection.add_to(hidden, cache.attend(index, heads))
 
     def feed_forward(self, hidden: Tensor, room: Scratch) -> None:
         """Adds the gated MLP, or megatron's own layer of experts."""
@@ -119,6 +143,10 @@ class DecodeLayer:
             hidden.add_(self._experts(normed.unsqueeze(0))[0].squeeze(0))
             return
         self._up.into(room.up, normed)
+        if self._multiply_gates is not None and room.gated is not None:
+            self._multiply_gates(room.up, room.gated)
+            self._down.add_to(hidden, room.gated)
+            return
         gate = torch._C._nn.silu_(room.gate) if self._is_silu else self._activation(room.gate)
         self._down.add_to(hidden, gate.mul_(room.linear))
 
@@ -236,6 +264,12 @@ class _Adapter:
         """Adds what it says of `inputs` to `output`."""
         low = torch.nn.functional.linear(torch.nn.functional.linear(inputs, self._down), self._up)
         output.add_(low, alpha=self._scale)
+
+
+def _gate_kernel() -> Callable[[Tensor, Tensor], None]:
+    from meshwright.runtime.kernels.gates import multiply_gates  # noqa: PLC0415 - there is Triton where it was chosen
+
+    return multiply_gates
 
 
 def _adapter_of(module: Any) -> _Adapter | None:

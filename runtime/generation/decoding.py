@@ -18,11 +18,13 @@ from meshwright.runtime.generation.decode_layer import (
     Norm,
     Scratch,
     StepAttention,
+    TurnedAttention,
+    Turning,
     fetch_in_order,
     room_for,
 )
+from meshwright.runtime.generation.table_attention import GatheredAttention, PagedAttention, StepReads, TableReads
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import BlockReads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -35,7 +37,7 @@ class Decoding(Protocol):
     def begin_turn(self) -> None:
         """To be called before the steps of a turn: weights may have moved since the last."""
 
-    def __call__(self, inputs: Tensor, reads: BlockReads | PaddedReads) -> Tensor:
+    def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
         `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it; `reads` is
@@ -58,6 +60,7 @@ class DecodeStep:
         low, high = sin.chunk(2, dim=-1)
         self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
         """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
+        self._angles = cos.flatten(1).chunk(2, dim=-1)[0].contiguous(), high.flatten(1).contiguous()
         self._whole: Scratch | None = None
 
     def begin_turn(self) -> None:
@@ -66,20 +69,31 @@ class DecodeStep:
             layer.begin_turn()
 
     @torch.inference_mode()
-    def __call__(self, inputs: Tensor, reads: BlockReads | PaddedReads) -> Tensor:
-        cache: StepAttention
-        if isinstance(reads, PaddedReads):
-            cache = PaddedAttention(self.cache, reads, self._model.spec.num_heads // self._model.spec.num_kv_heads)
-        else:
-            reads = reads.to(inputs.device)
-            cache = BlockAttention(self.cache, reads)
+    def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
         room = self._room_for(hidden)
-        room.place(self._cos[reads.lengths], self._sin[reads.lengths])
+        attention = self._attention(reads, room)
         for index, layer in enumerate(self._layers):
-            layer.attend(hidden, room, index, cache)
+            layer.attend(hidden, room, index, attention)
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+    def _attention(self, reads: StepReads, room: Scratch) -> StepAttention:
+        """Over what of the cache this step reads."""
+        num_queries = self._model.spec.num_heads // self._model.spec.num_kv_heads
+        if isinstance(reads, TableReads):
+            reads = reads.to(self.cache.keys.device)
+            if self._model.kernels.decode == "paged":
+                return PagedAttention(self.cache, reads, self._angles, num_queries)
+        turned: TurnedAttention
+        if isinstance(reads, TableReads):
+            turned = GatheredAttention(self.cache, reads)
+        elif isinstance(reads, PaddedReads):
+            turned = PaddedAttention(self.cache, reads, num_queries)
+        else:
+            turned = BlockAttention(self.cache, reads)
+        room.place(self._cos[reads.lengths], self._sin[reads.lengths])
+        return Turning(room, turned)
 
     def _room_for(self, hidden: Tensor) -> Scratch:
         """On a CPU in the place of earlier steps, where they had as many rows; of a recorded step it is a part."""

@@ -37,13 +37,13 @@ from meshwright.runtime.generation.slots import (
     packs,
 )
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
+from meshwright.runtime.generation.table_attention import step_reads
 from meshwright.runtime.generation.tool_turns import ToolTurnTaking
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.padded_attention import step_reads
 from meshwright.runtime.model.pipeline_p2p import Relay
 
 
@@ -102,7 +102,7 @@ class Generator:
             device=self._device,
         )
         step = DecodeStep(model, mesh, self._cache)
-        self._step: Decoding = Replayed(step, model, group_size) if records_steps and can_replay(model) else step
+        self._step: Decoding = Replayed(step, model) if records_steps and can_replay(model) else step
         self._relay = Relay(mesh, self._device)
         self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)

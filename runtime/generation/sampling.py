@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.runtime.device.abilities import has_kernels
 from meshwright.runtime.generation.records import Numbers
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a signed number
@@ -51,6 +52,10 @@ class Sampling:
         if self.temperature == 0.0:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.zeros_like(tokens, dtype=torch.float32)
+        if has_kernels(logits.device) and not self.is_filtered(logits.shape[-1]):
+            from meshwright.runtime.kernels.drawing import draw  # noqa: PLC0415 - there is Triton
+
+            return draw(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
         left = self._filtered(scaled)
         highest = scaled.amax(dim=-1, keepdim=True)
@@ -62,6 +67,10 @@ class Sampling:
         tokens = found.clamp_(max=logits.shape[-1] - 1)
         total = of_left if left is scaled else below.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
         return tokens.squeeze(1), (below.gather(1, tokens) - total.log()).squeeze(1).float()
+
+    def is_filtered(self, num_tokens: int) -> bool:
+        """Whether some of so many tokens may not be drawn."""
+        return 0 < self.top_k < num_tokens or self.top_p < 1.0
 
     def _filtered(self, scaled: Tensor) -> Tensor:
         """Logits [B, V] of the tokens that may be drawn; the same tensor where all may."""

@@ -60,9 +60,7 @@ class BlockAttention:
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).index_select(0, self._reads.order)
 
     def _summed(self, parts: list[Tensor]) -> Tensor:
-        """[B, ...] of what blocks say. On a GPU, where additions to one row would come in any order, in a row's own."""
-        if parts[0].is_cuda:
-            return torch.segment_reduce(self._ordered(parts), "sum", offsets=self._reads.ends, axis=0, unsafe=True)
+        """[B, ...] of what blocks say."""
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         found = whole.new_zeros(self._num_rows + 1, *whole.shape[1:])
         return found.index_add_(0, self._readers, whole)[: self._num_rows]
@@ -137,6 +135,4 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
     """[N, A, C] in fp32 of [N, A, B] and [N, B, C]."""
     if one.dtype == torch.float32:
         return torch.bmm(one, other)
-    if one.is_cuda:
-        return torch.bmm(one, other, out_dtype=torch.float32)
     return torch.bmm(one.float(), other.float())

@@ -7,12 +7,10 @@ are joined to a prefix, which meets the queries of all of them at once (Juravsky
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
@@ -20,16 +18,6 @@ from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 
 _IN_PLACE = 0.5
 """Of the blocks between the first and the last that are read: with fewer, the ones that are read are copied first."""
-
-
-class StepShape(NamedTuple):
-    """What a decode step is rounded up to: its rows, the blocks of the window, those that are shared and the readers
-    of each."""
-
-    rows: int
-    blocks: int
-    shared: int
-    readers: int
 
 
 @dataclass(frozen=True)
@@ -40,10 +28,6 @@ class Prefixes:
     """[M, n]"""
     readers: Tensor
     """[M, R]"""
-
-    def to(self, device: torch.device) -> Prefixes:
-        """The same on a device."""
-        return Prefixes(self.blocks.to(device), self.readers.to(device))
 
 
 @dataclass(frozen=True)
@@ -77,60 +61,6 @@ class BlockReads:
     def num_shared(self) -> int:
         """Blocks of all prefixes."""
         return sum(one.blocks.numel() for one in self.prefixes)
-
-    def copy_(self, other: BlockReads) -> None:
-        """Takes over what another one of the same shape says."""
-        for field in fields(self):
-            mine = getattr(self, field.name)
-            if isinstance(mine, Tensor):
-                mine.copy_(getattr(other, field.name))
-        for prefixes, others in zip(self.prefixes, other.prefixes, strict=True):
-            prefixes.blocks.copy_(others.blocks)
-            prefixes.readers.copy_(others.readers)
-
-    def rounded(self, shape: StepShape) -> BlockReads:
-        """The same with rows and blocks that nobody asks for, one row at least: each of them reads and writes block 0.
-
-        The window becomes the first blocks of the cache, read in place, and each shared block a prefix of its own.
-        """
-        num_rows = len(self.lengths)
-        more = shape.rows - num_rows
-        owner = torch.full((shape.blocks,), shape.rows)
-        owner[self.window] = torch.where(self.owner == num_rows, shape.rows, self.owner)
-        hidden = self.hidden.new_zeros(shape.blocks, *self.hidden.shape[1:])
-        hidden[self.window] = self.hidden
-        shared = torch.zeros((shape.shared, 1), dtype=torch.int64)
-        readers = torch.full((shape.shared, shape.readers), shape.rows)
-        begin = 0
-        for one in self.prefixes:
-            end, width = begin + one.blocks.numel(), one.readers.shape[1]
-            shared[begin:end, 0] = one.blocks.flatten()
-            of_run = torch.where(one.readers == num_rows, shape.rows, one.readers)
-            readers[begin:end, :width] = of_run.repeat_interleave(one.blocks.shape[1], dim=0)
-            begin = end
-        said, known = _by_row(torch.cat([owner, readers.flatten()]).numpy(), num_rows)
-        order = torch.zeros(len(owner) + readers.numel() + shape.rows, dtype=torch.int64)
-        order[: len(said)] = torch.from_numpy(said)
-        ends = torch.from_numpy(np.concatenate([known, known[-1] + np.arange(1, more + 1)]))
-        ends[-1] = len(order)
-        return BlockReads(
-            lengths=F.pad(self.lengths, (0, more)),
-            blocks=F.pad(self.blocks, (0, more)),
-            window=torch.arange(shape.blocks),
-            owner=owner,
-            hidden=hidden,
-            prefixes=(Prefixes(shared, readers),) if shape.shared else (),
-            order=order,
-            ends=ends,
-            first=0,
-        )
-
-    def to(self, device: torch.device) -> BlockReads:
-        """The same on a device."""
-        if self.lengths.device == device:
-            return self
-        moved: dict[str, Any] = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, **moved, prefixes=tuple(one.to(device) for one in self.prefixes))
 
 
 def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockReads:

@@ -19,21 +19,18 @@ _FLASH_CAPABILITY = (8, 0)
 https://github.com/Dao-AILab/flash-attention
 """
 
-_TRITON_CAPABILITY = (7, 0)
-"""Volta, the first that torch.compile writes Triton for.
-https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
-"""
-
 
 @dataclass(frozen=True)
 class ChosenKernels:
-    """Of training and scoring passes and of prefills; decode steps have their own."""
+    """Of training and scoring passes, of prefills and of decode steps."""
 
     attention: Literal["sdpa", "varlen"] = "sdpa"
     """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
     variable-length attention for all rows that begin in the pass."""
     operators: Literal["plain", "compiled"] = "plain"
-    """compiled: rotary embedding by torch.compile, and megatron's fused SwiGLU."""
+    """compiled: rotary embedding by torch.compile, megatron's fused SwiGLU, and log-probabilities by a kernel."""
+    decode: Literal["torch", "paged"] = "torch"
+    """paged: decode steps by kernels in Triton that read the cache's blocks where they lie; torch: by its own."""
     overlaps_replicas: bool = False
     """Whether what replicas exchange in training overlaps computing."""
 
@@ -41,7 +38,8 @@ class ChosenKernels:
     def told(self) -> str:
         """In words."""
         exchanges = "overlap computing" if self.overlaps_replicas else "in one piece"
-        return f"attention {self.attention}, operators {self.operators}, replicas exchange {exchanges}"
+        own = f"attention {self.attention}, operators {self.operators}, decode {self.decode}"
+        return f"{own}, replicas exchange {exchanges}"
 
 
 PLAIN = ChosenKernels()
@@ -58,10 +56,10 @@ def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) ->
         return PLAIN
     fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
     flash = found.has_flash and found.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
-    compiles = found.has_triton and found.capability >= _TRITON_CAPABILITY
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
-        operators="compiled" if compiles else "plain",
+        operators="compiled" if found.runs_triton else "plain",
+        decode="paged" if found.runs_triton else "torch",
         overlaps_replicas=True,
     )
 

@@ -77,6 +77,7 @@ class Decoder(GPTModel):
         self.spec = spec
         self.layers = layers
         self.mesh = mesh
+        self.kernels = kernels
         self.rotary = Rotary(spec, host.device())
         if is_last and spec.scalar_head:
             self._attach_scalar_head()
@@ -122,7 +123,8 @@ class Decoder(GPTModel):
         output, _ = self.output_layer(hidden_states, weight=tied)
         if self.spec.scalar_head:
             return output.squeeze(2).transpose(0, 1).contiguous()
-        output[..., self._num_real_columns() :] = -torch.inf
+        if (real := self._num_real_columns()) < output.shape[-1]:
+            output[..., real:] = -torch.inf
         return output
 
     def tie_embeddings_and_output_weights_state_dict(

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
 from meshwright.runtime.model.cache_blocks import Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
@@ -37,18 +36,14 @@ class PaddedReads:
     """[B * kv_heads, 1, n * tokens of a block]: minus infinity behind the end of a row, else 0."""
 
 
-def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedReads | BlockReads:
-    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached: in
-    the way in which the step is faster."""
-    return padded_reads(cache, rows, lengths) or block_reads(cache.tables, rows, lengths)
-
-
 def padded_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedReads | None:
-    """None on a GPU, in a type that products on a CPU would round scores to, and of rows that are many, long or
-    share blocks."""
+    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached.
+
+    None in a type that products on a CPU would round scores to, and of rows that are many, long or share blocks.
+    """
     counts = lengths // BLOCK_TOKENS + 1
     longest, num_rows = int(counts.max()), len(rows)
-    if cache.keys.is_cuda or cache.keys.dtype != torch.float32:
+    if cache.keys.dtype != torch.float32:
         return None
     if num_rows * longest * cache.keys[0, 0].nbytes > _CACHED_BYTES:
         return None

@@ -5,6 +5,7 @@ The kernel is torch's own, which runs on a GPU alone: https://docs.pytorch.org/d
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,12 +48,19 @@ class RowBounds:
 
 
 def torch_kernel() -> VarlenKernel:
-    """Torch's own."""
+    """Torch's own. Up to 2.11 it groups heads without being told that it may."""
     # Imported where it runs: what it registers takes seconds, which processes on a CPU would spend for nothing.
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
 
     kernel: Any = varlen_attn  # which answers more than the output only if asked
-    return kernel
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return kernel
+
+    def grouping(*args: Any, window_size: tuple[int, int], **_: Any) -> Tensor:
+        found: Tensor = kernel(*args, window_size=window_size)
+        return found
+
+    return grouping
 
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel) -> Tensor:

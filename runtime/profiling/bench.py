@@ -110,9 +110,9 @@ class Bench:
 
     def _body(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
-        model, trainer = self._build(spec, (point.shape, point.num_layers))
+        model = self._build(spec, (point.shape, point.num_layers))
         if point.body is Body.OPTIMIZER:
-            return trainer.update
+            return self._trainer_of(model).update
         if point.body is Body.PREFILL:
             generator = self._generator(model, spec, point.rows, point.tokens + 1)
             return generator.again(_partials(point.rows, point.tokens))
@@ -120,21 +120,27 @@ class Bench:
             generator = self._generator(model, spec, point.rows, point.context + 1)
             return generator.again(_partials(point.rows, point.context, drawn=1))
         if point.body is Body.TRAIN:
-            block = _training_block(spec, point.rows, point.tokens)
+            trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
             return lambda: trainer.accumulate([block], loss)
         forward = forward_scalars if spec.scalar_head else forward_logprobs
         experience = _experience(spec, point.rows, point.tokens)
         return lambda: _scored(forward, model, self._mesh, experience)
 
-    def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> tuple[Decoder, Trainer]:
-        if key != self._key or self.model is None or self._trainer is None:
-            self._key, self.model, self._trainer = (), None, None  # the old model's memory is free for the new one
+    def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> Decoder:
+        if key != self._key or self.model is None:
+            self._key, self.model, self._trainer = (), None, None
+            self._instruments.release()  # the old model's memory is free for the new one
             model = build_model(spec, self._mesh, dtype=DTYPES[self._precision], trainable=True, kernels=self._kernels)
             assert isinstance(model, Decoder)  # the bench has one rank
-            self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
             self._key, self.model = key, model
-        return self.model, self._trainer
+        return self.model
+
+    def _trainer_of(self, model: Decoder) -> Trainer:
+        """Made where it is first asked for: gradients and moments take several times the weights."""
+        if self._trainer is None:
+            self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
+        return self._trainer
 
     def _generator(self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int) -> Generator:
         model.eval()

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
+from meshwright.runtime.generation.table_attention import TableReads, table_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -66,19 +66,19 @@ def fill(cache: PagedCache) -> None:
         held.copy_(torch.randn(held.shape, generator=draw))
 
 
-def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: str) -> tuple[Tensor, BlockReads]:
+def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: str) -> tuple[Tensor, TableReads]:
     rows = np.arange(first_row, first_row + len(lengths))
     for row, length in zip(rows.tolist(), lengths, strict=True):
         cache.tables.release(row)
         cache.tables.take(row, length + 1)
-    return torch.arange(len(lengths), device=device) + first_row, block_reads(cache.tables, rows, np.array(lengths))
+    return torch.arange(len(lengths), device=device) + first_row, table_reads(cache.tables, rows, np.array(lengths))
 
 
 @torch.no_grad()
 def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
     """The answers of the step and of recordings of it, twice through the steps, so that every recording is used."""
     plain, recorded = bench(device), bench(device)
-    replayed = Replayed(recorded.step, recorded.model, 1, record)
+    replayed = Replayed(recorded.step, recorded.model, record)
     answers = []
     for first_row, lengths in STEPS + STEPS:
         fill(plain.cache)
@@ -100,7 +100,7 @@ def blocks_written() -> set[int]:
     recorded = bench()
     fill(recorded.cache)
     before = recorded.cache.keys.clone()
-    Replayed(recorded.step, recorded.model, 1, Counted())(*asked(recorded.cache, 0, (3, 1, 4), "cpu"))
+    Replayed(recorded.step, recorded.model, Counted())(*asked(recorded.cache, 0, (3, 1, 4), "cpu"))
     return set((recorded.cache.keys != before).any(dim=(0, 2, 3, 4)).nonzero()[:, 0].tolist())
 
 
@@ -108,7 +108,7 @@ def blocks_written() -> set[int]:
 def recorded_after(move: bool) -> int:
     """Recordings of one shape that was asked for before and after its weights were, or were not, moved."""
     recorded, counted = bench(), Counted()
-    replayed = Replayed(recorded.step, recorded.model, 1, counted)
+    replayed = Replayed(recorded.step, recorded.model, counted)
     replayed(*asked(recorded.cache, 0, (3, 1), "cpu"))
     for parameter in recorded.model.parameters():
         parameter.data = parameter.data.clone() if move else parameter.data.mul_(2.0)

@@ -11,10 +11,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation import decode_layer
 from meshwright.runtime.generation.decode_layer import Norm, room_for
 from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.generation.table_attention import step_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.model.padded_attention import step_reads
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.generation.table_attention import step_reads
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
-from meshwright.runtime.model.padded_attention import step_reads
 from meshwright.runtime.model.pipeline_p2p import Relay
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint

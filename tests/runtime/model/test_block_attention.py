@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import StepShape, block_reads
+from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 
@@ -47,18 +47,3 @@ def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype
     for index, row in enumerate(rows):
         keys, values = cache.read(row, lengths[row] + 1)
         assert torch.equal(torch.stack([keys[0, :, -1], values[0, :, -1]], dim=1), new[index])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_step_that_is_rounded_up_answers_its_own_rows_alike(seed: int) -> None:
-    cache, lengths = filled(seed)
-    rows = np.arange(NUM_ROWS)
-    reads = block_reads(cache.tables, rows, np.array(lengths))
-    rounded = reads.rounded(StepShape(rows=16, blocks=91, shared=64, readers=NUM_ROWS))
-    query, new = asked(torch.float32)
-    plain = BlockAttention(cache, reads).attend(0, query, new)
-    before = cache.keys[:, 1:].clone()
-    more = (F.pad(heads, (0, 0) * (heads.dim() - 1) + (0, 4)) for heads in (query, new))
-    found = BlockAttention(cache, rounded).attend(0, *more)
-    torch.testing.assert_close(found[:NUM_ROWS], plain, atol=1e-5, rtol=1e-5)
-    assert torch.equal(cache.keys[:, 1:], before)

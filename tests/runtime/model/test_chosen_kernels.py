@@ -54,9 +54,9 @@ def test_a_gpu_computes_by_what_it_can(
 
 
 def test_kernels_are_told_in_words() -> None:
-    assert PLAIN.told == "attention sdpa, operators plain, replicas exchange in one piece"
+    assert PLAIN.told == "attention sdpa, operators plain, decode torch, replicas exchange in one piece"
     assert own_kernels(HOPPER, "bf16", [SPEC]).told == (
-        "attention varlen, operators compiled, replicas exchange overlap computing"
+        "attention varlen, operators compiled, decode paged, replicas exchange overlap computing"
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows side by side are answered as block by block; what is long, shared or on a GPU is not laid side by side."""
+"""Rows side by side are answered as block by block; what is long or shared is not laid side by side."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
-from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads, step_reads
+from meshwright.runtime.model.block_reads import block_reads
+from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 
 
@@ -32,9 +32,8 @@ def test_rows_side_by_side_are_answered_as_block_by_block(seed: int) -> None:
 
 def test_rows_that_share_a_prefix_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(1)
-    reads = step_reads(cache, np.arange(NUM_ROWS), np.array(lengths))
-    assert isinstance(reads, BlockReads)
-    assert reads.num_shared
+    assert padded_reads(cache, np.arange(NUM_ROWS), np.array(lengths)) is None
+    assert block_reads(cache.tables, np.arange(NUM_ROWS), np.array(lengths)).num_shared
 
 
 def test_scores_that_would_be_rounded_are_not_laid_side_by_side() -> None:

@@ -1,0 +1,1 @@
+"""Kernels in Triton, which a GPU runs; who imports one has Triton."""
