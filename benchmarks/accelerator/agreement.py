@@ -25,7 +25,7 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from meshwright.runtime.training.copies import DTYPES
 
-LAYERS = {"qwen2.5-0.5b": 24, "llama-3.1-8b": 4}
+LAYERS = {"qwen2.5-0.5b": 24, "llama-3.1-8b": 2}
 """Of the models that are compared, which differ in biases, heads and tied embeddings."""
 
 
@@ -61,7 +61,7 @@ def compare(world: World, name: str) -> tuple[Apart, Apart, Apart]:
     """In the order of the table."""
     layers = {} if world.tiny else {"num_hidden_layers": LAYERS[name]}
     config = config_of(world, name, **layers)
-    checkpoint = write_weights(world.directory("agreement") / name, config, torch.float32)
+    checkpoint = write_weights(world.directory("agreement") / name, config, torch.float32, world.kind)
     draw = random.Random(0)
     lengths = (24, 9, 2) if world.tiny else (1024, 700, 33, 2)
     rows = [draw.choices(range(config["vocab_size"]), k=length) for length in lengths]

@@ -86,12 +86,18 @@ def config_of(world: World, name: str, **changes: object) -> dict[str, Any]:
     return {**family, **SIZES["tiny" if world.tiny else size], **changes}
 
 
-def write_weights(directory: Path, config: dict[str, Any], dtype: torch.dtype, *, scalar_head: bool = False) -> Path:
-    """A random model in Hugging Face form. Log-probabilities of its tokens differ: weights are twice the usual."""
+def write_weights(
+    directory: Path, config: dict[str, Any], dtype: torch.dtype, kind: str, *, scalar_head: bool = False
+) -> Path:
+    """A random model in Hugging Face form, drawn on a device of this kind.
+
+    Log-probabilities of its tokens differ: weights are twice the usual.
+    """
     found = AutoConfig.for_model(**config, pad_token_id=0, eos_token_id=1, initializer_range=0.04, num_labels=1)
     torch.manual_seed(0)
-    kind = AutoModelForSequenceClassification if scalar_head else AutoModelForCausalLM
-    kind.from_config(found).to(dtype).save_pretrained(directory)
+    made_by = AutoModelForSequenceClassification if scalar_head else AutoModelForCausalLM
+    with torch.device(kind):
+        made_by.from_config(found, dtype=dtype).save_pretrained(directory)
     return directory
 
 
@@ -101,8 +107,8 @@ def write_run_job(
     """Writes a job for one device under ppo or grpo, with its models, tokenizer and prompts; every response has
     `longest` tokens."""
     config = config_of(world, RUN_MODEL)
-    actor = write_weights(directory / "actor", config, world.dtype)
-    reward = write_weights(directory / "reward", config, world.dtype, scalar_head=True)
+    actor = write_weights(directory / "actor", config, world.dtype, world.kind)
+    reward = write_weights(directory / "reward", config, world.dtype, world.kind, scalar_head=True)
     tokenizer, prompts = directory / "tokenizer.json", directory / "prompts.jsonl"
     _bytes(config["vocab_size"]).save(str(tokenizer))
     draw = random.Random(0)

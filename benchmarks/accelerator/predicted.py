@@ -17,7 +17,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.profiling.profiling import profile_job
 
-_MINUTES, _TINY_MINUTES = 1.5, 0.05
+_MINUTES, _TINY_MINUTES = 1.2, 0.05
 """To profile the job."""
 _STEPS = 4
 """Of each run; the first is left out."""
@@ -28,7 +28,7 @@ def report(world: World, algorithm: str) -> str:
     it does once the first run has calibrated it. The plan is written before anything runs; runs that were cut off are
     begun anew, what was profiled is kept."""
     directory = world.directory(algorithm)
-    size = {"batch_size": 16, "longest": 32} if world.tiny else {"batch_size": 256, "longest": 1024}
+    size = {"batch_size": 16, "longest": 32} if world.tiny else {"batch_size": 128, "longest": 512}
     path = directory / "job.yaml"
     if not path.exists():
         write_run_job(directory, world, algorithm, **size)

@@ -45,6 +45,7 @@ def _digests(world: World) -> Iterator[str]:
         shutil.rmtree(out, ignore_errors=True)
         run_plan(RunRequest(plan=plan, job=job, directory=directory, out=out, steps=STEPS, export_every=STEPS))
         yield digest_of(out)
+        shutil.rmtree(out)  # of which checkpoints take tens of gigabytes
 
 
 def digest_of(run: Path) -> str:

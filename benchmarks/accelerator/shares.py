@@ -22,8 +22,9 @@ from meshwright.runtime.model.chosen_kernels import own_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
-LAYERS = {"qwen2.5-0.5b": 24, "qwen2.5-1.5b": 28, "llama-3.1-8b": 8}
-"""Of each model: of the largest so many as one GPU trains, with fp32 weights and moments beside them."""
+TRAINED_LAYERS = {"qwen2.5-0.5b": 24, "qwen2.5-1.5b": 28, "llama-3.1-8b": 8}
+"""Of each model: of the largest so many as one GPU trains, with fp32 weights and moments beside them. Decode steps have
+all layers."""
 
 _DECODE_ROWS = 64
 _TRAIN_ROWS = 4
@@ -44,9 +45,7 @@ class Share(NamedTuple):
 
 def report(world: World) -> str:
     """As a table of Markdown."""
-    specs = [model_from_config(config_of(world, name), name=name) for name in LAYERS]
-    if not world.tiny:
-        specs = [replace(spec, num_layers=layers) for spec, layers in zip(specs, LAYERS.values(), strict=True)]
+    specs = [model_from_config(config_of(world, name), name=name) for name in TRAINED_LAYERS]
     lines = (
         "| model | body | limit ms | measured ms | share of the datasheet | of what was measured | tokens/s |",
         "|---|---|---|---|---|---|---|",
@@ -57,32 +56,35 @@ def report(world: World) -> str:
 def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
     """A decode step and a training micro-batch of each model."""
     context, tokens = (60, 32) if world.tiny else (1000, 2048)
-    points = [point for spec in specs for point in _points(spec, context, tokens)]
+    trained = [
+        replace(spec, num_layers=min(spec.num_layers, TRAINED_LAYERS.get(spec.name, spec.num_layers))) for spec in specs
+    ]
+    points = [point for both in zip(specs, trained, strict=True) for point in _points(*both, context, tokens)]
     found = launch(_measured, points, world.precision, num_ranks=1, preparation=Preparation(world.kind))[0]
     device, best = device_of(world), measured(world)
 
-    def limits(spec: ModelSpec, device: Device) -> tuple[float, float]:
-        return (
-            decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context),
-            train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens),
-        )
+    def limit(body: Body, spec: ModelSpec, device: Device) -> float:
+        if body is Body.DECODE:
+            return decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context)
+        return train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens)
 
-    bodies = (
-        f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth",
-        f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic",
-    )
-    for spec, both in zip(specs, zip(found[::2], found[1::2], strict=True), strict=True):
-        of_best = limits(spec, best) if best else (None, None)
-        name = f"{spec.name}, {spec.num_layers} layers"
-        for share in zip(bodies, limits(spec, device), of_best, both, strict=True):
-            yield Share(name, *share)
+    told = {
+        Body.DECODE: f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth",
+        Body.TRAIN: f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic",
+    }
+    sides = (spec for both in zip(specs, trained, strict=True) for spec in both)
+    for spec, measurement in zip(sides, found, strict=True):
+        body, name = measurement.point.body, f"{spec.name}, {spec.num_layers} layers"
+        of_best = limit(body, spec, best) if best else None
+        yield Share(name, told[body], limit(body, spec, device), of_best, measurement)
 
 
-def _points(spec: ModelSpec, context: int, tokens: int) -> tuple[Point, Point]:
-    shape, layers = shape_of(spec, 1), spec.num_layers
+def _points(spec: ModelSpec, trained: ModelSpec, context: int, tokens: int) -> tuple[Point, Point]:
+    decode = {"body": Body.DECODE, "rows": _DECODE_ROWS, "tokens": 1, "context": context}
+    train = {"body": Body.TRAIN, "rows": _TRAIN_ROWS, "tokens": tokens, "context": 0}
     return (
-        Point(shape=shape, num_layers=layers, body=Body.DECODE, rows=_DECODE_ROWS, tokens=1, context=context),
-        Point(shape=shape, num_layers=layers, body=Body.TRAIN, rows=_TRAIN_ROWS, tokens=tokens, context=0),
+        Point(shape=shape_of(spec, 1), num_layers=spec.num_layers, **decode),
+        Point(shape=shape_of(trained, 1), num_layers=trained.num_layers, **train),
     )
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decoding import DecodeStep
@@ -57,26 +57,44 @@ class Replayed:
         assert isinstance(reads, TableReads), "other reads are of a CPU"
         num_rows, num_blocks = reads.tables.shape
         shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
-        asked = F.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, shape[0] - num_rows))
-        rounded = reads.rounded(*shape)
         recording = self._recordings.get(shape)
         if recording is None:
-            recording = self._recordings[shape] = _Recording(self._step, asked, rounded.to(inputs.device))
+            recording = self._recordings[shape] = _Recording(self._step, shape, inputs)
+            recording.take(inputs, reads)
             answer = recording.run()  # also what a recording needs to have run once before
             recording.run = self._record(recording.run)
         else:
-            recording.inputs.copy_(asked)
-            recording.reads.copy_(rounded)
+            recording.take(inputs, reads)
             answer = recording.run()
-        return answer[:num_rows].clone()  # the next step may write over it
+        # The next stage takes hidden states when the next step may have written over them.
+        return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
 
 
 class _Recording:
-    """The tensors that a recorded step reads, and the step on them."""
+    """The tensors that a recorded step reads, and the step on them. Numbers of the host come in one message."""
 
-    def __init__(self, step: DecodeStep, inputs: Tensor, reads: TableReads) -> None:
-        self.inputs, self.reads = inputs, reads
-        self.run: Work = lambda: step(self.inputs, self.reads)
+    def __init__(self, step: DecodeStep, shape: tuple[int, int], like: Tensor) -> None:
+        """For so many rows and blocks, and inputs like these."""
+        rows, blocks = shape
+        device = step.cache.keys.device
+        self._message = torch.zeros(rows * (blocks + 2), dtype=torch.int32, device=device)
+        lengths, tokens, tables = self._message.split([rows, rows, rows * blocks])
+        self._reads = TableReads(lengths, tables.view(rows, blocks))
+        self._inputs = tokens if like.dim() == 1 else like.new_zeros(rows, *like.shape[1:])
+        self.run: Work = lambda: step(self._inputs, self._reads)
+
+    def take(self, inputs: Tensor, reads: TableReads) -> None:
+        """Takes over a step's inputs and what it reads, with rows and blocks that round them up: zeros."""
+        (rows, blocks), (num_rows, num_blocks) = self._reads.tables.shape, reads.tables.shape
+        message = np.zeros(len(self._message), dtype=np.int32)
+        message[:num_rows] = reads.lengths.numpy()
+        message[2 * rows :].reshape(rows, blocks)[:num_rows, :num_blocks] = reads.tables.numpy()
+        if inputs.dim() == 1:
+            message[rows : rows + num_rows] = inputs.numpy()
+        else:
+            self._inputs[:num_rows].copy_(inputs)
+        # Of memory that is not pinned a copy is taken before the call returns.
+        self._message.copy_(torch.from_numpy(message), non_blocking=True)
 
 
 class CudaGraphs:

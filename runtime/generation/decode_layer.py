@@ -109,7 +109,9 @@ class DecodeLayer:
     def __init__(self, layer: Any, model: Decoder, mesh: Mesh) -> None:
         attention, mlp = layer.self_attention, layer.mlp
         group = mesh.groups.tp if mesh.layout.tp > 1 else None
-        self._input_norm, self._mlp_norm = Norm(layer.input_layernorm), Norm(layer.pre_mlp_layernorm)
+        by_kernel = model.kernels.decode == "paged"
+        self._input_norm = Norm(layer.input_layernorm, by_kernel=by_kernel)
+        self._mlp_norm = Norm(layer.pre_mlp_layernorm, by_kernel=by_kernel)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
         self._qkv, self._projection = _Spreading(attention.linear_qkv), _Joining(attention.linear_proj, group)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
@@ -119,7 +121,7 @@ class DecodeLayer:
             self.linears += [self._up, self._down]
         self._is_silu = model.spec.activation == "silu"
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
-        self._multiply_gates = _gate_kernel() if self._is_silu and model.kernels.decode == "paged" else None
+        self._multiply_gates = _gate_kernel() if self._is_silu and by_kernel else None
 
     def begin_turn(self) -> None:
         """Weights may have moved."""
@@ -152,16 +154,23 @@ class DecodeLayer:
 
 
 class Norm:
-    """A norm of hidden states, in fp32 on a CPU step by step: there torch has no operation for it and takes a dozen."""
+    """A norm of hidden states, by a kernel if asked for.
 
-    def __init__(self, module: RMSNorm) -> None:
+    In fp32 on a CPU step by step: there torch has no operation for it and takes a dozen.
+    """
+
+    def __init__(self, module: RMSNorm, *, by_kernel: bool) -> None:
         self._module, weight = module, module.weight
         self._is_own = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
+        self._by_kernel = _norm_kernel() if by_kernel and not module.offset else None
         self._epsilon = torch.tensor(module.epsilon)
         self._share = 1.0 / len(weight)
 
     def __call__(self, hidden: Tensor, room: Scratch) -> Tensor:
         """[B, hidden], which last until the next norm."""
+        if self._by_kernel is not None:
+            self._by_kernel(hidden, self._module.weight, self._module.epsilon, room.normed)
+            return room.normed
         if not self._is_own:
             return self._module.forward(hidden)
         norms = torch.linalg.vector_norm(hidden, 2, -1, True, out=room.norms)
@@ -264,6 +273,12 @@ class _Adapter:
         """Adds what it says of `inputs` to `output`."""
         low = torch.nn.functional.linear(torch.nn.functional.linear(inputs, self._down), self._up)
         output.add_(low, alpha=self._scale)
+
+
+def _norm_kernel() -> Callable[[Tensor, Tensor, float, Tensor], None]:
+    from meshwright.runtime.kernels.norms import norm_rows  # noqa: PLC0415 - there is Triton where it was chosen
+
+    return norm_rows
 
 
 def _gate_kernel() -> Callable[[Tensor, Tensor], None]:

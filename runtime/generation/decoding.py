@@ -40,8 +40,8 @@ class Decoding(Protocol):
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         """Logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
 
-        `inputs` are tokens [B] on the first stage and the hidden states of the earlier stage after it; `reads` is
-        what of the cache they read.
+        `inputs` are tokens [B] on the first stage, on the host or the device, and the hidden states of the earlier
+        stage after it; `reads` is what of the cache they read, on the host. Logits last until the next step.
         """
 
 
@@ -54,7 +54,8 @@ class DecodeStep:
         assert not model.spec.scalar_head
         self._model, self._mesh, self.cache = model, mesh, cache
         self._layers = [DecodeLayer(layer, model, mesh) for layer in model.decoder.layers]
-        self._norm = Norm(model.decoder.final_layernorm) if mesh.is_last_stage else None
+        by_kernel = model.kernels.decode == "paged"
+        self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
         self._fetches = fetch_in_order(self._layers, self._head_weight() if mesh.is_last_stage else None)
         cos, sin = model.rotary.table(cache.max_tokens, next(model.parameters()))
         low, high = sin.chunk(2, dim=-1)
@@ -68,8 +69,14 @@ class DecodeStep:
         for layer in self._layers:
             layer.begin_turn()
 
+    @property
+    def answers_with_logits(self) -> bool:
+        """Whether no later stage takes what it answers."""
+        return self._norm is not None
+
     @torch.inference_mode()
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
+        inputs = inputs.to(self.cache.keys.device)
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
         room = self._room_for(hidden)
         attention = self._attention(reads, room)

@@ -309,7 +309,7 @@ class Generator:
         """Draws one more token for live sequences of the group, by their rows, [2, B] as `_draw`."""
         inputs = self._receive_hidden(len(rows))
         if inputs is None:
-            inputs = torch.from_numpy(group.records.last(rows)).to(self._device)
+            inputs = torch.from_numpy(group.records.last(rows))
         reads = step_reads(self._cache, group.first_slot + rows, group.records.cached(rows))
         return self._draw(self._step(inputs, reads), group, rows)
 

@@ -35,16 +35,6 @@ class TableReads:
         """The same on a device."""
         return TableReads(self.lengths.to(device), self.tables.to(device))
 
-    def rounded(self, num_rows: int, num_blocks: int) -> TableReads:
-        """The same with rows that nobody asks for, which read and write block 0, and wider tables."""
-        rows, blocks = num_rows - len(self.lengths), num_blocks - self.tables.shape[1]
-        return TableReads(F.pad(self.lengths, (0, rows)), F.pad(self.tables, (0, blocks, 0, rows)))
-
-    def copy_(self, other: TableReads) -> None:
-        """Takes over what another one of the same shape says."""
-        self.lengths.copy_(other.lengths)
-        self.tables.copy_(other.tables)
-
 
 StepReads = TableReads | BlockReads | PaddedReads
 """What a decode step reads, in the way in which its attention wants it."""

@@ -81,8 +81,8 @@ def _gradient_of_row(
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_real = column < real
     scaled = tl.load(logits + row * row_stride + column, mask=is_real, other=-float("inf")).to(tl.float32) * scale
-    logp = scaled - tl.load(normalizers + row)
-    p = tl.exp(logp)
+    logp = tl.where(is_real, scaled - tl.load(normalizers + row), 0.0)
+    p = tl.where(is_real, tl.exp(logp), 0.0)
     of_logprob, of_entropy = tl.load(of_logprobs + row), tl.load(of_entropies + row)
     is_target = column == tl.load(targets + row)
     of_z = of_logprob * (tl.where(is_target, 1.0, 0.0) - p)

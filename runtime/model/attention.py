@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -157,13 +157,6 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`heads` [S, B, heads, D] turned by the angles of their tokens; cos and sin [S, 1, 1, D]."""
     low, high = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-high, low), dim=-1) * sin
-
-
-@cache
-def compiled_rotate() -> Rotate:
-    """As `rotate`, one kernel forward and one backward, for rows of any number."""
-    compiled: Rotate = torch.compile(rotate, dynamic=True)
-    return compiled
 
 
 class Rotary:

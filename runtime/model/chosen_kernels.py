@@ -27,8 +27,8 @@ class ChosenKernels:
     attention: Literal["sdpa", "varlen"] = "sdpa"
     """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
     variable-length attention for all rows that begin in the pass."""
-    operators: Literal["plain", "compiled"] = "plain"
-    """compiled: rotary embedding by torch.compile, megatron's fused SwiGLU, and log-probabilities by a kernel."""
+    operators: Literal["plain", "fused"] = "plain"
+    """fused: rotary embedding, SwiGLU and log-probabilities by kernels in Triton, each in one pass."""
     decode: Literal["torch", "paged"] = "torch"
     """paged: decode steps by kernels in Triton that read the cache's blocks where they lie; torch: by its own."""
     overlaps_replicas: bool = False
@@ -48,9 +48,9 @@ PLAIN = ChosenKernels()
 def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
     """What models of these sizes run on, on such a device.
 
-    On a CPU all is plain: torch has no variable-length attention there, and compiled operators take as long as plain
-    ones (`benchmarks/costs`), beside compiling them. Exchanges are in one piece there: its models would fill one
-    bucket, and of more than two ranks gloo adds in another order where they are cut otherwise.
+    On a CPU all is plain: torch has no variable-length attention there, and kernels are of a GPU. Exchanges are in one
+    piece there: its models would fill one bucket, and of more than two ranks gloo adds in another order where they are
+    cut otherwise.
     """
     if found.kind != "cuda":
         return PLAIN
@@ -58,7 +58,7 @@ def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) ->
     flash = found.has_flash and found.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
-        operators="compiled" if found.runs_triton else "plain",
+        operators="fused" if found.runs_triton else "plain",
         decode="paged" if found.runs_triton else "torch",
         overlaps_replicas=True,
     )

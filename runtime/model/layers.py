@@ -30,7 +30,7 @@ from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows, linear_class
-from meshwright.runtime.model.attention import CoreAttention, compiled_rotate
+from meshwright.runtime.model.attention import CoreAttention, Rotate
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.varlen_attention import torch_kernel
@@ -45,7 +45,7 @@ def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLA
             self_attention=_attention(spec, layers.start, kernels),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=_experts() if spec.experts else _gated_mlp(spec),
+            mlp=_experts() if spec.experts else _gated_mlp(spec, kernels),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -62,7 +62,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
                 CoreAttention,
                 first_layer=first_layer,
                 varlen=torch_kernel() if kernels.attention == "varlen" else None,
-                turned=compiled_rotate() if kernels.operators == "compiled" else None,
+                turned=_rotary_kernel() if kernels.operators == "fused" else None,
             ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=RMSNorm if spec.qk_norm else None,
@@ -71,9 +71,15 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
     )
 
 
-def _gated_mlp(spec: ModelSpec) -> ModuleSpec:
+def _rotary_kernel() -> Rotate:
+    from meshwright.runtime.kernels.rotary import rotate  # noqa: PLC0415 - there is Triton where it was chosen
+
+    return rotate
+
+
+def _gated_mlp(spec: ModelSpec, kernels: ChosenKernels) -> ModuleSpec:
     return ModuleSpec(
-        module=MLP,
+        module=_FusedMlp if kernels.operators == "fused" and spec.activation == "silu" else MLP,
         params={"ffn_hidden_size": spec.ffn_size},
         submodules=MLPSubmodules(
             linear_fc1=_columns(spec, "linear_fc1", has_bias=spec.mlp_bias),
@@ -144,6 +150,18 @@ class _Router(TopKRouter):
 
     def gating(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight)
+
+
+class _FusedMlp(MLP):
+    """Megatron's, whose gates and what they let through take one kernel."""
+
+    def forward(self, hidden_states: Tensor, per_token_scale: Tensor | None = None, **_: Any) -> tuple[Tensor, Any]:
+        from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - there is Triton where it was chosen
+
+        assert per_token_scale is None, "experts have an MLP of megatron's own"
+        up, bias = self.linear_fc1(hidden_states)
+        found: tuple[Tensor, Any] = self.linear_fc2(gated(up if bias is None else up + bias))
+        return found
 
 
 class _Biased:

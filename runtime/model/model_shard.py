@@ -231,7 +231,7 @@ def build_model(
     generator.reset()
     for apart, name in enumerate(_RNGS):  # no two may have one seed
         generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
-    config = _config(spec, mesh, dtype, recompute, kernels)
+    config = _config(spec, mesh, dtype, recompute)
     chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
@@ -240,9 +240,7 @@ def build_model(
     return model
 
 
-def _config(
-    spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute, kernels: ChosenKernels
-) -> TransformerConfig:
+def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
     layout = mesh.layout
     return TransformerConfig(
         num_layers=spec.num_layers,
@@ -259,8 +257,7 @@ def _config(
         add_qkv_bias=spec.qkv_bias,
         gated_linear_unit=True,
         activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
-        # Megatron fuses SwiGLU and no other gated activation that a family here has.
-        bias_activation_fusion=kernels.operators == "compiled" and spec.activation == "silu" and not spec.experts,
+        bias_activation_fusion=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

@@ -18,6 +18,7 @@ from megatron.core.optimizer import optimizer as megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import nn
 
+from meshwright.runtime.device import host
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.distributed_optimizer import PaddedOptimizer
 
@@ -85,7 +86,11 @@ def _distributed_optimizer(
     for group in groups:
         group |= {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
     adam = torch.optim.AdamW(
-        groups, lr=config.lr or 0.0, betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps
+        groups,
+        lr=config.lr or 0.0,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_eps,
+        fused=host.on_cuda() or None,
     )
     optimizer = PaddedOptimizer(
         adam,
@@ -111,7 +116,7 @@ def _start_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None =
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 optimizer.state[parameter] |= {
-                    "step": torch.zeros(()),
+                    "step": torch.zeros((), device=parameter.device if group["fused"] else None),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }

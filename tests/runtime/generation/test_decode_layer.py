@@ -72,7 +72,7 @@ def norms() -> tuple[Tensor, Tensor]:
     norm, hidden = model.decoder.final_layernorm, torch.randn(5, model.spec.hidden_size) * 3
     torch.nn.init.normal_(norm.weight)
     hidden[0] = 0.0
-    return Norm(norm)(hidden, room_for(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
+    return Norm(norm, by_kernel=False)(hidden, room_for(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
 
 
 @pytest.mark.parametrize("two", [with_weights_fetched_first, with_weights_elsewhere, of_few_rows_after_many, norms])

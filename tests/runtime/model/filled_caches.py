@@ -12,7 +12,9 @@ from meshwright.runtime.model.kv_cache import PagedCache
 KV_HEADS, SIZE, NUM_ROWS, MAX_TOKENS = 2, 16, 12, 200
 
 
-def filled(seed: int, dtype: torch.dtype = torch.float32) -> tuple[PagedCache, list[int]]:
+def filled(
+    seed: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> tuple[PagedCache, list[int]]:
     """A cache in which rows of some lengths lie in no order, of which some share a prefix; their lengths."""
     draw = random.Random(seed)
     cache = PagedCache(
@@ -23,7 +25,7 @@ def filled(seed: int, dtype: torch.dtype = torch.float32) -> tuple[PagedCache, l
         max_tokens=MAX_TOKENS,
         head_dim=SIZE,
         dtype=dtype,
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
     )
     torch.manual_seed(seed)
     for held in (cache.keys, cache.values):

@@ -36,13 +36,13 @@ def test_a_cpu_computes_plainly() -> None:
 @pytest.mark.parametrize(
     ("found", "precision", "head_dim", "attention", "operators"),
     [
-        (HOPPER, "bf16", 64, "varlen", "compiled"),
-        (HOPPER, "fp32", 64, "sdpa", "compiled"),
-        (HOPPER, "bf16", 512, "sdpa", "compiled"),
-        (HOPPER, "bf16", 60, "sdpa", "compiled"),
-        (replace(HOPPER, has_flash=False), "bf16", 64, "sdpa", "compiled"),
+        (HOPPER, "bf16", 64, "varlen", "fused"),
+        (HOPPER, "fp32", 64, "sdpa", "fused"),
+        (HOPPER, "bf16", 512, "sdpa", "fused"),
+        (HOPPER, "bf16", 60, "sdpa", "fused"),
+        (replace(HOPPER, has_flash=False), "bf16", 64, "sdpa", "fused"),
         (replace(HOPPER, has_triton=False), "bf16", 64, "varlen", "plain"),
-        (replace(HOPPER, capability=(7, 5)), "bf16", 64, "sdpa", "compiled"),
+        (replace(HOPPER, capability=(7, 5)), "bf16", 64, "sdpa", "fused"),
         (replace(HOPPER, capability=(6, 0)), "bf16", 64, "sdpa", "plain"),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_gpu_computes_by_what_it_can(
 def test_kernels_are_told_in_words() -> None:
     assert PLAIN.told == "attention sdpa, operators plain, decode torch, replicas exchange in one piece"
     assert own_kernels(HOPPER, "bf16", [SPEC]).told == (
-        "attention varlen, operators compiled, decode paged, replicas exchange overlap computing"
+        "attention varlen, operators fused, decode paged, replicas exchange overlap computing"
     )
 
 
@@ -91,7 +91,7 @@ def test_compiled_operators_have_the_loss_and_the_gradients_of_plain_ones(tmp_pa
     directory = write_checkpoint(tmp_path / "model")
     plain, compiled = (
         run_on_ranks(2, _gradients, directory, ChosenKernels(operators=operators), timeout=400)[0]
-        for operators in ("plain", "compiled")
+        for operators in ("plain", "fused")
     )
     for one, other in zip(plain, compiled, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
