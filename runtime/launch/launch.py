@@ -138,12 +138,7 @@ def take_part(
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     have_patience(preparation.patience_seconds)
-    backend = preparation.make_ready()
-    if backend == "nccl":
-        from meshwright.runtime.device import host  # noqa: PLC0415 - it is loaded
-
-        group["device_id"] = host.device()  # NCCL guesses it otherwise
-    dist.init_process_group(backend, timeout=patience(), **group)
+    dist.init_process_group(preparation.make_ready(), timeout=patience(), **group)
     result = entry(*args)
     dist.barrier()
     dist.destroy_process_group()

@@ -79,10 +79,11 @@ def _rotary_kernel() -> Rotate:
 
 def _gated_mlp(spec: ModelSpec, kernels: ChosenKernels) -> ModuleSpec:
     return ModuleSpec(
-        module=_FusedMlp if kernels.operators == "fused" and spec.activation == "silu" else MLP,
+        module=MLP,
         params={"ffn_hidden_size": spec.ffn_size},
         submodules=MLPSubmodules(
             linear_fc1=_columns(spec, "linear_fc1", has_bias=spec.mlp_bias),
+            activation_func=_FusedGates if has_fused_gates(spec, kernels) else None,
             linear_fc2=_rows(spec, "linear_fc2", has_bias=spec.mlp_bias),
         ),
     )
@@ -152,16 +153,23 @@ class _Router(TopKRouter):
         return F.linear(input, self.weight)
 
 
-class _FusedMlp(MLP):
-    """Megatron's, whose gates and what they let through take one kernel."""
+def has_fused_gates(spec: ModelSpec, kernels: ChosenKernels) -> bool:
+    """Whether a kernel takes the gates of the MLP and what they let through: of SwiGLU, and not of experts."""
+    return kernels.operators == "fused" and spec.activation == "silu" and not spec.experts
 
-    def forward(self, hidden_states: Tensor, per_token_scale: Tensor | None = None, **_: Any) -> tuple[Tensor, Any]:
+
+class _FusedGates(nn.Module):
+    """Stands where megatron has Transformer Engine's activation of both halves."""
+
+    def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron gives it
         from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - there is Triton where it was chosen
 
-        assert per_token_scale is None, "experts have an MLP of megatron's own"
-        up, bias = self.linear_fc1(hidden_states)
-        found: tuple[Tensor, Any] = self.linear_fc2(gated(up if bias is None else up + bias))
-        return found
+        super().__init__()
+        self._gated = gated
+
+    def forward(self, up: Tensor) -> Tensor:
+        """[S, B, F] from [S, B, 2 F]."""
+        return self._gated(up)
 
 
 class _Biased:

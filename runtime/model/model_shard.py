@@ -26,7 +26,7 @@ from meshwright.runtime.model.context_parallel import padding_behind, parts_of
 from meshwright.runtime.model.dealt_layers import dealt_layers
 from meshwright.runtime.model.hf_mapping import global_name
 from meshwright.runtime.model.kv_cache import ContinuedRows
-from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, keep_tokens_apart
+from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, has_fused_gates, keep_tokens_apart
 from meshwright.runtime.model.mesh import Mesh
 
 Recompute = Literal["none", "selective", "full"]
@@ -231,7 +231,7 @@ def build_model(
     generator.reset()
     for apart, name in enumerate(_RNGS):  # no two may have one seed
         generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
-    config = _config(spec, mesh, dtype, recompute)
+    config = _config(spec, mesh, dtype, recompute, kernels)
     chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
@@ -240,7 +240,9 @@ def build_model(
     return model
 
 
-def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute) -> TransformerConfig:
+def _config(
+    spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recompute, kernels: ChosenKernels
+) -> TransformerConfig:
     layout = mesh.layout
     return TransformerConfig(
         num_layers=spec.num_layers,
@@ -258,6 +260,7 @@ def _config(spec: ModelSpec, mesh: Mesh, dtype: torch.dtype, recompute: Recomput
         gated_linear_unit=True,
         activation_func=F.silu if spec.activation == "silu" else _gelu_tanh,
         bias_activation_fusion=False,
+        use_te_activation_func=has_fused_gates(spec, kernels),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

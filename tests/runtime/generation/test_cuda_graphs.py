@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
+from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import TableReads, table_reads
+from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import own_kernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -44,7 +47,7 @@ class Bench(NamedTuple):
 
 def bench(device: str = "cpu") -> Bench:
     mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
-    model = build_model(spec, mesh).to(device)
+    model = build_model(spec, mesh, kernels=own_kernels(abilities(device), "fp32", [spec]))
     assert isinstance(model, Decoder)
     cache = PagedCache(
         num_layers=spec.num_layers,
@@ -147,5 +150,5 @@ def test_nothing_is_recorded_on_a_processor() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_cuda_graphs_answer_what_the_step_answers() -> None:
-    for plain, replayed in run_on_ranks(1, by_both, "cuda", None)[0]:
+    for plain, replayed in launch(by_both, "cuda", None, num_ranks=1, preparation=Preparation("cuda"))[0]:
         torch.testing.assert_close(replayed, plain, atol=1e-4, rtol=1e-4)
