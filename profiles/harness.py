@@ -47,11 +47,14 @@ whose models are small, the depths are further apart."""
 _LADDER = 4
 """Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
 
-_MAX_ROWS = {Body.FORWARD: 32, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256}
-"""Rows beyond this are extrapolated: by then a device is busy and time is proportional to rows."""
-
-_MAX_TOKENS = 32768
-"""Tokens of one measured micro-batch, so that the logits of a large vocabulary fit."""
+_MAX_ROWS = {
+    "cpu": {Body.FORWARD: 32, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256},
+    "cuda": dict.fromkeys(Body, 256),
+}
+_MAX_TOKENS = {"cpu": 32768, "cuda": 131072}
+"""Beyond these it is extrapolated: by then a device is busy and time is proportional to rows. A GPU is not before the
+host, which launches its kernels one by one, has fallen behind: layers of 0.9 thousand numbers took as long for 4,000
+tokens as for 17,000 (H200, 2026-11-26)."""
 
 _EXCHANGE_BYTES = (2**12, 2**16, 2**20, 2**24)
 """From what latency decides to what bandwidth does; seconds are near linear in bytes between them."""
@@ -234,7 +237,7 @@ def points(
         for shape, bodies in _shapes(graph, specs, cluster).items()
         for num_layers in DEPTHS[cluster.device.kind]
         for body in bodies
-        for rows, tokens, context in _grid(body, workload, staleness)
+        for rows, tokens, context in _grid(body, workload, cluster.device.kind, staleness)
     }
     return tuple(found)
 
@@ -268,7 +271,7 @@ def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster
     return {shape: tuple(body for body in Body if body in bodies) for shape, bodies in wanted.items()}
 
 
-def _grid(body: Body, workload: Workload, staleness: int) -> Iterator[tuple[int, int, int]]:
+def _grid(body: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
     """(rows, tokens, context) at which a body is timed."""
     if body is Body.OPTIMIZER:
         yield 0, 0, 0
@@ -282,11 +285,11 @@ def _grid(body: Body, workload: Workload, staleness: int) -> Iterator[tuple[int,
     }.get(body, _between(shortest, longest))
     together = 1 + staleness if body is Body.DECODE else 1
     most = (workload if body is Body.TRAIN else workload.candidates).batch_size
-    for rows in _ladder(min(together * most, _MAX_ROWS[body])):
+    for rows in _ladder(min(together * most, _MAX_ROWS[kind][body])):
         for length in lengths:
             if body is Body.DECODE:
                 yield rows, 1, length
-            elif rows == 1 or rows * length <= _MAX_TOKENS:
+            elif rows == 1 or rows * length <= _MAX_TOKENS[kind]:
                 yield rows, length, 0
 
 

@@ -74,7 +74,7 @@ def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: s
     for row, length in zip(rows.tolist(), lengths, strict=True):
         cache.tables.release(row)
         cache.tables.take(row, length + 1)
-    return torch.arange(len(lengths), device=device) + first_row, table_reads(cache.tables, rows, np.array(lengths))
+    return torch.arange(len(lengths)) + first_row, table_reads(cache.tables, rows, np.array(lengths))
 
 
 @torch.no_grad()
