@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
             (BATCH,),
         ),
     },
-    "cuda": {size: (SIZES[size], (BATCH, 4 * BATCH)) for size in ("0.5B", "1.5B")},
+    "cuda": {"0.5B": (SIZES["0.5B"], (BATCH, 4 * BATCH)), "1.5B": (SIZES["1.5B"], (BATCH,))},
 }
 """By the kind of device: models, and the counts of prompts that each is given."""
 

@@ -16,7 +16,6 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.router import TopKRouter
@@ -159,18 +158,22 @@ def has_fused_gates(spec: ModelSpec, kernels: ChosenKernels) -> bool:
     return kernels.operators == "fused" and spec.activation == "silu" and not spec.experts
 
 
-class _FusedGates(MegatronModule):
+class _FusedGates(nn.Module):
     """Stands where megatron has Transformer Engine's activation of both halves."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron gives it
         from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - there is Triton where it was chosen
 
-        super().__init__(config)
+        super().__init__()
         self._gated = gated
 
     def forward(self, up: Tensor) -> Tensor:
         """[S, B, F] from [S, B, 2 F]."""
         return self._gated(up)
+
+    def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Nothing of a checkpoint."""
+        return {}
 
 
 class _Biased:
