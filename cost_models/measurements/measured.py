@@ -21,9 +21,9 @@ class MeasuredShard(Shard):
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
         self._surfaces = {body: surfaces(parts) for body, parts in splits(table, shape_of(model, tp), _seconds).items()}
-        depths = {m.point.num_layers for m in table.measurements}
-        whole = model.num_layers in depths and table.provenance.origin is None
-        self._best = Source.MEASURED if whole else Source.INTERPOLATED
+        is_own = table.provenance.origin is None
+        self._whole = {m.point.body for m in table.measurements if is_own and m.point.num_layers == model.num_layers}
+        """Bodies that were measured of as many layers."""
         self._known: dict[tuple[Body, float, float, float], Time] = {}
 
     def covers(self, body: Body) -> bool:
@@ -39,7 +39,8 @@ class MeasuredShard(Shard):
     def _time(self, body: Body, rows: float, length: float) -> Time:
         layers, ends = self._surfaces[body]
         layer, source = layers.at(rows, length)
-        return Time(layer, ends.at(rows, length)[0], least_trusted([source, self._best]))
+        best = Source.MEASURED if body in self._whole else Source.INTERPOLATED
+        return Time(layer, ends.at(rows, length)[0], least_trusted([source, best]))
 
 
 def surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:

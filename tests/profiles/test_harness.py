@@ -140,7 +140,8 @@ def test_points_cover_the_workload_at_two_depths(
 ) -> None:
     found = points(PPO_GRAPH, specs, workload, cluster)
     assert len(found) == len(set(found))
-    assert {point.num_layers for point in found} == set(DEPTHS[cluster.device.kind])
+    for body, depths in DEPTHS[cluster.device.kind].items():
+        assert {point.num_layers for point in found if point.body is body} == set(depths)
     for body in (Body.FORWARD, Body.TRAIN):
         lengths = {point.tokens for point in found if point.body is body}
         assert min(lengths) == workload.sequence_lengths.tokens[0]
@@ -192,6 +193,21 @@ def test_a_tiny_job_has_few_points_and_fixed_lengths_have_fewer(
 ) -> None:
     fixed = Workload(batch_size=32, prompt=LengthSpec(max=16, fixed=16), response=LengthSpec(max=96, fixed=96))
     assert len(points(PPO_GRAPH, specs, fixed, cluster)) < len(points(PPO_GRAPH, specs, workload, cluster)) <= 300
+
+
+def test_a_gpu_is_timed_at_what_fills_it_and_its_decode_steps_at_depths_far_apart(
+    specs: dict[Role, ModelSpec], cluster: Cluster
+) -> None:
+    many = Workload(batch_size=256, prompt=LengthSpec(max=48, fixed=48), response=LengthSpec(max=464, fixed=464))
+    gpu = cluster.model_copy(update={"device": cluster.device.model_copy(update={"kind": "cuda"})})
+    of_gpu, of_cpu = (
+        [point for point in points(PPO_GRAPH, specs, many, on) if point.body in (Body.TRAIN, Body.DECODE)]
+        for on in (gpu, cluster)
+    )
+    tokens = [max(p.rows * p.tokens for p in found if p.body is Body.TRAIN) for found in (of_gpu, of_cpu)]
+    assert tokens == [256 * 512, 16 * 512]
+    assert {point.num_layers for point in of_gpu if point.body is Body.DECODE} == {1, 8}
+    assert {point.num_layers for point in of_gpu if point.body is Body.TRAIN} == {1, 2}
 
 
 def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:
