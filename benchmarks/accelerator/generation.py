@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def report(world: World) -> str:
         sizes = dict([next(iter(SHAPES["cpu"].items()))])
     of_theirs, runs = (_TINY_RUNS, _TINY_RUNS) if world.tiny else (_RUNS_OF_TRANSFORMERS, _RUNS)
     lines = [
-        f"{BATCH} sequences at a time for transformers, as many slots for the engine; runs: {of_theirs} and {runs}, medians.\n",
+        f"{BATCH} sequences at a time for transformers, as many slots for the engine; "
+        f"medians of {of_theirs} and {runs} runs.\n",
         "| model | prompts | tokens | transformers tokens/s | engine tokens/s | ratio | vLLM tokens/s |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -64,6 +66,7 @@ def report(world: World) -> str:
             theirs, ours = _rate(by_theirs, work, of_theirs), _rate(by_ours, work, runs)
             figures = f"{theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} | {_of_vllm(checkpoint, work, runs)}"
             lines.append(f"| {name} | {num_prompts} | {work.num_tokens} | {figures} |")
+            print(lines[-1], file=sys.stderr, flush=True)  # a call that is cut off has told it
     return "\n".join(lines)
 
 
