@@ -62,8 +62,9 @@ def test_leaving_the_measured_range_is_said(
     a100s: Callable[[int], Cluster],
     fixed: Workload,
 ) -> None:
-    question = call("ref_logprob", "tp1", 64, model=shallow[Role.REF])
-    assert BlendedModel(table, a100s(1), fixed, "bf16").seconds(question).source is Source.EXTRAPOLATED
+    question = call("ref_logprob", "tp1", 512, model=shallow[Role.REF])
+    more = fixed.model_copy(update={"batch_size": 512})
+    assert BlendedModel(table, a100s(1), more, "bf16").seconds(question).source is Source.EXTRAPOLATED
 
 
 def test_what_the_table_lacks_is_analytic(

@@ -29,7 +29,7 @@ def test_layers_that_were_not_measured_repeat_the_measured_one(
     two, many = MeasuredShard(table, shallow[Role.ACTOR], 1), MeasuredShard(table, llama, 1)
     assert many.time(Body.TRAIN, 4, 128)[:2] == two.time(Body.TRAIN, 4, 128)[:2]
     assert many.time(Body.TRAIN, 4, 128).source is Source.INTERPOLATED
-    assert many.time(Body.TRAIN, 64, 128).source is Source.EXTRAPOLATED
+    assert many.time(Body.TRAIN, 512, 128).source is Source.EXTRAPOLATED
 
 
 def test_a_failed_point_is_not_a_time(table: Table, shallow: dict[Role, ModelSpec]) -> None:
