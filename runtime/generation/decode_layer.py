@@ -77,7 +77,7 @@ class Turning:
         self._room, self._attention, self._half = room, attention, room.heads.shape[-1] // 2
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        """As of `StepAttention`."""
+        """As of `StepAttention`: [B, heads * D]."""
         room = self._room
         torch.mul(heads, room.cos, out=room.turned).addcmul_(heads.roll(self._half, -1), room.sin)
         return self._attention.attend(layer, room.query, room.new)

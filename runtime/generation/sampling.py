@@ -53,7 +53,7 @@ class Sampling:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.zeros_like(tokens, dtype=torch.float32)
         if has_kernels(logits.device) and not self.is_filtered(logits.shape[-1]):
-            from meshwright.runtime.kernels.drawing import draw  # noqa: PLC0415 - there is Triton
+            from meshwright.runtime.kernels.token_draws import draw  # noqa: PLC0415 - there is Triton
 
             return draw(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.table_attention import step_reads
+from meshwright.runtime.generation.table_attention import step_reads, table_reads
 from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
@@ -30,12 +32,14 @@ STEPS = 4
 NUM_ROWS, LENGTH = len(LENGTHS), max(LENGTHS) + STEPS
 
 
-def held(directory: Path, layout: str, is_quantised: bool) -> tuple[Decoder | None, Mesh]:
+def held(
+    directory: Path, layout: str, is_quantised: bool, kernels: ChosenKernels = PLAIN
+) -> tuple[Decoder | None, Mesh]:
     """The model on a rank of the layout, whole or in 8 bits."""
     if is_quantised:
         return refitted(directory, layout)
     mesh, spec = build_mesh(Layout.parse(layout), 0), read_model(directory)
-    model = build_model(spec, mesh) if mesh.is_member else None
+    model = build_model(spec, mesh, kernels=kernels) if mesh.is_member else None
     if model is not None:
         load_weights(model, spec, mesh, directory)
     assert not isinstance(model, Interleaved)
@@ -43,12 +47,15 @@ def held(directory: Path, layout: str, is_quantised: bool) -> tuple[Decoder | No
 
 
 @torch.no_grad()
-def step_by_step(directory: Path, layout: str, is_quantised: bool = False) -> Tensor | None:
+def step_by_step(
+    directory: Path, layout: str, is_quantised: bool = False, decode: Literal["torch", "paged"] | None = None
+) -> Tensor | None:
     """This rank's logits [1 + steps, B, V / tp] after the prompts of rows of different lengths and each token behind.
 
-    Rows sit from slot 2 on. None before the last stage.
+    Rows sit from slot 2 on. None before the last stage. With `decode` steps read by tables, as on a GPU.
     """
-    model, mesh, spec = *held(directory, layout, is_quantised), read_model(directory)
+    kernels = ChosenKernels(decode=decode) if decode else PLAIN
+    model, mesh, spec = *held(directory, layout, is_quantised, kernels), read_model(directory)
     if model is None:
         return None
     cache = PagedCache(
@@ -78,7 +85,9 @@ def step_by_step(directory: Path, layout: str, is_quantised: bool = False) -> Te
             inputs = ids[torch.arange(NUM_ROWS), lengths + number]
         else:
             inputs = relay.receive_hidden((NUM_ROWS, spec.hidden_size), torch.float32)
-        output = step(inputs, step_reads(cache, slots, cached + number))
+        lengths_now = cached + number
+        by_tables = table_reads(cache.tables, slots, lengths_now)
+        output = step(inputs, by_tables if decode else step_reads(cache, slots, lengths_now)).clone()
         outputs.append(output)
     if not mesh.is_last_stage:
         relay.send_hidden(output)
@@ -107,6 +116,18 @@ def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family
     for layout in ("tp1", "tp2", "pp2", "tp2,pp2"):
         shards = [logits for logits in run_on_ranks(4, step_by_step, directory, layout) if logits is not None]
         assert len(shards) == Layout.parse(layout).tp
+        torch.testing.assert_close(torch.cat(shards, dim=-1), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("decode", ["torch", "paged"])
+@pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
+def test_steps_that_read_by_tables_agree_with_whole_passes(tmp_path: Path, family: str, decode: str) -> None:
+    biased = family == "biased Llama"
+    directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
+    expected = run_on_ranks(4, by_modules, directory)[0]
+    for layout in ("tp1", "tp2,pp2"):
+        answers = run_on_ranks(4, step_by_step, directory, layout, False, decode)
+        shards = [logits for logits in answers if logits is not None]
         torch.testing.assert_close(torch.cat(shards, dim=-1), expected, atol=1e-4, rtol=1e-4)
 
 

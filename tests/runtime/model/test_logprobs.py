@@ -24,27 +24,29 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return logits, targets, *torch.randn(2, ROWS, LENGTH, generator=generator)
 
 
-def _cut(tp: int, vocab_size: int, temperature: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Log-probabilities, entropies and this rank's gradient; three tokens at a time are held in fp32."""
+def _cut(tp: int, vocab_size: int, temperature: float, by_kernel: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Log-probabilities, entropies and this rank's gradient; three tokens at a time are held in fp32, or none."""
     mesh = build_mesh(Layout(tp=tp), 0)
     if not mesh.is_member:
         return None
     logits, targets, first, second = _inputs()
     shard = logits.chunk(tp, dim=-1)[mesh.tp_rank].clone().requires_grad_()
-    before, module.CHUNK_ELEMENTS = module.CHUNK_ELEMENTS, 3 * shard.shape[-1]
+    before = module.CHUNK_ELEMENTS, module.has_kernels
+    module.CHUNK_ELEMENTS, module.has_kernels = 3 * shard.shape[-1], lambda _: by_kernel
     logprobs, entropies = token_logprobs(
         shard, targets, mesh.groups.tp, vocab_size=vocab_size, temperature=temperature, with_entropy=True
     )
     assert entropies is not None
     (logprobs * first + entropies * second).sum().backward()
-    module.CHUNK_ELEMENTS = before
+    module.CHUNK_ELEMENTS, module.has_kernels = before
     assert shard.grad is not None
     return logprobs.detach(), entropies.detach(), shard.grad
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize(("vocab_size", "temperature"), [(64, 1.0), (50, 0.7), (30, 1.3)])  # 30: two ranks only pad
-def test_it_agrees_with_the_whole_softmax(tp: int, vocab_size: int, temperature: float) -> None:
+def test_it_agrees_with_the_whole_softmax(tp: int, vocab_size: int, temperature: float, by_kernel: bool) -> None:
     logits, targets, first, second = _inputs()
     logits.requires_grad_()
     whole = (logits[..., :vocab_size] / temperature).log_softmax(-1).transpose(0, 1)
@@ -52,7 +54,7 @@ def test_it_agrees_with_the_whole_softmax(tp: int, vocab_size: int, temperature:
     entropies = -(whole.exp() * whole).sum(-1)
     (logprobs * first + entropies * second).sum().backward()
     assert logits.grad is not None
-    answers = [answer for answer in run_on_ranks(4, _cut, tp, vocab_size, temperature) if answer]
+    answers = [answer for answer in run_on_ranks(4, _cut, tp, vocab_size, temperature, by_kernel) if answer]
     for cut_logprobs, cut_entropies, _ in answers:
         torch.testing.assert_close(cut_logprobs, logprobs.detach(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(cut_entropies, entropies.detach(), atol=1e-5, rtol=1e-5)

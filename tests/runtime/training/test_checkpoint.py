@@ -17,6 +17,7 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -40,6 +41,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     read: Path | None = None
     written: Path | None = None
+    kernels: ChosenKernels = PLAIN
 
 
 def _updates(models: Path, run: Run) -> Norms:
@@ -49,7 +51,7 @@ def _updates(models: Path, run: Run) -> Norms:
         mesh = build_mesh(Layout.parse(layout), first_rank)
         if mesh.is_member:
             spec = read_model(models / name)
-            model = build_model(spec, mesh, dtype=run.dtype, trainable=True)
+            model = build_model(spec, mesh, dtype=run.dtype, trainable=True, kernels=run.kernels)
             if run.read is None:
                 load_weights(model, spec, mesh, models / name)
             trainers[name] = Trainer(model, mesh, learning_rate=1e-2, weight_decay=0.1)
@@ -107,6 +109,16 @@ def test_a_trainer_is_saved_before_its_first_update(tmp_path: Path) -> None:
     known = _merge(tmp_path, Run(places=places, num_updates=1))
     assert again["actor"] == pytest.approx(known["actor"], rel=1e-5)
     assert not (tmp_path / "saved.partial").exists()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_computes_with_fused_operators_is_saved_for_one_that_does_not(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "actor")
+    places: Places = {"actor": ("tp2", 0)}
+    fused = Run(places=places, num_updates=0, written=tmp_path / "saved", kernels=ChosenKernels(operators="fused"))
+    _merge(tmp_path, fused)
+    again = _merge(tmp_path, Run(places=places, num_updates=1, read=tmp_path / "saved"))
+    assert again["actor"] == pytest.approx(_merge(tmp_path, Run(places=places, num_updates=1))["actor"], rel=1e-5)
 
 
 def _continued_otherwise(models: Path, saved: Path) -> tuple[list[dict[str, object]], float]:
