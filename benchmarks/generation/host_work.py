@@ -24,7 +24,6 @@ from benchmarks.small_worlds import join_alone
 from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation import engine as engines
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.model.mesh import build_mesh
@@ -39,7 +38,6 @@ SHAPE = {
     "num_key_value_heads": 1,
 }
 PROMPT_TOKENS = 16
-_forward_continued = engines.forward_continued
 
 
 class Watch:
@@ -113,20 +111,20 @@ def open_generator(num_rows: int, max_response: int) -> Generator:
 
 
 def watched(generator: Any, watch: Watch) -> Generator:
-    """The generator with its steps, draws and prefills timed."""
+    """The generator with its steps, prefills and draws timed."""
     generator._step._layers = [Timed(layer, watch) for layer in generator._step._layers]
     generator._step._embed = watch.timed(generator._step._embed)
     generator._step._head = watch.timed(generator._step._head)
     object.__setattr__(generator._sampling, "draw", watch.timed(generator._sampling.draw))
-    engines.forward_continued = watch.timed(_forward_continued)
     return generator  # type: ignore[no-any-return]
 
 
 class Timed:
-    """A layer of the decode step."""
+    """A layer of decode steps and prefills."""
 
     def __init__(self, layer: Any, watch: Watch) -> None:
         self.attend, self.feed_forward = watch.timed(layer.attend), watch.timed(layer.feed_forward)
+        self.attended, self.project = watch.timed(layer.attended), watch.timed(layer.project)
         self.begin_turn = layer.begin_turn
 
 
