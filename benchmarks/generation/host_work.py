@@ -41,18 +41,20 @@ PROMPT_TOKENS = 16
 
 
 class Watch:
-    """Processor seconds spent in what it wraps."""
+    """Processor seconds spent in what it wraps; what is called within one of them counts once."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self._is_running = 0.0, False
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            began = time.process_time()
+            if self._is_running:
+                return call(*args, **kwargs)
+            began, self._is_running = time.process_time(), True
             try:
                 return call(*args, **kwargs)
             finally:
-                self.seconds += time.process_time() - began
+                self.seconds, self._is_running = self.seconds + time.process_time() - began, False
 
         return run
 
@@ -115,6 +117,7 @@ def watched(generator: Any, watch: Watch) -> Generator:
     generator._step._layers = [Timed(layer, watch) for layer in generator._step._layers]
     generator._step._embed = watch.timed(generator._step._embed)
     generator._step._head = watch.timed(generator._step._head)
+    generator._step.packed = watch.timed(generator._step.packed)
     object.__setattr__(generator._sampling, "draw", watch.timed(generator._sampling.draw))
     return generator  # type: ignore[no-any-return]
 
@@ -124,7 +127,7 @@ class Timed:
 
     def __init__(self, layer: Any, watch: Watch) -> None:
         self.attend, self.feed_forward = watch.timed(layer.attend), watch.timed(layer.feed_forward)
-        self.attended, self.project = watch.timed(layer.attended), watch.timed(layer.project)
+        self.attended, self.project = layer.attended, layer.project
         self.begin_turn = layer.begin_turn
 
 

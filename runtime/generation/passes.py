@@ -80,7 +80,6 @@ class Passes:
         """How often the layers are passed."""
         return num_packs + bool(num_steps) if self._by_modules else max(num_packs, bool(num_steps))
 
-    @torch.no_grad()
     def __call__(self, steps: StepRows, texts: Sequence[Text], packs: Sequence[Sequence[Part]]) -> Tensor | None:
         """Keys and values of the steps' tokens and of the texts, which lie in packs; what the last stage says of the
         former and of the last token of each text [B, V / tp], nothing before it or where there is none."""
