@@ -2,7 +2,7 @@
 
 A decode step of a small batch is so little arithmetic that megatron's modules around it would take most of its time,
 and attention over a paged cache needs no copy of keys and values when blocks meet the queries of their rows. The
-numbers are those of the modules, which prefill and training go through; a test holds the two together.
+numbers are those of the modules, which training goes through; a test holds the two together.
 """
 
 from __future__ import annotations
