@@ -273,14 +273,21 @@ class Generator:
         records, fed = group.records, [admitted.sequences[index] for index in admitted.fed]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
         logits = self._passes(steps, [(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
+        if admitted.sequences:
+            logits = self._of_all(logits, len(continuing), admitted)
+        return None if logits is None else self._draw(logits, group)
+
+    def _of_all(self, logits: Tensor | None, num_continuing: int, admitted: Seated) -> Tensor | None:
+        """Logits [B, V / tp] of the rows that continue and of all that was admitted, from those of the former and of
+        what was fed; what reads another's prompt gets its cache. None before the last stage."""
         for index, source in admitted.sources.items():
             one = admitted.sequences[index]
             self._cache.share(source, one.slot, len(one.prompt.tokens))
-        of_fed = None if logits is None else logits[len(continuing) :]
-        of_admitted = self._prompts.of_all(admitted.sequences, admitted.fed, of_fed)
-        if admitted.sources and of_admitted is not None:
-            logits = of_admitted if logits is None else torch.cat((logits[: len(continuing)], of_admitted))
-        return None if logits is None else self._draw(logits, group)
+        of_fed = None if logits is None else logits[num_continuing:]
+        found = self._prompts.of_all(admitted.sequences, admitted.fed, of_fed)
+        if logits is None or found is None or not admitted.sources:
+            return found if logits is None else logits
+        return torch.cat((logits[:num_continuing], found))
 
     @torch.no_grad()
     def _recompute(self) -> None:
