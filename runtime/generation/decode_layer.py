@@ -50,7 +50,7 @@ class Scratch:
         self.norms, self.normed = tensors["norms"], tensors["normed"]
         # Megatron lays out the queries of a group, then its key, then its value.
         self.heads, self.turned = tensors["heads"], tensors["turned"]
-        self.mixed = self.heads.view(self.num_rows, -1)
+        self.mixed = self.heads.flatten(1)
         self.query, self.new = self.turned[:, :, :-2], self.turned[:, :, -2:]
         self.cos, self.sin = tensors["cos"], tensors["sin"]
         """The angles of a value are none."""
@@ -130,13 +130,21 @@ class DecodeLayer:
 
     def attend(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> None:
         """Adds the attention of layer `index` of this stage."""
+        self.project(hidden, self.attended(hidden, room, index, cache))
+
+    def attended(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> Tensor:
+        """What the heads of layer `index` of this stage have seen, [B, heads * D]."""
         self._qkv.into(room.mixed, self._input_norm(hidden, room))
         heads = room.heads
         if self._query_norm is not None:
             query, key = heads[:, :, :-2], heads[:, :, -2:-1]
             query.copy_(self._query_norm(query))
             key.copy_(self._key_norm(key))
-        self._projection.add_to(hidden, cache.attend(index, heads))
+        return cache.attend(index, heads)
+
+    def project(self, hidden: Tensor, attended: Tensor) -> None:
+        """Adds what the heads have seen."""
+        self._projection.add_to(hidden, attended)
 
     def feed_forward(self, hidden: Tensor, room: Scratch) -> None:
         """Adds the gated MLP, or megatron's own layer of experts."""

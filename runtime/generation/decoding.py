@@ -2,7 +2,7 @@
 
 A decode step of a small batch is so little arithmetic that megatron's modules around it would take most of its time,
 and attention over a paged cache needs no copy of keys and values when blocks meet the queries of their rows. The
-numbers are those of the modules, which prefill and training go through; a test holds the two together.
+numbers are those of the modules, which training goes through; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -87,20 +87,25 @@ class DecodeStep:
 
     def _attention(self, reads: StepReads, room: Scratch) -> StepAttention:
         """Over what of the cache this step reads."""
-        num_queries = self._model.spec.num_heads // self._model.spec.num_kv_heads
         if isinstance(reads, TableReads):
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
-                return PagedAttention(self.cache, reads, self._angles, num_queries)
-        turned: TurnedAttention
-        if isinstance(reads, TableReads):
-            turned = GatheredAttention(self.cache, reads)
-        elif isinstance(reads, PaddedReads):
-            turned = PaddedAttention(self.cache, reads, num_queries)
-        else:
-            turned = BlockAttention(self.cache, reads)
+                return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
         room.place(self._cos[reads.lengths], self._sin[reads.lengths])
-        return Turning(room, turned)
+        return Turning(room, self._turned_attention(reads))
+
+    def _turned_attention(self, reads: StepReads) -> TurnedAttention:
+        """The same of heads that are turned."""
+        if isinstance(reads, TableReads):
+            return GatheredAttention(self.cache, reads)
+        if isinstance(reads, PaddedReads):
+            return PaddedAttention(self.cache, reads, self._queries_per_group)
+        return BlockAttention(self.cache, reads)
+
+    @property
+    def _queries_per_group(self) -> int:
+        """That meet a key-value head."""
+        return self._model.spec.num_heads // self._model.spec.num_kv_heads
 
     def _room_for(self, hidden: Tensor) -> Scratch:
         """On a CPU in the place of earlier steps, where they had as many rows; of a recorded step it is a part."""

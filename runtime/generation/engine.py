@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,8 +19,10 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import blocks_of, most_packed
 from meshwright.runtime.generation.chunking import Listener
 from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
-from meshwright.runtime.generation.decoding import DecodeStep, Decoding
+from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
+from meshwright.runtime.generation.packed_step import PackedStep
+from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
 from meshwright.runtime.generation.seating import Part, Seated, Seating
@@ -37,9 +38,7 @@ from meshwright.runtime.generation.slots import (
     packs,
 )
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
-from meshwright.runtime.generation.table_attention import step_reads
 from meshwright.runtime.generation.tool_turns import ToolTurnTaking
-from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.expert_sync import Lockstep
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
@@ -89,7 +88,6 @@ class Generator:
         self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, calls=calls)
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
-        self._device, self._dtype = parameter.device, parameter.dtype
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
@@ -98,12 +96,13 @@ class Generator:
             num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,
             head_dim=spec.head_dim,
-            dtype=self._dtype,
-            device=self._device,
+            dtype=parameter.dtype,
+            device=parameter.device,
         )
-        step = DecodeStep(model, mesh, self._cache)
+        step = PackedStep(model, mesh, self._cache)
         self._step: Decoding = Replayed(step, model) if records_steps and can_replay(model) else step
-        self._relay = Relay(mesh, self._device)
+        self._relay = Relay(mesh, parameter.device)
+        self._passes = Passes(step, self._step, model, mesh, self._relay)
         self._prompts = SharedPrompts(group_size)
         self._lockstep = Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
@@ -202,9 +201,15 @@ class Generator:
             self._cache.tables.take(group.next_slot, cached + 1)
             seated.append(group.seat(sequence))
         if sequences[0].tokens:
-            return lambda: self.decode(group, group.rows).tolist()
-        admitted = Seated(seated, list(range(len(seated))), {}, len(seated), {})
-        return lambda: self.prefill(group, admitted, admitted.parts(self._most_packed)).tolist()
+            begins, continuing = Seated([], [], {}, 0, {}), group.rows
+        else:
+            begins, continuing = Seated(seated, list(range(len(seated))), {}, len(seated), {}), group.rows[:0]
+
+        def draw() -> object:
+            drawn = self.draw_next(group, continuing, begins, begins.parts(self._most_packed))
+            return drawn if drawn is None else drawn.tolist()
+
+        return draw
 
     def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
         """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if
@@ -248,51 +253,41 @@ class Generator:
         admitted = self.seating.admit(group, answered)
         if self._tool_turns:
             self._tool_turns.limit(group, admitted.sequences)
-        parts = admitted.parts(self._most_packed)
-        drawn = []
-        with self._lockstep.passes(bool(len(continuing)) + len(parts)):
-            if len(continuing):
-                drawn.append(self.decode(group, continuing))
-            if admitted.sequences:
-                drawn.append(self.prefill(group, admitted, parts))
+        parts, drawn = admitted.parts(self._most_packed), None
+        with self._lockstep.passes(self._passes.count(len(continuing), len(parts))):
+            if group.live:
+                drawn = self._drawn[group.first_slot] = self.draw_next(group, continuing, admitted, parts)
         self._prompts.keep_for(self._flight.waiting)
-        if drawn:
-            tokens = torch.cat(drawn, dim=1) if self._mesh.is_last_stage else None
-            if tokens is not None:
-                self._relay.send_drawn(tokens)
-            self._drawn[group.first_slot] = tokens
+        if drawn is not None:
+            self._relay.send_drawn(drawn)
         elif self._tool_turns and not self._drawn:
             self._tool_turns.wait()
         return admitted.num_begun
 
     @torch.no_grad()
-    def prefill(self, group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[Part]]) -> Tensor:
-        """Caches what sequences have that were admitted and draws their next tokens, [2, B] as `_draw`."""
-        fed = [admitted.sequences[index] for index in admitted.fed]
-        logits = self._feed([(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
+    def draw_next(
+        self, group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]
+    ) -> Tensor | None:
+        """Tokens and log-probabilities [2, B] float64 of the next tokens of the group: of the rows that continue, and
+        of what was admitted, whose tokens are cached in these parts. None before the last stage."""
+        records, fed = group.records, [admitted.sequences[index] for index in admitted.fed]
+        steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
+        logits = self._passes(steps, [(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
+        if admitted.sequences:
+            logits = self._of_all(logits, len(continuing), admitted)
+        return None if logits is None else self._draw(logits, group)
+
+    def _of_all(self, logits: Tensor | None, num_continuing: int, admitted: Seated) -> Tensor | None:
+        """Logits [B, V / tp] of the rows that continue and of all that was admitted, from those of the former and of
+        what was fed; what reads another's prompt gets its cache. None before the last stage."""
         for index, source in admitted.sources.items():
             one = admitted.sequences[index]
             self._cache.share(source, one.slot, len(one.prompt.tokens))
-        rows = group.rows[len(group.rows) - len(admitted.sequences) :]
-        logits = self._prompts.of_all(admitted.sequences, admitted.fed, logits)
-        return _nothing_drawn(len(rows)) if logits is None else self._drawn_from(logits, group, rows)
-
-    def _feed(self, texts: Sequence[tuple[int, tuple[int, ...]]], parts: Sequence[Sequence[Part]]) -> Tensor | None:
-        """Keys and values of tokens, the parts of each row in its slot; what the last stage says of the last ones
-        [B, V / tp], nothing before it or where there is none."""
-        said = []
-        for pack in parts:
-            slots, firsts = [texts[row][0] for row, _, _ in pack], [first for _, first, _ in pack]
-            tokens = [token for row, first, end in pack for token in texts[row][1][first:end]]
-            rows = self._cache.continue_rows(slots, firsts, [end - first for _, first, end in pack])
-            packed = torch.from_numpy(np.array(tokens, dtype=np.int64)).to(self._device)
-            output = forward_continued(self._model, self._mesh, self._relay, packed, rows, ends_only=True)
-            if self._mesh.is_last_stage:
-                whole = [index for index, (row, _, end) in enumerate(pack) if end == len(texts[row][1])]
-                said.append(output.squeeze(1)[whole])
-            else:
-                self._relay.send_hidden(output)
-        return torch.cat(said) if said else None
+        of_fed = None if logits is None else logits[num_continuing:]
+        found = self._prompts.of_all(admitted.sequences, admitted.fed, of_fed)
+        if logits is None or found is None or not admitted.sources:
+            return found if logits is None else logits
+        return torch.cat((logits[:num_continuing], found))
 
     @torch.no_grad()
     def _recompute(self) -> None:
@@ -300,48 +295,18 @@ class Generator:
         live = self._live()
         texts = [(one.slot, (*one.prompt.tokens, *one.tokens)[: one.num_cached]) for one in live]
         parts = list(packs([len(text) for _, text in texts], self._most_packed))
-        with self._lockstep.passes(len(parts)):
-            self._feed(texts, parts)
+        with self._lockstep.passes(self._passes.count(0, len(parts))):
+            self._passes(NO_STEPS, texts, parts)
         self._relay.flush()
 
-    @torch.no_grad()
-    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
-        """Draws one more token for live sequences of the group, by their rows, [2, B] as `_draw`."""
-        inputs = self._receive_hidden(len(rows))
-        if inputs is None:
-            inputs = torch.from_numpy(group.records.last(rows))
-        reads = step_reads(self._cache, group.first_slot + rows, group.records.cached(rows))
-        return self._draw(self._step(inputs, reads), group, rows)
-
-    def _receive_hidden(self, *shape: int) -> Tensor | None:
-        """Hidden states [*shape, hidden] from the earlier stage; None on the first."""
-        if self._mesh.is_first_stage:
-            return None
-        return self._relay.receive_hidden((*shape, self._spec.hidden_size), self._dtype)
-
-    def _draw(self, output: Tensor, group: LiveGroup, rows: Numbers) -> Tensor:
-        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp].
-
-        Before the last stage `output` are hidden states, which are sent on, and the answer is zeros.
-        """
-        if not self._mesh.is_last_stage:
-            self._relay.send_hidden(output)
-            return _nothing_drawn(len(rows))
-        return self._drawn_from(output, group, rows)
-
     @torch.inference_mode()
-    def _drawn_from(self, output: Tensor, group: LiveGroup, rows: Numbers) -> Tensor:
-        """As `_draw`, on the last stage."""
+    def _draw(self, output: Tensor, group: LiveGroup) -> Tensor:
+        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp] of all rows, on the last stage."""
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
-        records = group.records
+        records, rows = group.records, group.rows
         numbers = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
         drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
-
-
-def _nothing_drawn(num_rows: int) -> Tensor:
-    """What a stage before the last one knows of the next tokens [2, B]."""
-    return torch.zeros(2, num_rows, dtype=torch.float64)
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from meshwright.runtime.device.abilities import has_kernels
-from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.records import Numbers, Reals
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a signed number
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 _HASHED_AT_ONCE = 128
 """Positions whose uniform numbers are hashed together."""
@@ -81,15 +82,16 @@ class Sampling:
         return scaled
 
 
-def uniforms(seed: int, rows: Tensor, positions: Tensor) -> Tensor:
-    """Numbers [B] in [0, 1), float64, one for each (row, position) pair: int64 [B] both, or shapes that broadcast.
+def uniforms(seed: int, rows: Numbers, positions: Numbers) -> Reals:
+    """Numbers [B] in [0, 1), one for each (row, position) pair: [B] both, or shapes that broadcast.
 
-    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) applied to each of the three in turn.
+    SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) applied to each of the three in turn, in unsigned 64-bit numbers.
     """
-    state = torch.full_like(rows, _signed(seed))
+    state = np.full(1, seed & (2**64 - 1), dtype=np.uint64)
     for part in (rows, positions):
-        state = _mix(state ^ _mix(part + _GOLDEN))
-    return _logical_shift_(state, 11).double().mul_(2.0**-53)
+        state = _mix(state ^ _mix(part.astype(np.uint64) + _GOLDEN))
+    found: Reals = (state >> np.uint64(11)) * np.float64(2.0**-53)
+    return found
 
 
 class Uniforms:
@@ -109,9 +111,8 @@ class Uniforms:
         if stale.any():
             new = parts[stale, None]
             # Sequences that begin together have the same positions, whose part of the hash is then computed once.
-            first = torch.from_numpy((new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE)
-            numbers = uniforms(self._seed, torch.from_numpy(draws[stale, None]), first + torch.arange(_HASHED_AT_ONCE))
-            self._hashed[rows[stale]] = numbers.numpy()
+            first = (new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE
+            self._hashed[rows[stale]] = uniforms(self._seed, draws[stale, None], first + np.arange(_HASHED_AT_ONCE))
             self._draws[rows[stale]], self._parts[rows[stale]] = draws[stale], parts[stale]
         return torch.from_numpy(self._hashed[rows, places])
 
@@ -130,23 +131,11 @@ def _nucleus_end(scaled: Tensor, top_p: float) -> Tensor:
     return descending.gather(1, count - 1)
 
 
-def _mix(state: Tensor) -> Tensor:
-    """Of a tensor that nothing else needs, in place."""
-    state ^= _logical_shift_(state.clone(), 30)
-    state *= _signed(0xBF58476D1CE4E5B9)
-    state ^= _logical_shift_(state.clone(), 27)
-    state *= _signed(0x94D049BB133111EB)
-    state ^= _logical_shift_(state.clone(), 31)
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Of numbers that nothing else needs, in place; products are taken modulo 2^64."""
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
     return state
-
-
-def _logical_shift_(state: Tensor, bits: int) -> Tensor:
-    """An unsigned right shift of signed 64-bit numbers, in place."""
-    state >>= bits
-    state &= (1 << (64 - bits)) - 1
-    return state
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >= 1 << 63 else value

@@ -196,7 +196,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
             first_turn=partial.first_turn,
         )
         self.live.append(seated)
-        self.rows = np.append(self.rows, row)
+        self.rows = np.concatenate((self.rows, [row]))
         return seated
 
     def record(
@@ -233,7 +233,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
     def go_on(self, parked: LiveSequence) -> None:
         """It draws again, behind the live ones."""
         self.live.append(parked)
-        self.rows = np.append(self.rows, parked.row)
+        self.rows = np.concatenate((self.rows, [parked.row]))
 
     def free(self, parked: LiveSequence) -> int:
         """Its slot, which is free again."""

@@ -12,7 +12,9 @@ import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator, Seated
+from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.seating import Part, Seated
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
@@ -113,13 +115,13 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
         group_size=group_size,
     )
     prefilled: list[int] = []
-    prefill = generator.prefill
+    draw_next = generator.draw_next
 
-    def counted(group: LiveGroup, admitted: Seated, parts: Sequence[Sequence[tuple[int, int, int]]]) -> torch.Tensor:
+    def counted(group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]) -> object:
         prefilled.append(len(admitted.fed))
-        return prefill(group, admitted, parts)
+        return draw_next(group, continuing, admitted, parts)
 
-    generator.prefill = counted  # type: ignore[method-assign]
+    generator.draw_next = counted  # type: ignore[method-assign,assignment]
     return generator.generate(PROMPTS), sum(prefilled)
 
 

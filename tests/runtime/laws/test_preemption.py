@@ -15,8 +15,9 @@ from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import blocks_of
-from meshwright.runtime.generation.engine import Generator, Seated
+from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.seating import Part, Seated
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -107,13 +108,15 @@ def test_with_blocks_for_a_third_of_the_rows_the_same_tokens_are_drawn(
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
-    def prefill(self, group: LiveGroup, admitted: Seated, _parts: object) -> Tensor:
-        return self.decode(group, group.rows[len(group.rows) - len(admitted.sequences) :])
-
-    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
-        for slot, cached in zip((group.first_slot + rows).tolist(), group.records.cached(rows).tolist(), strict=True):
+    def draw_next(
+        self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
+    ) -> Tensor | None:
+        rows, records = group.rows, group.records
+        for slot, cached in zip((group.first_slot + rows).tolist(), records.cached(rows).tolist(), strict=True):
             assert len(self._cache.tables.held(slot)) >= blocks_of(cached + 1)
-        return torch.from_numpy(np.stack([group.records.num_drawn[rows], np.zeros(len(rows))]))
+        if not self._mesh.is_last_stage:
+            return None
+        return torch.from_numpy(np.stack([records.num_drawn[rows], np.zeros(len(rows))]))
 
 
 def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Response, ...]], int, int] | None:

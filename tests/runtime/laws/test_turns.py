@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator, Seated
+from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.seating import Part, Seated
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -29,11 +31,12 @@ LONGEST = 60
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
-    def prefill(self, group: LiveGroup, admitted: Seated, _parts: object) -> Tensor:
-        return self.decode(group, group.rows[len(group.rows) - len(admitted.sequences) :])
-
-    def decode(self, group: LiveGroup, rows: Numbers) -> Tensor:
-        return torch.from_numpy(np.stack([group.records.num_drawn[rows], np.zeros(len(rows))]))
+    def draw_next(
+        self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
+    ) -> Tensor | None:
+        if not self._mesh.is_last_stage:
+            return None
+        return torch.from_numpy(np.stack([group.records.num_drawn[group.rows], np.zeros(len(group.rows))]))
 
 
 def long_tailed(draw: int) -> int:

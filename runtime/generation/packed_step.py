@@ -1,0 +1,61 @@
+"""Several tokens of each row at once: a pass over packed rows straight on the weights, as a decode step is.
+
+Where slots are refilled one by one a prefill has the tokens of a prompt or two, and megatron's modules around it would
+take most of its time. Rows that take a decode step in the same round come before them in the pass: layers are the same,
+and only what attention reads differs. The numbers are those of the modules; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meshwright.runtime.generation.decode_layer import TurnedAttention, Turning, room_for
+from meshwright.runtime.generation.decoding import DecodeStep
+from meshwright.runtime.generation.packed_attention import PackedAttention, PackedReads
+from meshwright.runtime.generation.table_attention import StepReads
+
+
+class PackedStep(DecodeStep):
+    """Decode steps, and with the same layers passes over packed rows, on a CPU."""
+
+    @torch.inference_mode()
+    def packed(self, inputs: Tensor, reads: PackedReads, asked: Tensor, step: StepReads | None = None) -> Tensor:
+        """Of S tokens of packed rows, behind C single ones of `step`: logits [C + A, V / tp] of the padded vocabulary
+        of all C and of those at the `asked` [A] places among the S, on the last stage; hidden states [C + S, hidden]
+        before it.
+
+        `inputs` are tokens [C + S] on the first stage and the hidden states of the earlier stage, which change, after
+        it.
+        """
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
+        positions, attention = reads.positions, None
+        if step is not None:
+            positions, attention = torch.cat((step.lengths, positions)), self._turned_attention(step)
+            asked = torch.cat((torch.arange(len(step.lengths)), asked + len(step.lengths)))
+        room = room_for(len(hidden), self._model, self._mesh)
+        room.place(self._cos[positions], self._sin[positions])
+        packed = PackedAttention(self.cache, reads, room.turned[len(hidden) - len(reads.positions) :])
+        behind = packed if attention is None else _BehindStep(attention, packed, len(hidden) - len(reads.positions))
+        cache = Turning(room, behind)
+        for index, layer in enumerate(self._layers):
+            attended = layer.attended(hidden, room, index, cache)
+            if self._norm is not None and layer is self._layers[-1]:
+                # Every key and value is kept by now, and nobody asks what the model says of other tokens.
+                hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
+                room = room.first(len(asked))
+            layer.project(hidden, attended)
+            layer.feed_forward(hidden, room)
+        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+
+class _BehindStep:
+    """The cache during a pass over packed rows that lie behind the single tokens of a decode step."""
+
+    def __init__(self, step: TurnedAttention, packed: PackedAttention, num_stepped: int) -> None:
+        self._step, self._packed, self._num_stepped = step, packed, num_stepped
+
+    def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
+        first = self._num_stepped
+        stepped = self._step.attend(layer, query[:first], new[:first])
+        return torch.cat((stepped, self._packed.attend(layer, query[first:], new[first:])))
