@@ -1,3 +1,4 @@
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from meshwright.profiles.table import (
     write_table,
 )
 from meshwright.profiles.workload import Workload
+
+with as_file(files("meshwright.profiles")) as _package:
+    STORED = sorted(_package.glob("data/*/*.json"))
+    """Tables that were measured elsewhere and are kept."""
 
 SAMPLE = Sample(median_seconds=0.5, spread_seconds=0.1, repeats=3)
 
@@ -165,3 +170,15 @@ def test_points_are_keys(specs: dict[Role, ModelSpec]) -> None:
     shape = shape_of(specs[Role.ACTOR], 1)
     key = {"shape": shape, "num_layers": 1, "body": Body.DECODE, "rows": 4, "tokens": 1, "context": 9}
     assert len({Point(**key), Point(**key), Point(**key | {"context": 8})}) == 2
+
+
+def test_there_are_stored_tables() -> None:
+    assert STORED
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_stored_table_is_of_its_folders_device_and_holds_no_failure(path: Path) -> None:
+    table = read_table(path)
+    assert table.provenance.device == path.parent.name
+    assert table.measurements
+    assert all(measurement.seconds for measurement in table.measurements)
