@@ -130,7 +130,8 @@ def run_schedule(
     def step(remaining: Iterator[MicroBatch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         micro_batch = next(remaining)
         result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
-        return result, lambda result, **_: output(result, micro_batch)
+        made_of = _dropping(output) if forward_only else output
+        return result, lambda result, **_: made_of(result, micro_batch)
 
     config: Any = chunks[0].config
     sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
@@ -152,6 +153,21 @@ def run_schedule(
         pg_collection=mesh.groups,
     )
     return results
+
+
+def _dropping(output: Output) -> Output:
+    """The same, which takes the model's output away: megatron would hold it until the next micro-batch has its own, and
+    the logits of both would lie side by side.
+
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
+    """
+
+    def made(result: Tensor, micro_batch: MicroBatch) -> Any:
+        found = output(result, micro_batch)
+        result.data = result.new_empty(0)  # what `found` reads of it stays
+        return found
+
+    return made
 
 
 Loss = Callable[[Tensor, MicroBatch], LossShare]

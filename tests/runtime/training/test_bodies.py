@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Loss, MicroBatch, Trainer
+from meshwright.runtime.training.bodies import Loss, MicroBatch, Trainer, run_schedule
 from meshwright.runtime.training.ppo import LossShare
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -122,3 +123,24 @@ def test_rows_of_one_rank_are_whole() -> None:
 def _is_itself() -> bool:
     block = MicroBatch.of([torch.arange(3), torch.arange(2)])
     return block.of_rank(build_mesh(Layout(dp=4), 0)) is block
+
+
+def test_what_a_forward_pass_says_of_a_micro_batch_is_gone_before_it_says_more(tmp_path: Path) -> None:
+    held, whole = run_on_ranks(1, _held_of_logits, write_checkpoint(tmp_path / "model"))[0]
+    assert whole > 0
+    assert held == [0, 0, 0]
+
+
+@torch.no_grad()
+def _held_of_logits(directory: Path) -> tuple[list[int], int]:
+    """Bytes of each micro-batch's logits behind a pass over three, and those of one."""
+    spec, mesh = read_model(directory), build_mesh(Layout(), 0)
+    model, logits, sizes = build_model(spec, mesh), list[Tensor](), list[int]()
+
+    def output(result: Tensor, _: MicroBatch) -> None:
+        assert not any(one.untyped_storage().nbytes() for one in logits)
+        logits.append(result)
+        sizes.append(result.untyped_storage().nbytes())
+
+    run_schedule([model], mesh, [MicroBatch.of([torch.arange(5)])] * 3, output, forward_only=True)
+    return [one.untyped_storage().nbytes() for one in logits], sizes[0]
