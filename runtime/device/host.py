@@ -145,6 +145,9 @@ def _all_gather(outputs: list[torch.Tensor], mine: torch.Tensor, group: Any = No
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/mappings.py#L150
     """
+    if len(outputs) == 1:
+        outputs[0].copy_(mine)
+        return
     longest = max(len(output) for output in outputs)
     padded = mine.new_zeros(longest, *mine.shape[1:])
     padded[: len(mine)] = mine

@@ -31,6 +31,8 @@ class PaddedOptimizer(DistributedOptimizer):
 
 def _with_room(packed: Tensor, buffer: Any) -> Tensor:
     """[numel] of the buffer, from the contents of its buckets one behind the other; zero between them."""
+    if packed.numel() == buffer.numel:
+        return packed
     whole = packed.new_zeros(buffer.numel)
     contents = packed.split([bucket.numel_unpadded for bucket in buffer.buckets])
     for (first, _), content in zip(buffer.bucket_indices, contents, strict=True):

@@ -11,7 +11,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
@@ -77,7 +78,7 @@ def take_snapshot(
         dist_checkpointing.save(state, str(_partial(directory)), planned, async_sharded_save=True)
     except ANY_ERROR as error:
         raise _not_written(directory, error) from error
-    _copy_to_host(planned.writer)
+    _copy_to_host(planned.writer, set(_storages(trainers)))
     return Snapshot(directory=directory, writer=planned.writer, metadata=planned.metadata, beside=beside)
 
 
@@ -166,12 +167,29 @@ class _Planned(TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
 
-def _copy_to_host(writer: FileSystemWriterAsync) -> None:
-    """What the next update changes; of what is in host memory already megatron takes no copy."""
+def _copy_to_host(writer: FileSystemWriterAsync, live: set[int]) -> None:
+    """What the next update changes, by the storages it lies in; what was gathered for the checkpoint stays as it is."""
+
+    def kept(tensor: Tensor) -> Tensor:
+        is_ours = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() not in live
+        return tensor if is_ours else tensor.to("cpu", copy=True)
+
     writer.write_buckets = [
-        (path, name, (objects, [(item, tensor.to("cpu", copy=True)) for item, tensor in tensors]))
+        (path, name, (objects, [(item, kept(tensor)) for item, tensor in tensors]))
         for path, name, (objects, tensors) in writer.write_buckets or ()
     ]
+
+
+def _storages(trainers: Mapping[str, Trainer]) -> Iterator[int]:
+    """Where weights, gradients and moments lie that training changes."""
+    for trainer in trainers.values():
+        tensors: list[Tensor] = [*trainer.model.parameters(), *trainer.model.buffers()]
+        for part in trainer.optimizers:
+            for group in part.optimizer.param_groups:
+                tensors += group["params"]
+            for state in part.optimizer.state.values():
+                tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        yield from (tensor.untyped_storage().data_ptr() for tensor in tensors)
 
 
 def _write(snapshot: Snapshot, group: dist.ProcessGroup | None) -> None:

@@ -6,8 +6,11 @@ import functools
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from meshwright.profiles.errors import BadInput, RunFailed
@@ -17,15 +20,15 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.saving import Saver, publish, take_snapshot
+from meshwright.runtime.training.saving import Saver, _copy_to_host, publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss
 
 
-def _updated_meanwhile(models: Path, saved: Path) -> list[float]:
+def _updated_meanwhile(models: Path, saved: Path, num_replicas: int) -> list[float]:
     """Losses of an update that is done while a checkpoint is written, and of the same from what was written."""
-    spec, mesh = read_model(models / "actor"), build_mesh(Layout(dp=2), 0)
+    spec, mesh = read_model(models / "actor"), build_mesh(Layout(dp=num_replicas), 0)
     trainer = Trainer(build_model(spec, mesh, trainable=True), mesh, learning_rate=1e-2)
     loss, saver = functools.partial(language_loss, spec, mesh), Saver(dist.new_group(backend="gloo"))
     trainer.train_step(blocks(2, mesh), loss)
@@ -40,12 +43,22 @@ def _updated_meanwhile(models: Path, saved: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_what_there_was_when_the_save_began(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_what_is_saved_is_what_there_was_when_the_save_began(tmp_path: Path, num_replicas: int) -> None:
     write_checkpoint(tmp_path / "actor")
-    for losses in run_on_ranks(2, _updated_meanwhile, tmp_path, tmp_path / "saved"):
+    for losses in run_on_ranks(num_replicas, _updated_meanwhile, tmp_path, tmp_path / "saved", num_replicas):
         assert losses[:2] == losses[2:]
         assert losses[0] != losses[1]
     assert [path.name for path in tmp_path.iterdir() if "saved" in path.name] == ["saved"]
+
+
+def test_what_was_gathered_for_a_checkpoint_is_not_copied_again() -> None:
+    gathered, live = torch.zeros(3), torch.zeros(6)[2:5]
+    writer: Any = SimpleNamespace(write_buckets=[(None, None, ([], [("gathered", gathered), ("live", live)]))])
+    _copy_to_host(writer, {live.untyped_storage().data_ptr()})
+    [(_, _, (_, [(_, first), (_, second)]))] = writer.write_buckets
+    assert first is gathered
+    assert second.untyped_storage().data_ptr() != live.untyped_storage().data_ptr()
 
 
 def _writes_in(directory: Path) -> list[int]:
