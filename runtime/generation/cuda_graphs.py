@@ -58,14 +58,13 @@ class Replayed:
         num_rows, num_blocks = reads.tables.shape
         shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
         recording = self._recordings.get(shape)
+        is_new = recording is None
         if recording is None:
             recording = self._recordings[shape] = _Recording(self._step, shape, inputs)
-            recording.take(inputs, reads)
-            answer = recording.run()  # also what a recording needs to have run once before
+        recording.take(inputs, reads)
+        answer = recording.run()
+        if is_new:  # what is recorded needs to have run once before
             recording.run = self._record(recording.run)
-        else:
-            recording.take(inputs, reads)
-            answer = recording.run()
         # The next stage takes hidden states when the next step may have written over them.
         return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
 

@@ -72,7 +72,7 @@ class _Prefixes:
     def __init__(self, prefixes: Prefixes, num_rows: int, kv_heads: int) -> None:
         self.asked = prefixes.readers.flatten() % num_rows
         self.num_readers = prefixes.readers.shape[1]
-        heads = torch.arange(kv_heads, device=prefixes.blocks.device)
+        heads = torch.arange(kv_heads)
         places = prefixes.blocks[:, None] * kv_heads + heads[:, None]
         self._shape, self._places = (len(places), kv_heads, -1), places.flatten()
 

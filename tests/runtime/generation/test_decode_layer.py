@@ -12,10 +12,10 @@ from meshwright.runtime.generation import decode_layer
 from meshwright.runtime.generation.decode_layer import Norm, room_for
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import step_reads
-from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec
+from tests.runtime.model.filled_caches import with_room
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -23,18 +23,7 @@ def opened() -> tuple[Decoder, DecodeStep]:
     mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
     model = build_model(spec, mesh)
     assert isinstance(model, Decoder)
-    cache = PagedCache(
-        num_layers=spec.num_layers,
-        num_blocks=8,
-        num_rows=4,
-        num_kv_heads=spec.num_kv_heads,
-        max_tokens=64,
-        head_dim=spec.head_dim,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    for row in range(4):
-        cache.tables.take(row, 8)
+    cache = with_room(spec, 4, 8, 64)
     return model, DecodeStep(model, mesh, cache)
 
 

@@ -10,10 +10,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation.packed_attention import PackedReads, packed_reads
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.table_attention import step_reads
-from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec
+from tests.runtime.model.filled_caches import with_room
 from tests.runtime.ranks import run_on_ranks
 
 LENGTHS = (4, 9, 2)
@@ -25,18 +25,7 @@ def opened() -> tuple[PackedStep, PackedReads]:
     mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
     model = build_model(spec, mesh)
     assert isinstance(model, Decoder)
-    cache = PagedCache(
-        num_layers=spec.num_layers,
-        num_blocks=8,
-        num_rows=5,
-        num_kv_heads=spec.num_kv_heads,
-        max_tokens=32,
-        head_dim=spec.head_dim,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    for row in range(5):
-        cache.tables.take(row, 12)
+    cache = with_room(spec, 5, 12, 32)
     per_group = spec.num_heads // spec.num_kv_heads
     return PackedStep(model, mesh, cache), packed_reads(cache, range(3), [0] * 3, LENGTHS, per_group)
 

@@ -6,6 +6,7 @@ import random
 
 import torch
 
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.model.kv_cache import PagedCache
 
@@ -40,3 +41,20 @@ def filled(
                 cache.tables.share(source, row, min(shared, lengths[source] // BLOCK_TOKENS * BLOCK_TOKENS))
             assert cache.tables.take(row, lengths[row] + 1)
     return cache, lengths
+
+
+def with_room(spec: ModelSpec, num_rows: int, num_tokens: int, max_tokens: int) -> PagedCache:
+    """A cache of 8 blocks for a model, in which each of some rows holds blocks for so many tokens."""
+    cache = PagedCache(
+        num_layers=spec.num_layers,
+        num_blocks=8,
+        num_rows=num_rows,
+        num_kv_heads=spec.num_kv_heads,
+        max_tokens=max_tokens,
+        head_dim=spec.head_dim,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for row in range(num_rows):
+        assert cache.tables.take(row, num_tokens)
+    return cache
