@@ -151,10 +151,12 @@ def measure(
     warmup: int,
     repeats: int,
     budget_seconds: float,
+    least_seconds: float = 0.0,
     before: Callable[[], object] = lambda: None,
     together: int = 1,
 ) -> Sample:
-    """Times `body` up to `repeats` times, at least once, and stops when the budget (warm-up included) is spent.
+    """Times `body` `repeats` times, and more often until the times sum to `least_seconds`: at least once, and no more
+    when the budget (warm-up included) is spent.
 
     `before` runs untimed ahead of each call. Each of the times is the mean of `together` calls: a stage that makes
     many calls takes as long as their sum, in which the slow ones count.
@@ -164,12 +166,14 @@ def measure(
         before()
         timer(body)
     times: list[float] = []
-    while len(times) < repeats and (not times or clock() - began < budget_seconds):
+    total = 0.0
+    while (len(times) < repeats or total < least_seconds) and (not times or clock() - began < budget_seconds):
         calls = []
         for _ in range(together):
             before()
             calls.append(timer(body))
         times.append(statistics.fmean(calls))
+        total += sum(calls)
     return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
 
 

@@ -62,8 +62,13 @@ class Bench:
         self.model: Decoder | None = None
         self._trainer: Trainer | None = None
 
-    def measure_point(self, point: Point, *, repeats: int, budget_seconds: float) -> Measurement:
-        """The median over ranks of the point's time while every rank runs it, and the most memory of any rank."""
+    def measure_point(
+        self, point: Point, *, repeats: int, budget_seconds: float, least_seconds: float = 0.0
+    ) -> Measurement:
+        """The median over ranks of the point's time while every rank runs it, and the most memory of any rank.
+
+        A short body runs more often than `repeats`, for `least_seconds` on each rank.
+        """
         began = time.perf_counter()
         body, reason = self._attempt(lambda: self._ready(point))
         reason = _first(reason)
@@ -71,7 +76,7 @@ class Bench:
             assert body is not None
             left = budget_seconds - (time.perf_counter() - began)
             dist.barrier()
-            run, reason = self._attempt(lambda: self._timed(body, repeats, left))
+            run, reason = self._attempt(lambda: self._timed(body, repeats, left, least_seconds))
             reason = _first(reason)
         if reason is not None:
             self._instruments.release()
@@ -95,7 +100,9 @@ class Bench:
             raise FloatingPointError(NOT_FINITE)
         return body
 
-    def _timed(self, body: Callable[[], object], repeats: int, budget_seconds: float) -> _Observed:
+    def _timed(
+        self, body: Callable[[], object], repeats: int, budget_seconds: float, least_seconds: float
+    ) -> _Observed:
         watch = self._instruments
         before = watch.reset_peak()
         sample = measure(
@@ -105,6 +112,7 @@ class Bench:
             warmup=0,
             repeats=repeats,
             budget_seconds=budget_seconds,
+            least_seconds=least_seconds,
         )
         return _Observed(sample=sample, peak_bytes=max(0, watch.peak_bytes() - before), conditions=watch.conditions())
 

@@ -44,6 +44,10 @@ _TURNS = 3
 """Times that the whole grid is gone through, so that the repeats of a point lie apart."""
 
 _REPEATS = 3  # of a point in a turn
+_LEAST_SECONDS = 0.03
+"""That a body is timed for in a turn. Its first calls behind a barrier find caches cold and other ranks still on their
+way, where a run repeats a decode step hundreds of times."""
+
 _EXCHANGES = 5  # of a collective in a turn: most are over in less than a millisecond
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 
@@ -179,7 +183,9 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 if _is_over(end):
                     break
                 share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
-                measured[point].append(bench.measure_point(point, repeats=_REPEATS, budget_seconds=share))
+                measured[point].append(
+                    bench.measure_point(point, repeats=_REPEATS, budget_seconds=share, least_seconds=_LEAST_SECONDS)
+                )
                 growing.add(merged(measured[point]))
                 advance()
             for exchange in between:

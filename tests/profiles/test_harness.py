@@ -42,7 +42,14 @@ class Clock:
         self.waits += 1
 
 
-def timed(durations: list[float], *, warmup: int = 0, repeats: int = 5, budget_seconds: float = 100.0) -> Sample:
+def timed(
+    durations: list[float],
+    *,
+    warmup: int = 0,
+    repeats: int = 5,
+    budget_seconds: float = 100.0,
+    least_seconds: float = 0.0,
+) -> Sample:
     clock = Clock(iter(durations))
     return measure(
         clock.body,
@@ -51,6 +58,7 @@ def timed(durations: list[float], *, warmup: int = 0, repeats: int = 5, budget_s
         warmup=warmup,
         repeats=repeats,
         budget_seconds=budget_seconds,
+        least_seconds=least_seconds,
     )
 
 
@@ -63,6 +71,12 @@ def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
     assert timed([3.0] * 9, budget_seconds=5.0).repeats == 2
     assert timed([3.0] * 9, budget_seconds=0.0).repeats == 1
     assert timed([3.0], budget_seconds=0.0).spread_seconds == 0.0
+
+
+def test_a_short_body_is_timed_more_often_so_that_its_first_calls_do_not_decide() -> None:
+    sample = timed([9.0, 5.0, 4.0, *[1.0] * 30], warmup=0, budget_seconds=1000.0, repeats=3, least_seconds=28.0)
+    assert (sample.median_seconds, sample.repeats) == (1.0, 13)
+    assert timed([9.0] * 9, warmup=0, budget_seconds=20.0, repeats=3, least_seconds=100.0).repeats == 3
 
 
 def test_calls_that_are_timed_together_count_by_their_mean() -> None:
