@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ from meshwright.planner.report.words import schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
+
+_NEAR_LENGTHS = 0.1
+"""Of a mean response, within which predicted and measured seconds are of the same work."""
 
 _LEAST_SHARE = 0.01
 """What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
@@ -89,6 +93,7 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
         f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
+        + _way_to_others(summary)
     )
     if summary.memory:
         console.print(_memory(summary.memory))
@@ -121,6 +126,12 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     for restart in summary.restarts:
         console.print(restart.told, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def _way_to_others(summary: RunSummary) -> str:
+    """Where the lengths were others, what predicts for those."""
+    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_NEAR_LENGTHS)
+    return "" if is_near else "; `meshwright calibrate` predicts for the lengths that came"
 
 
 def _told_of(evaluation: EvaluationRecord) -> tuple[str, str, str]:

@@ -13,14 +13,14 @@ from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 
 
-def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison, response_tokens: float = 10.0) -> str:
     step = Comparison(name="step", predicted_seconds=1.0, measured_seconds=0.8)
     summary = RunSummary(
         steps=4,
         comparisons=(*comparisons, step),
         evaluations=(),
         tokens_per_second=100.0,
-        response_tokens=10.0,
+        response_tokens=response_tokens,
         expected_response_tokens=12.0,
         memory=(MemoryUse(stage="actor_train", planned_bytes=2**30, measured_bytes=2**29),),
     )
@@ -47,6 +47,14 @@ def test_planned_memory_says_that_it_is_for_the_longest_rows(capsys: pytest.Capt
     text = printed(capsys)
     assert ["actor_train", "1.00", "GiB", "512.0", "MiB"] in [line.split() for line in text.splitlines()]
     assert "planned for rows of the greatest length" in " ".join(text.split())
+
+
+def test_where_responses_had_other_lengths_it_is_said_what_predicts_for_those(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    way = "the plan expects 12; `meshwright calibrate` predicts for the lengths that came"
+    assert way in " ".join(printed(capsys, response_tokens=10.0).split())
+    assert "calibrate" not in printed(capsys, response_tokens=11.5)
 
 
 SCHEDULES = {
