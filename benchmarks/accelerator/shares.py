@@ -103,6 +103,6 @@ def _measured(points: Sequence[Point], precision: str) -> list[Measurement]:
     """On the one rank."""
     longest = max(point.context + point.tokens for point in points) + 1
     specs = [point.shape.model(num_layers=1, max_positions=longest) for point in points]
-    kernels = replace(own_kernels(abilities(host.device().type), precision, specs), overlaps_replicas=False)
+    kernels = own_kernels(abilities(host.device().type), precision, specs).of_one_replica
     bench = Bench(build_mesh(Layout(), 0), instruments(), precision=precision, max_positions=longest, kernels=kernels)
     return [bench.measure_point(point, repeats=_REPEATS, budget_seconds=_SECONDS) for point in points]

@@ -6,7 +6,7 @@ The plain ones are the reference, to which tests hold the others.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch.distributed as dist
@@ -33,6 +33,11 @@ class ChosenKernels:
     """paged: decode steps by kernels in Triton that read the cache's blocks where they lie; torch: by its own."""
     overlaps_replicas: bool = False
     """Whether what replicas exchange in training overlaps computing."""
+
+    @property
+    def of_one_replica(self) -> ChosenKernels:
+        """The same where there is nothing to exchange with others."""
+        return replace(self, overlaps_replicas=False)
 
     @property
     def told(self) -> str:

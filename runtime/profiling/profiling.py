@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def _num_ranks(facts: Facts) -> int:
 def _kernels(facts: Facts) -> ChosenKernels:
     """What the bodies run on; with one rank to a model there is nothing to overlap."""
     specs = map(facts.models.spec, facts.graph.roles)
-    return replace(own_kernels(abilities(_cluster(facts).device.kind), facts.precision, specs), overlaps_replicas=False)
+    return own_kernels(abilities(_cluster(facts).device.kind), facts.precision, specs).of_one_replica
 
 
 def _provenance(facts: Facts, num_ranks: int) -> Provenance:
