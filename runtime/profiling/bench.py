@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -122,11 +122,11 @@ class Bench:
         if point.body is Body.OPTIMIZER:
             return self._trainer_of(model).update
         if point.body is Body.PREFILL:
-            generator = self._generator(model, spec, point.rows, point.tokens + 1)
-            return generator.again(_partials(point.rows, point.tokens))
+            lengths = _lengths(point.rows, point.tokens)
+            return self._generator(model, spec, point.rows, max(lengths) + 1).again(_partials(lengths))
         if point.body is Body.DECODE:
             generator = self._generator(model, spec, point.rows, point.context + 1)
-            return generator.again(_partials(point.rows, point.context, drawn=1))
+            return generator.again(_partials([point.context] * point.rows, drawn=1))
         if point.body is Body.TRAIN:
             trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
@@ -187,9 +187,17 @@ def _agreed(point: Point, mine: _Observed | None) -> Measurement:
     return record(point, sample, max(run.peak_bytes for run in runs), hottest)
 
 
-def _partials(rows: int, num_tokens: int, *, drawn: int = 0) -> list[Partial]:
-    """Sequences with `num_tokens` in their prompts, and so many drawn tokens, of which the last is not cached yet."""
-    prompts = (Prompt(row=row, draw=row, tokens=(1,) * num_tokens) for row in range(rows))
+def _lengths(rows: int, tokens: int) -> list[int]:
+    """Tokens of each row, on average those of the point. Neighbours differ, as they do in a run: equal ones would share
+    a call of attention on a CPU."""
+    apart = [tokens - 1, tokens + 1] * (rows // 2) if tokens > 1 else [tokens] * rows
+    return apart + [tokens] * (rows - len(apart))
+
+
+def _partials(lengths: Sequence[int], *, drawn: int = 0) -> list[Partial]:
+    """Sequences with so many tokens in their prompts each, and so many drawn tokens, of which the last is not cached
+    yet."""
+    prompts = (Prompt(row=row, draw=row, tokens=(1,) * length) for row, length in enumerate(lengths))
     tokens, zeros = (1,) * drawn, (0,) * drawn
     return [Partial(prompt=prompt, tokens=tokens, logprobs=zeros, versions=zeros) for prompt in prompts]
 
@@ -197,8 +205,8 @@ def _partials(rows: int, num_tokens: int, *, drawn: int = 0) -> list[Partial]:
 def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:
     """Sequences to score."""
     experience = Experience()
-    for row in range(rows):
-        experience.put("tokens", row, torch.randint(spec.vocab_size, (tokens,)))
+    for row, length in enumerate(_lengths(rows, tokens)):
+        experience.put("tokens", row, torch.randint(spec.vocab_size, (length,)))
     return experience
 
 
@@ -219,6 +227,8 @@ def _scored(
 
 def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
     """A micro-batch with everything that either loss reads."""
-    fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), torch.zeros(rows, tokens))
-    mask = torch.ones(rows, tokens, dtype=torch.bool)
-    return MicroBatch.of(torch.randint(spec.vocab_size, (rows, tokens)), {**fields, "mask": mask})
+    lengths = _lengths(rows, tokens)
+    zeros = [torch.zeros(length) for length in lengths]
+    fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), zeros)
+    masks = [torch.ones(length, dtype=torch.bool) for length in lengths]
+    return MicroBatch.of((torch.randint(spec.vocab_size, (length,)) for length in lengths), {**fields, "mask": masks})

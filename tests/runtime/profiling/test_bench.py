@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,6 +16,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Body, Measurement, Point, Shape
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.generation.packed_step import PackedStep
+from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import NOT_FINITE, Bench
 from tests.runtime.ranks import run_on_ranks
@@ -51,6 +53,21 @@ def num_passes(body: Body) -> float:
     with mock.patch.object(PackedStep, "packed", autospec=True, side_effect=PackedStep.packed) as packed:
         bench.measure_point(point(body), repeats=3, budget_seconds=10.0)
     return (len(passes) + packed.call_count) / 4  # the first one warms up
+
+
+def runs_of_equal_rows(body: Body) -> tuple[int, int]:
+    """Calls of attention and tokens in a pass over five rows of eight tokens on average."""
+    bench, seen = _bench(), set[tuple[int, int]]()
+    pack = Rotary.pack
+
+    def packing(*args: Any, **options: Any) -> Packing:
+        found = pack(*args, **options)
+        seen.add((len(found.runs), sum(found.sizes)))
+        return found
+
+    with mock.patch.object(Rotary, "pack", autospec=True, side_effect=packing):
+        bench.measure_point(point(body, rows=5), repeats=1, budget_seconds=10.0)
+    return seen.pop()
 
 
 def out_of_memory_on_rank_1() -> list[Measurement]:
@@ -111,6 +128,11 @@ def test_every_rank_has_the_same_measurement(body: Body) -> None:
 @pytest.mark.parametrize("body", [Body.FORWARD, Body.PREFILL, Body.TRAIN])
 def test_all_rows_of_a_point_pass_the_model_together(body: Body) -> None:
     assert run_on_ranks(1, num_passes, body) == [1.0]
+
+
+@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
+def test_rows_of_a_point_have_lengths_of_their_own_as_in_a_run_and_its_mean(body: Body) -> None:
+    assert run_on_ranks(1, runs_of_equal_rows, body) == [(5, 5 * 8)]
 
 
 def test_no_memory_on_one_rank_is_a_failure_on_all_and_the_next_point_runs() -> None:
