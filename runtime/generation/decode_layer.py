@@ -6,6 +6,7 @@ computes goes into room that all layers share, whose views are made once for as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,10 @@ from meshwright.runtime.model.quantised import QuantisedWeight
 _KEPT_BYTES = 2**23
 """Weights that stay in a core's share of the last-level cache from step to step: of an AMD EPYC 9004 with 2 cores 6 MB
 did and 12 MB did not, measured on 2026-11-25."""
+
+_FETCHED_BYTES = 2**19
+"""Of a weight that are fetched at a time: half of a core's second-level cache, so that the product finds them there. Of
+an AMD EPYC 9004 pieces of 1 MB and less did, and a weight of 4 MB in one did not, measured on 2026-11-26."""
 
 
 class StepAttention(Protocol):
@@ -52,9 +57,13 @@ class Scratch:
         self.heads, self.turned = tensors["heads"], tensors["turned"]
         self.mixed = self.heads.flatten(1)
         self.query, self.new = self.turned[:, :, :-2], self.turned[:, :, -2:]
-        self.cos, self.sin = tensors["cos"], tensors["sin"]
-        """The angles of a value are none."""
-        self._angles = self.cos[:, :, :-1], self.sin[:, :, :-1]
+        angles = tensors["angles"]
+        self._angles, self.cos = angles[:, :, :-1], angles[:, :1]
+        """Of a value there are none: cosine 1."""
+        low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
+        to, (low, high) = self.turned[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
+        self.halves = (to[0], high, low_sin), (to[1], low, high_sin)
+        """Of turned heads, what is added to it, and times what: x cos + (x with its halves swapped) sin."""
         if "up" in tensors:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
@@ -64,22 +73,23 @@ class Scratch:
         """That of fewer rows, in the same place."""
         return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
-    def place(self, cos: Tensor, sin: Tensor) -> None:
-        """Takes over the angles of the new tokens, [B, 1, 1, D] each."""
-        for mine, angles in zip(self._angles, (cos, sin), strict=True):
-            mine.copy_(angles)
+    def place(self, angles: Tensor) -> None:
+        """Takes over the angles of the new tokens, cos and sin [B, 2, D]."""
+        self._angles.copy_(angles.unsqueeze(2))
 
 
 class Turning:
     """Turns heads by the angles that have a place in some scratch, and then attends."""
 
     def __init__(self, room: Scratch, attention: TurnedAttention) -> None:
-        self._room, self._attention, self._half = room, attention, room.heads.shape[-1] // 2
+        self._room, self._attention = room, attention
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """As of `StepAttention`: [B, heads * D]."""
         room = self._room
-        torch.mul(heads, room.cos, out=room.turned).addcmul_(heads.roll(self._half, -1), room.sin)
+        torch.mul(heads, room.cos, out=room.turned)
+        for half, other, sin in room.halves:
+            half.addcmul_(other, sin)
         return self._attention.attend(layer, room.query, room.new)
 
 
@@ -92,8 +102,7 @@ def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
         "normed": like.new_empty(num_rows, spec.hidden_size),
         "heads": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
         "turned": like.new_empty(num_rows, kv_heads, per_group, spec.head_dim),
-        "cos": like.new_ones(num_rows, 1, per_group, spec.head_dim),
-        "sin": like.new_zeros(num_rows, 1, per_group, spec.head_dim),
+        "angles": like.new_ones(num_rows, 2, per_group, spec.head_dim),
     }
     if not spec.experts:
         width = spec.ffn_size // mesh.layout.tp
@@ -124,7 +133,9 @@ class DecodeLayer:
         self._multiply_gates = _gate_kernel() if self._is_silu and by_kernel else None
 
     def begin_turn(self) -> None:
-        """Weights may have moved."""
+        """Weights may have moved, or be others."""
+        self._input_norm.look()
+        self._mlp_norm.look()
         for linear in self.linears:
             linear.look()
 
@@ -171,8 +182,14 @@ class Norm:
         self._module, weight = module, module.weight
         self._is_own = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
         self._by_kernel = _norm_kernel() if by_kernel and not module.offset else None
-        self._epsilon = torch.tensor(module.epsilon)
-        self._share = 1.0 / len(weight)
+        self._floor = torch.tensor(math.sqrt(module.epsilon * len(weight)))
+        self.look()
+
+    def look(self) -> None:
+        """What the weight is now, times the square root of the width: sqrt(mean + epsilon) is the length of the row and
+        of the floor at right angles to it, over that root."""
+        if self._is_own:
+            self._scaled = self._module.weight.detach() * math.sqrt(len(self._module.weight))
 
     def __call__(self, hidden: Tensor, room: Scratch) -> Tensor:
         """[B, hidden], which last until the next norm."""
@@ -182,11 +199,41 @@ class Norm:
         if not self._is_own:
             return self._module.forward(hidden)
         norms = torch.linalg.vector_norm(hidden, 2, -1, True, out=room.norms)
-        torch.addcmul(self._epsilon, norms, norms, value=self._share, out=norms).rsqrt_()
-        return torch.mul(hidden, norms, out=room.normed).mul_(self._module.weight)
+        torch.hypot(norms, self._floor, out=norms)
+        return torch.div(hidden, norms, out=room.normed).mul_(self._scaled)
 
 
-def fetch_in_order(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
+class Weight:
+    """A weight [outputs, inputs] where it lies now."""
+
+    def __init__(self, weight: Tensor, *, is_fetched: bool) -> None:
+        """`is_fetched` has each piece of it read in order before its product."""
+        weight = weight.detach()
+        self._rows = max(1, _FETCHED_BYTES // weight[0].nbytes) if is_fetched else len(weight)
+        self._fetched = weight.split(self._rows) if is_fetched else ()
+        self._turned = [piece.t() for piece in weight.split(self._rows)]
+
+    def into(self, output: Tensor, inputs: Tensor) -> None:
+        """Writes the product [B, outputs] of inputs [B, inputs]."""
+        if not self._fetched:
+            torch.mm(inputs, self._turned[0], out=output)
+        for piece, turned, part in zip(self._fetched, self._turned, self._parts(output), strict=False):
+            piece.amax()
+            torch.mm(inputs, turned, out=part)
+
+    def add_to(self, hidden: Tensor, inputs: Tensor) -> None:
+        """Adds the product [B, outputs] of inputs [B, inputs]."""
+        if not self._fetched:
+            hidden.addmm_(inputs, self._turned[0])
+        for piece, turned, part in zip(self._fetched, self._turned, self._parts(hidden), strict=False):
+            piece.amax()
+            part.addmm_(inputs, turned)
+
+    def _parts(self, output: Tensor) -> Sequence[Tensor]:
+        return output.split(self._rows, dim=1) if self._fetched else ()
+
+
+def are_fetched(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
     """Has the layers read each weight in order before its product where they come from memory in every step, those of
     the head [V, hidden] with them; whether they do.
 
@@ -199,6 +246,7 @@ def fetch_in_order(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
         num_bytes += head.nbytes
     for linear in linears:
         linear.is_fetched = num_bytes > _KEPT_BYTES
+        linear.look()
     return num_bytes > _KEPT_BYTES
 
 
@@ -217,15 +265,9 @@ class _Linear:
         return 0 if self._is_quantised or self._weight.is_cuda else self._weight.nbytes
 
     def look(self) -> None:
-        """Where the weight lies now, turned about: [inputs, outputs]."""
+        """Where the weight lies now."""
         if not self._is_quantised:
-            self._turned: Tensor = self._weight.detach().t()
-
-    def weights(self) -> Tensor:
-        """[inputs, outputs], in the core's cache where they are to be fetched first."""
-        if self.is_fetched:
-            self._turned.sum()
-        return self._turned
+            self._product = Weight(self._weight, is_fetched=self.is_fetched)
 
 
 class _Spreading(_Linear):
@@ -235,15 +277,12 @@ class _Spreading(_Linear):
         """Writes what it says of `inputs` to `output`."""
         if self._is_quantised:
             output.copy_(self._weight.multiply(inputs))
-            if self._bias is not None:
-                output.add_(self._bias)
-            return
-        if self._bias is None:
-            torch.mm(inputs, self.weights(), out=output)
         else:
-            torch.addmm(self._bias, inputs, self.weights(), out=output)
-        if self._adapter:
-            self._adapter.add_to(output, inputs)
+            self._product.into(output, inputs)
+            if self._adapter:
+                self._adapter.add_to(output, inputs)
+        if self._bias is not None:
+            output.add_(self._bias)
 
 
 class _Joining(_Linear):
@@ -257,11 +296,11 @@ class _Joining(_Linear):
     def add_to(self, hidden: Tensor, inputs: Tensor) -> None:
         """Adds what it says of `inputs` to `hidden`."""
         if self._group is None and not self._is_quantised:
-            hidden.addmm_(inputs, self.weights())
+            self._product.add_to(hidden, inputs)
             if self._adapter:
                 self._adapter.add_to(hidden, inputs)
         else:
-            output = self._weight.multiply(inputs) if self._is_quantised else torch.mm(inputs, self.weights())
+            output = self._weight.multiply(inputs) if self._is_quantised else self._multiplied(hidden, inputs)
             if self._adapter:
                 self._adapter.add_to(output, inputs)
             if self._group is not None:
@@ -269,6 +308,11 @@ class _Joining(_Linear):
             hidden.add_(output)
         if self._bias is not None:
             hidden.add_(self._bias)
+
+    def _multiplied(self, like: Tensor, inputs: Tensor) -> Tensor:
+        output = torch.empty_like(like)
+        self._product.into(output, inputs)
+        return output
 
 
 class _Adapter:

@@ -20,7 +20,8 @@ from meshwright.runtime.generation.decode_layer import (
     StepAttention,
     TurnedAttention,
     Turning,
-    fetch_in_order,
+    Weight,
+    are_fetched,
     room_for,
 )
 from meshwright.runtime.generation.table_attention import GatheredAttention, PagedAttention, StepReads, TableReads
@@ -56,18 +57,26 @@ class DecodeStep:
         self._layers = [DecodeLayer(layer, model, mesh) for layer in model.decoder.layers]
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
-        self._fetches = fetch_in_order(self._layers, self._head_weight() if mesh.is_last_stage else None)
-        cos, sin = model.rotary.table(cache.max_tokens, next(model.parameters()))
+        self._are_fetched = are_fetched(self._layers, self._head_weight() if mesh.is_last_stage else None)
+        cos, sin = (angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, next(model.parameters())))
         low, high = sin.chunk(2, dim=-1)
-        self._cos, self._sin = cos, torch.cat((-low, high), dim=-1)
-        """The sine of the low half is negated: a head is turned by x cos + (x with its halves swapped) sin."""
-        self._angles = cos.flatten(1).chunk(2, dim=-1)[0].contiguous(), high.flatten(1).contiguous()
+        self._turns = torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
+        """[positions, 2, D]: the sine of the low half is negated, as a head is turned by x cos + (x with its halves
+        swapped) sin."""
+        self._angles = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
         self._whole: Scratch | None = None
+        self._side_by_side = PaddedAttention(cache, self._queries_per_group)
+        self.begin_turn()
 
     def begin_turn(self) -> None:
         """A parameter that moved is still the same parameter, elsewhere."""
+        self._side_by_side.forget()
         for layer in self._layers:
             layer.begin_turn()
+        if self._norm is not None:
+            self._norm.look()
+            weight = self._head_weight()
+            self._of_head, self._num_logits = Weight(weight, is_fetched=self._are_fetched), len(weight)
 
     @property
     def answers_with_logits(self) -> bool:
@@ -91,7 +100,7 @@ class DecodeStep:
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
                 return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
-        room.place(self._cos[reads.lengths], self._sin[reads.lengths])
+        room.place(self._turns.index_select(0, reads.lengths))
         return Turning(room, self._turned_attention(reads))
 
     def _turned_attention(self, reads: StepReads) -> TurnedAttention:
@@ -99,7 +108,7 @@ class DecodeStep:
         if isinstance(reads, TableReads):
             return GatheredAttention(self.cache, reads)
         if isinstance(reads, PaddedReads):
-            return PaddedAttention(self.cache, reads, self._queries_per_group)
+            return self._side_by_side.at(reads)
         return BlockAttention(self.cache, reads)
 
     @property
@@ -118,10 +127,9 @@ class DecodeStep:
 
     def _head(self, normed: Tensor) -> Tensor:
         """Logits [B, V / tp] from normed hidden states [B, hidden]."""
-        weight = self._head_weight()
-        if self._fetches:
-            weight.sum()
-        return F.linear(normed, weight)
+        logits = normed.new_empty(len(normed), self._num_logits)
+        self._of_head.into(logits, normed)
+        return logits
 
     def _head_weight(self) -> Tensor:
         tied = self._model.share_embeddings_and_output_weights

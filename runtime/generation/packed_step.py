@@ -34,7 +34,7 @@ class PackedStep(DecodeStep):
             positions, attention = torch.cat((step.lengths, positions)), self._turned_attention(step)
             asked = torch.cat((torch.arange(len(step.lengths)), asked + len(step.lengths)))
         room = room_for(len(hidden), self._model, self._mesh)
-        room.place(self._cos[positions], self._sin[positions])
+        room.place(self._turns.index_select(0, positions))
         packed = PackedAttention(self.cache, reads, room.turned[len(hidden) - len(reads.positions) :])
         behind = packed if attention is None else _BehindStep(attention, packed, len(hidden) - len(reads.positions))
         cache = Turning(room, behind)

@@ -26,6 +26,10 @@ class BlockTables:
         self._num_held = np.zeros(num_rows, dtype=np.int64)
         self._num_readers = np.zeros(num_blocks + 1, dtype=np.int64)
         self._free = list(range(num_blocks, 0, -1))
+        self.are_shared = False
+        """Whether any block has several readers."""
+        self.num_changes = 0
+        """How often a row has let go of blocks, or come to hold those of a list."""
 
     @property
     def num_free(self) -> int:
@@ -71,6 +75,7 @@ class BlockTables:
         self._num_readers[list(blocks)] += 1
         if taken:
             self._free = [block for block in self._free if block not in taken]
+        self._change()
 
     def release(self, *rows: int) -> None:
         """The rows have ended, or have to give way."""
@@ -81,6 +86,11 @@ class BlockTables:
             self._free.extend(reversed(freed))
             self._free.sort(reverse=True)
         self._num_held[list(rows)] = 0
+        self._change()
+
+    def _change(self) -> None:
+        self.num_changes += 1
+        self.are_shared = bool(self._num_readers.max() > 1)
 
     def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:
         """Which of the blocks more than one row reads."""

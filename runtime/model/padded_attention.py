@@ -24,16 +24,19 @@ more than they save, measured on it with 2 cores on 2026-11-25."""
 
 @dataclass(frozen=True)
 class PaddedReads:
-    """What a decode step of B rows reads that lie side by side."""
+    """A decode step of B rows, whose blocks are to lie side by side."""
 
-    lengths: Tensor
-    """[B]: tokens that are cached, so the positions of the new ones."""
-    places: Tensor
-    """[B, kv_heads, 2]: where the new keys and values go among a layer's."""
-    gathered: Tensor
-    """[2 * B * kv_heads * n]: the blocks of each head, first of all keys, then of all values."""
-    hidden: Tensor
-    """[B * kv_heads, 1, n * tokens of a block]: minus infinity behind the end of a row, else 0."""
+    rows: Numbers
+    """[B]"""
+    cached: Numbers
+    """[B]: tokens of each that are cached."""
+    num_blocks: int
+    """That the longest needs with its new token."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B]: the positions of the new tokens."""
+        return torch.from_numpy(self.cached)
 
 
 def padded_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedReads | None:
@@ -41,55 +44,141 @@ def padded_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedRe
 
     None in a type that products on a CPU would round scores to, and of rows that are many, long or share blocks.
     """
-    counts = lengths // BLOCK_TOKENS + 1
-    longest, num_rows = int(counts.max()), len(rows)
+    num_blocks = int(lengths.max()) // BLOCK_TOKENS + 1
     if cache.keys.dtype != torch.float32:
         return None
-    if num_rows * longest * cache.keys[0, 0].nbytes > _CACHED_BYTES:
+    if len(rows) * num_blocks * cache.keys[0, 0].nbytes > _CACHED_BYTES:
         return None
-    blocks = cache.tables.table[rows, :longest]
-    blocks[np.arange(longest) >= counts[:, None]] = 0
-    if cache.tables.is_shared(blocks).any():
-        return None
-    _, num_blocks, num_heads, _, _ = cache.keys.shape
-    heads, values = np.arange(num_heads), num_blocks * num_heads
-    keys = blocks[:, None] * num_heads + heads[:, None]
-    last = blocks[np.arange(num_rows), counts - 1]
-    place = (last[:, None] * num_heads + heads) * BLOCK_TOKENS + (lengths % BLOCK_TOKENS)[:, None]
-    hidden = np.zeros((num_rows, num_heads, longest * BLOCK_TOKENS), dtype=np.float32)
-    hidden.swapaxes(0, 1)[:, np.arange(longest * BLOCK_TOKENS) > lengths[:, None]] = -np.inf
-    return PaddedReads(
-        lengths=torch.from_numpy(lengths),
-        places=torch.from_numpy(np.stack([place, place + values * BLOCK_TOKENS], axis=-1)),
-        gathered=torch.from_numpy(np.concatenate([keys.ravel(), keys.ravel() + values])),
-        hidden=torch.from_numpy(hidden.reshape(num_rows * num_heads, 1, -1)),
-    )
+    reads = PaddedReads(rows, lengths, num_blocks)
+    return None if cache.tables.are_shared and cache.tables.is_shared(_blocks(cache, reads)).any() else reads
 
 
 class PaddedAttention:
-    """The cache during a decode step, as `BlockAttention`, of rows that share nothing. What it answers lasts until it
-    is asked again."""
+    """The cache during decode steps, as `BlockAttention`, of rows that share nothing. What it answers lasts until it is
+    asked again.
 
-    def __init__(self, cache: PagedCache, reads: PaddedReads, num_query_heads: int) -> None:
+    While the same rows go on from step to step their copies stay and grow, of every layer if they all fit in the copy
+    of one layer of the whole cache that memory is planned for.
+    """
+
+    def __init__(self, cache: PagedCache, num_query_heads: int) -> None:
         """A key-value head meets `num_query_heads` queries of each row."""
-        size, num_rows = cache.keys.shape[-1], len(reads.lengths)
-        self._cache, self._reads, self._scale = cache, reads, size**-0.5
-        self._copies = cache.keys.new_empty(len(reads.gathered), BLOCK_TOKENS * size)
-        num_heads, _, num_tokens = reads.hidden.shape
-        keys, self._values = self._copies.view(2, num_heads, num_tokens, size)
-        self._keys = keys.transpose(1, 2)
-        self._scores = keys.new_empty(num_heads, num_query_heads, num_tokens)
-        self._answers = keys.new_empty(num_heads, num_query_heads, size)
-        self._by_row = self._answers.view(num_rows, -1)
+        self._cache, self._num_queries = cache, num_query_heads
+        self._scale = cache.keys.shape[-1] ** -0.5
+        self._room = cache.keys.new_empty(0)
+        self._laid: _Laid | None = None
+
+    def forget(self) -> None:
+        """What was cached may be written anew."""
+        self._laid = None
+
+    def at(self, reads: PaddedReads) -> PaddedAttention:
+        """The same, at the next step."""
+        if self._laid is None or not self._laid.goes_on(reads):
+            self._laid = self._lay(reads)
+        return self
+
+    def _lay(self, reads: PaddedReads) -> _Laid:
+        num_layers, num_blocks, kv_heads, _, size = self._cache.keys.shape
+        of_layer = len(reads.rows) * reads.num_blocks
+        is_kept = num_layers * of_layer < num_blocks
+        needed = (num_layers if is_kept else 1) * 2 * of_layer * kv_heads * BLOCK_TOKENS * size
+        if needed > len(self._room):
+            self._room = self._cache.keys.new_empty(needed)
+        copies = self._room[:needed].view(-1, 2, len(reads.rows) * kv_heads, reads.num_blocks * BLOCK_TOKENS, size)
+        return _Laid(self._cache, reads, copies, self._num_queries, is_kept=is_kept)
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
         [B, kv_heads, 2, D] are kept."""
-        reads, scores = self._reads, self._scores
-        self._cache.store(layer, reads.places, new)
-        blocks = self._cache.of_layer(layer).view(-1, self._copies.shape[-1])
-        torch.index_select(blocks, 0, reads.gathered, out=self._copies)
-        torch.baddbmm(reads.hidden, query.flatten(0, 1), self._keys, alpha=self._scale, out=scores)
+        assert self._laid is not None, "no step has begun"
+        laid, scores = self._laid, self._laid.scores
+        self._cache.store(layer, laid.places, new)
+        keys, values = laid.read(layer, new)
+        torch.baddbmm(laid.hidden, query.flatten(0, 1), keys, alpha=self._scale, out=scores)
         torch.softmax(scores, dim=-1, out=scores)
-        torch.bmm(scores, self._values, out=self._answers)
-        return self._by_row
+        torch.bmm(scores, values, out=laid.answers)
+        return laid.by_row
+
+
+class _Laid:
+    """Rows side by side: where each of them is, and copies of what it has cached."""
+
+    def __init__(
+        self, cache: PagedCache, reads: PaddedReads, copies: Tensor, num_queries: int, *, is_kept: bool
+    ) -> None:
+        """`copies` [layers, 2, B * kv_heads, tokens, D] are of all layers and kept, or of one, made when asked."""
+        _, num_blocks, num_heads, _, size = cache.keys.shape
+        num_tokens, num_rows, heads = copies.shape[3], len(reads.rows), np.arange(num_heads)
+        self._cache, self._reads, self._num_changes = cache, reads, cache.tables.num_changes
+        self._is_kept, self._copies = is_kept, copies.view(len(copies), -1, BLOCK_TOKENS * size)
+        self._tokens = copies.view(len(copies), -1, size)
+        self._apart = [(keys.transpose(1, 2), values) for keys, values in copies]
+        keys = (_blocks(cache, reads)[:, None] * num_heads + heads[:, None]).ravel()
+        self._gathered = torch.from_numpy(np.concatenate([keys, keys + num_blocks * num_heads]))
+        if is_kept:
+            for layer in range(len(copies)):
+                self._copy(layer)
+        rows = np.arange(num_rows * num_heads).reshape(num_rows, num_heads)
+        self._columns = rows * num_tokens + reads.cached[:, None]
+        """Of the new keys among the copied tokens; of scores those that they open."""
+        self._places = np.empty((2, num_rows, num_heads, 2), dtype=np.int64)
+        self._places[1] = self._columns[..., None] + [0, num_rows * num_heads * num_tokens]
+        self._place()
+        self.places, self._copied_to = torch.from_numpy(self._places)
+        """Of the new keys and values: where they go among a layer's, and among copied tokens."""
+        hidden = np.zeros((num_rows, num_heads, num_tokens), dtype=np.float32)
+        hidden.swapaxes(0, 1)[:, np.arange(num_tokens) > reads.cached[:, None]] = -np.inf
+        self._seen, self.hidden = hidden.ravel(), torch.from_numpy(hidden.reshape(num_rows * num_heads, 1, -1))
+        """Minus infinity behind the end of a row, else 0."""
+        self.scores = copies.new_empty(num_rows * num_heads, num_queries, num_tokens)
+        self.answers = copies.new_empty(num_rows * num_heads, num_queries, size)
+        self.by_row = self.answers.view(num_rows, -1)
+
+    def goes_on(self, reads: PaddedReads) -> bool:
+        """Takes over the next token of the same rows, or the same one again; False where they are others, or have
+        outgrown their copies."""
+        mine = self._reads
+        if self._num_changes != self._cache.tables.num_changes or reads.num_blocks != mine.num_blocks:
+            return False
+        if len(mine.rows) != len(reads.rows) or (mine.rows != reads.rows).any():
+            return False
+        by = reads.cached - mine.cached
+        if by[0] not in (0, 1) or (by != by[0]).any():
+            return False
+        if by[0]:
+            self._reads = reads
+            self._columns += 1
+            self._places += 1
+            if not (reads.cached % BLOCK_TOKENS).all():
+                self._place()
+            self._seen[self._columns.ravel()] = 0.0
+        return True
+
+    def _place(self) -> None:
+        """Says where the new tokens go among a layer's."""
+        reads, (_, num_blocks, num_heads, _, _) = self._reads, self._cache.keys.shape
+        last = self._cache.tables.table[reads.rows, reads.cached // BLOCK_TOKENS]
+        first = (last[:, None] * num_heads + np.arange(num_heads)) * BLOCK_TOKENS
+        place = first + (reads.cached % BLOCK_TOKENS)[:, None]
+        self._places[0] = place[..., None] + [0, num_blocks * num_heads * BLOCK_TOKENS]
+
+    def read(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [B * kv_heads, D, tokens] and values [B * kv_heads, tokens, D] of a layer, in which the new ones
+        [B, kv_heads, 2, D] are kept."""
+        if not self._is_kept:
+            self._copy(layer)
+            return self._apart[0]
+        self._tokens[layer].index_put_((self._copied_to,), new)
+        return self._apart[layer]
+
+    def _copy(self, layer: int) -> None:
+        blocks = self._cache.of_layer(layer).view(-1, self._copies.shape[-1])
+        torch.index_select(blocks, 0, self._gathered, out=self._copies[layer if self._is_kept else 0])
+
+
+def _blocks(cache: PagedCache, reads: PaddedReads) -> Numbers:
+    """[B, num_blocks]: of each row, and behind its last the spare one."""
+    blocks = cache.tables.table[reads.rows, : reads.num_blocks]
+    blocks[np.arange(reads.num_blocks) > (reads.cached // BLOCK_TOKENS)[:, None]] = 0
+    return blocks

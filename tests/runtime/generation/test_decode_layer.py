@@ -37,7 +37,7 @@ def with_weights_fetched_first() -> tuple[Tensor, Tensor]:
     plain = stepped(step, 3)
     decode_layer._KEPT_BYTES = 0
     _, fetching = opened()
-    assert fetching._fetches
+    assert fetching._are_fetched
     return plain, stepped(fetching, 3)
 
 

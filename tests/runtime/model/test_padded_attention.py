@@ -23,7 +23,7 @@ def test_rows_side_by_side_are_answered_as_block_by_block(seed: int) -> None:
     query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
     by_block = block_reads(cache.tables, rows, np.array(lengths)[rows])
     expected = BlockAttention(cache, by_block).attend(0, query, new)
-    found = PaddedAttention(cache, reads, 3).attend(0, query, new)
+    found = PaddedAttention(cache, 3).at(reads).attend(0, query, new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for index, row in enumerate(rows.tolist()):
         keys, values = cache.read(row, lengths[row] + 1)
