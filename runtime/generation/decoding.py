@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.runtime.generation.decode_layer import (
@@ -73,6 +72,8 @@ class DecodeStep:
         self._side_by_side.forget()
         for layer in self._layers:
             layer.begin_turn()
+        if self._mesh.is_first_stage:
+            self._embedding: Tensor = self._model.embedding.word_embeddings.weight.detach()
         if self._norm is not None:
             self._norm.look()
             weight = self._head_weight()
@@ -139,5 +140,5 @@ class DecodeStep:
     def _embed(self, tokens: Tensor) -> Tensor:
         """Hidden states [B, hidden] of tokens [B], which nothing else holds."""
         if self._mesh.layout.tp == 1 and self._model.spec.embedding_scale == 1.0:
-            return F.embedding(tokens, self._model.embedding.word_embeddings.weight)
+            return self._embedding.index_select(0, tokens)
         return self._model.embedding(tokens.unsqueeze(1), None).squeeze(0)

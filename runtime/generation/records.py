@@ -28,6 +28,7 @@ class Records:
         """Tokens after which each response ends by length, as its prompt has it."""
         self.draws: Numbers = np.zeros(num_rows, dtype=np.int64)
         """That seed each row's sampling."""
+        self._last: Numbers = np.zeros(num_rows, dtype=np.int64)
 
     def begin(self, row: int, *, num_prompt: int, most: int, draw: int) -> None:
         """Another sequence has the row, of which nothing is drawn."""
@@ -40,6 +41,7 @@ class Records:
         self._make_room(end)
         self._tokens[row, first:end], self._logprobs[row, first:end] = tokens, logprobs
         self._versions[row, first:end], self.num_drawn[row] = versions, end
+        self._last[row] = tokens[-1]
 
     def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int) -> None:
         """Puts one token behind what each of the rows has drawn."""
@@ -47,11 +49,11 @@ class Records:
         self._make_room(int(places.max(initial=0)) + 1)
         self._tokens[rows, places], self._logprobs[rows, places] = tokens, logprobs
         self._versions[rows, places] = version
-        self.num_drawn[rows] += 1
+        self.num_drawn[rows], self._last[rows] = places + 1, tokens
 
     def last(self, rows: Numbers) -> Numbers:
         """The token that each of the rows drew last."""
-        found: Numbers = self._tokens[rows, self.num_drawn[rows] - 1]
+        found: Numbers = self._last[rows]
         return found
 
     def cached(self, rows: Numbers) -> Numbers:

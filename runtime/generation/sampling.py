@@ -21,6 +21,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 _HASHED_AT_ONCE = 128
 """Positions whose uniform numbers are hashed together."""
 
+_PART_BITS = 24
+"""That number such parts of a response, which is then shorter than 2^31."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -58,14 +61,13 @@ class Sampling:
 
             return draw(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
-        left = self._filtered(scaled)
+        left, last = self._filtered(scaled), scaled.shape[-1] - 1
         highest = scaled.amax(dim=-1, keepdim=True)
         below = scaled - highest
         weights = below.exp() if left is scaled else (left - highest).exp_()
         cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-        of_left = cumulative[:, -1:]
-        found = torch.searchsorted(cumulative, uniform[:, None] * of_left, right=True)
-        tokens = found.clamp_(max=logits.shape[-1] - 1)
+        of_left = cumulative.narrow(1, last, 1)
+        tokens = torch.searchsorted(cumulative, of_left * uniform.unsqueeze(1), right=True).clamp_(max=last)
         total = of_left if left is scaled else below.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
         return tokens.squeeze(1), (below.gather(1, tokens) - total.log()).squeeze(1).float()
 
@@ -100,20 +102,20 @@ class Uniforms:
     def __init__(self, seed: int, num_rows: int) -> None:
         self._seed = seed
         self._hashed = np.zeros((num_rows, _HASHED_AT_ONCE))
-        self._draws, self._parts = np.full(num_rows, -1), np.full(num_rows, -1)
-        """What was hashed of each row: its draw, and its first position over `_HASHED_AT_ONCE`."""
+        self._keys = np.full(num_rows, -1)
+        """What was hashed of each row: its draw, and its first position over `_HASHED_AT_ONCE`, in one number."""
 
     def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
         """[B], for sequences that the draws identify, at their positions."""
-        parts = positions // _HASHED_AT_ONCE
-        places = positions - parts * _HASHED_AT_ONCE
-        stale = (self._draws[rows] != draws) | (self._parts[rows] != parts)
+        parts, places = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
+        keys = (draws << _PART_BITS) + parts
+        stale = self._keys[rows] != keys
         if stale.any():
             new = parts[stale, None]
             # Sequences that begin together have the same positions, whose part of the hash is then computed once.
             first = (new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE
             self._hashed[rows[stale]] = uniforms(self._seed, draws[stale, None], first + np.arange(_HASHED_AT_ONCE))
-            self._draws[rows[stale]], self._parts[rows[stale]] = draws[stale], parts[stale]
+            self._keys[rows[stale]] = keys[stale]
         return torch.from_numpy(self._hashed[rows, places])
 
 

@@ -92,6 +92,9 @@ class Seating:
         admitted = Seated([one for one, _ in answered], list(range(len(answered))), {}, 0, {})
         admitted.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
         waiting, turn = self._flight.waiting, self._flight.turn
+        if group.is_full or not (self.paused or waiting):
+            self.most_blocks = max(self.most_blocks, self._tables.num_used)
+            return admitted
         num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)
         while not group.is_full and (self.paused or waiting):
             begins = not self.paused

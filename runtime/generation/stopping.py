@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -67,15 +68,19 @@ class Stopping:
     def finish(self, group: LiveGroup) -> dict[int, Finish]:
         """Which live sequences of a group end with the tokens drawn last, by their place among them, and why."""
         rows, records = group.rows, group.records
-        longest = np.minimum(records.most[rows], self.max_response)
-        found = dict.fromkeys(np.flatnonzero(records.num_drawn[rows] >= longest).tolist(), Finish.LENGTH)
+        found = _those(records.num_drawn[rows] >= np.minimum(records.most[rows], self.max_response), Finish.LENGTH)
         for strings, why in ((self.calls, Finish.CALL), (self.strings, Finish.STOP)):
             if strings is not None:
                 complete = map(strings.complete, group.live)
                 found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
-        ends = (records.last(rows)[:, None] == self._ends).any(axis=1)
-        return found | dict.fromkeys(np.flatnonzero(ends).tolist(), Finish.EOS)
+        if self.eos_tokens:
+            found |= _those((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
+        return found
 
     @cached_property
     def _ends(self) -> Numbers:
-        return np.array(sorted(self.eos_tokens), dtype=np.int64)
+        return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]
+
+
+def _those(are_over: NDArray[np.bool_], why: Finish) -> dict[int, Finish]:
+    return dict.fromkeys(are_over.nonzero()[0].tolist(), why)

@@ -29,8 +29,9 @@ class BlockAttention:
         self._places = torch.stack([places, places + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
         self._prefixes = [_Prefixes(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
         self._asked = reads.owner % self._num_rows
-        self._readers = torch.cat([reads.owner, *(one.readers.flatten() for one in reads.prefixes)])
-        self._hidden = reads.hidden.repeat_interleave(kv_heads, dim=0)
+        readers = [reads.owner, *(one.readers.flatten() for one in reads.prefixes)]
+        self._readers = torch.cat(readers) if reads.prefixes else reads.owner
+        self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS)
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values

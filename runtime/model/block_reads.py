@@ -19,6 +19,9 @@ from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 _IN_PLACE = 0.5
 """Of the blocks between the first and the last that are read: with fewer, the ones that are read are copied first."""
 
+_HIDDEN = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float32), 1)
+"""Of the tokens of a block, by the last that is seen: minus infinity behind it, else 0."""
+
 
 @dataclass(frozen=True)
 class Prefixes:
@@ -69,9 +72,11 @@ def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockRe
     ends = np.concatenate([[0], counts.cumsum()])
     row = np.repeat(np.arange(num_rows), counts)
     block = tables.table[rows[row], np.arange(ends[-1]) - ends[row]]
-    is_shared = tables.is_shared(block)
-    alone, owners = block[~is_shared], row[~is_shared]
-    prefixes = _prefixes(block[is_shared], row[is_shared], num_rows)
+    alone, owners, prefixes = block, row, tuple[Prefixes, ...]()
+    if tables.are_shared:
+        is_shared = tables.is_shared(block)
+        alone, owners = block[~is_shared], row[~is_shared]
+        prefixes = _prefixes(block[is_shared], row[is_shared], num_rows)
 
     first, width = int(alone.min()), int(alone.max()) - int(alone.min()) + 1
     if len(alone) >= _IN_PLACE * width:
@@ -82,7 +87,7 @@ def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockRe
     owner[place] = owners
     hidden = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
     last = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
-    hidden[place[last]] = np.where(np.arange(BLOCK_TOKENS) > (lengths % BLOCK_TOKENS)[:, None], -np.inf, 0.0)
+    hidden[place[last]] = _HIDDEN[lengths % BLOCK_TOKENS]
     order, ends_said = place, ends
     if prefixes:
         readers = np.concatenate([owner, *(one.readers.numpy().ravel() for one in prefixes)])

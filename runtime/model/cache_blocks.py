@@ -46,7 +46,8 @@ class BlockTables:
 
     def short(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
         """Of `rows`, by their place among them, those that hold too few blocks for so many tokens each."""
-        return np.flatnonzero(self._num_held[rows] * BLOCK_TOKENS < num_tokens)
+        found: Numbers = (self._num_held[rows] * BLOCK_TOKENS < num_tokens).nonzero()[0]
+        return found
 
     def take(self, row: int, num_tokens: int, to_share: int = 0) -> bool:
         """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so.
