@@ -62,14 +62,14 @@ class Sampling:
             return draw(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
         left, last = self._filtered(scaled), scaled.shape[-1] - 1
-        highest = scaled.amax(dim=-1, keepdim=True)
-        below = scaled - highest
-        weights = below.exp() if left is scaled else (left - highest).exp_()
+        policy = scaled.softmax(dim=-1)
+        weights = policy if left is scaled else policy.masked_fill(left.isneginf(), 0.0)
         cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
         of_left = cumulative.narrow(1, last, 1)
         tokens = torch.searchsorted(cumulative, of_left * uniform.unsqueeze(1), right=True).clamp_(max=last)
-        total = of_left if left is scaled else below.exp().sum(dim=-1, keepdim=True, dtype=torch.float64)
-        return tokens.squeeze(1), (below.gather(1, tokens) - total.log()).squeeze(1).float()
+        # Of many tokens a sum in fp32, which softmax divides by, is known to five digits.
+        total = of_left if left is scaled else policy.sum(dim=-1, keepdim=True, dtype=torch.float64)
+        return tokens.squeeze(1), (policy.gather(1, tokens) / total).log_().squeeze(1).float()
 
     def is_filtered(self, num_tokens: int) -> bool:
         """Whether some of so many tokens may not be drawn."""

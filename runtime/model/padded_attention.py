@@ -95,7 +95,7 @@ class PaddedAttention:
         laid, scores = self._laid, self._laid.scores
         self._cache.store(layer, laid.places, new)
         keys, values = laid.read(layer, new)
-        torch.baddbmm(laid.hidden, query.flatten(0, 1), keys, alpha=self._scale, out=scores)
+        torch.baddbmm(laid.hidden, laid.queries(query), keys, alpha=self._scale, out=scores)
         torch.softmax(scores, dim=-1, out=scores)
         torch.bmm(scores, values, out=laid.answers)
         return laid.by_row
@@ -116,6 +116,7 @@ class _Laid:
         self._apart = [(keys.transpose(1, 2), values) for keys, values in copies]
         keys = (_blocks(cache, reads)[:, None] * num_heads + heads[:, None]).ravel()
         self._gathered = torch.from_numpy(np.concatenate([keys, keys + num_blocks * num_heads]))
+        self._query: Tensor | None = None
         self._num_copied = 0
         """Layers whose copies are made."""
         rows = np.arange(num_rows * num_heads).reshape(num_rows, num_heads)
@@ -162,6 +163,12 @@ class _Laid:
         first = (last[:, None] * num_heads + np.arange(num_heads)) * BLOCK_TOKENS
         place = first + (reads.cached % BLOCK_TOKENS)[:, None]
         self._places[0] = place[..., None] + [0, num_blocks * num_heads * BLOCK_TOKENS]
+
+    def queries(self, query: Tensor) -> Tensor:
+        """[B * kv_heads, queries, D] of [B, kv_heads, queries, D], which is often the same room."""
+        if query is not self._query:
+            self._query, self._queries = query, query.flatten(0, 1)
+        return self._queries
 
     def read(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [B * kv_heads, D, tokens] and values [B * kv_heads, tokens, D] of a layer, in which the new ones
