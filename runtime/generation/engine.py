@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +24,7 @@ from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
-from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
 from meshwright.runtime.generation.seating import Part, Seated, Seating
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
@@ -109,6 +110,8 @@ class Generator:
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
+        is_alone = mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1 and not parameter.is_cuda
+        self._can_skip = is_alone and not (tool_turns or stop_strings)
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -183,6 +186,7 @@ class Generator:
             delivery,
             learn=lambda group: self._learn(group, version, stream),
             advance=self._advance,
+            skip=lambda most: 0 if stream else self._skip(most, version),
             least_rounds=least_rounds,
         )
         self._relay.flush()
@@ -264,6 +268,32 @@ class Generator:
             self._tool_turns.wait()
         return admitted.num_begun
 
+    def _skip(self, most: int | None, version: int) -> int:
+        """Draws on where nothing can begin, and nobody ends by length or needs a block; how many rounds. What ends
+        otherwise is left to be learned."""
+        group = self._flight.groups[0]
+        if not self._can_skip or not group.live or self.seating.may_admit(group):
+            return 0
+        records, rows, slots = group.records, group.rows, group.first_slot + group.rows
+        cached, positions = records.cached(rows) + 1, records.num_drawn[rows] + 1
+        left = self._cache.tables.left(slots, cached), self._stopping.left(group) - 1, Uniforms.left(positions)
+        count = min(int(np.min(left)), most if most is not None else NO_LIMIT)
+        if count <= 0:
+            return 0
+        numbers = self._uniforms.ahead(slots, records.draws[rows], positions, count)
+        drawn, learned = self._drawn[group.first_slot], list[Reals]()
+        assert drawn is not None, "a stage alone has what it drew"
+        while len(learned) < count:
+            tokens = drawn[0].numpy().astype(int)
+            if self._stopping.is_end(tokens):
+                break
+            output = self._passes(StepRows(slots, cached + len(learned), tokens), (), ())
+            assert output is not None, "a stage alone has logits"
+            learned.append(drawn.numpy())
+            drawn = self._drawn[group.first_slot] = self._choose(output, numbers[len(learned) - 1])
+        records.add_several(rows, np.array(learned), version)
+        return len(learned)
+
     @torch.no_grad()
     def draw_next(
         self, group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]
@@ -299,12 +329,17 @@ class Generator:
             self._passes(NO_STEPS, texts, parts)
         self._relay.flush()
 
-    @torch.inference_mode()
     def _draw(self, output: Tensor, group: LiveGroup) -> Tensor:
-        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp] of all rows, on the last stage."""
-        logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
+        """As `_choose`, for all rows of the group."""
         records, rows = group.records, group.rows
         numbers = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
+        return self._choose(output, numbers)
+
+    @torch.inference_mode()
+    def _choose(self, output: Tensor, numbers: Tensor) -> Tensor:
+        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp] by numbers [B], on the last
+        stage."""
+        logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
         drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
 

@@ -51,6 +51,18 @@ class Records:
         self._versions[rows, places] = version
         self.num_drawn[rows], self._last[rows] = places + 1, tokens
 
+    def add_several(self, rows: Numbers, drawn: Reals, version: int) -> None:
+        """As `add`, the tokens and log-probabilities of several rounds [rounds, 2, rows]."""
+        count = len(drawn)
+        if not count:
+            return
+        places = self.num_drawn[rows] + np.arange(count)[:, None]
+        self._make_room(int(places.max()) + 1)
+        self._tokens[rows, places], self._logprobs[rows, places] = drawn[:, 0], drawn[:, 1]
+        self._versions[rows, places] = version
+        self.num_drawn[rows] += count
+        self._last[rows] = drawn[-1, 0]
+
     def last(self, rows: Numbers) -> Numbers:
         """The token that each of the rows drew last."""
         found: Numbers = self._last[rows]

@@ -107,6 +107,15 @@ class Uniforms:
 
     def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
         """[B], for sequences that the draws identify, at their positions."""
+        return self.ahead(rows, draws, positions, 1)[0]
+
+    @staticmethod
+    def left(positions: Numbers) -> int:
+        """How many numbers there are at least from these positions on before others are hashed."""
+        return _HASHED_AT_ONCE - int((positions % _HASHED_AT_ONCE).max())
+
+    def ahead(self, rows: Numbers, draws: Numbers, positions: Numbers, count: int) -> Tensor:
+        """[count, B], for so many positions from these on, at most as many as are `left`."""
         parts, places = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
         keys = (draws << _PART_BITS) + parts
         stale = self._keys[rows] != keys
@@ -116,7 +125,7 @@ class Uniforms:
             first = (new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE
             self._hashed[rows[stale]] = uniforms(self._seed, draws[stale, None], first + np.arange(_HASHED_AT_ONCE))
             self._keys[rows[stale]] = keys[stale]
-        return torch.from_numpy(self._hashed[rows, places])
+        return torch.from_numpy(self._hashed[rows, places + np.arange(count)[:, None]])
 
 
 def _cut_below(scaled: Tensor, lowest: Tensor) -> Tensor:

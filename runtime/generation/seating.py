@@ -86,13 +86,17 @@ class Seating:
         self.num_preempted += 1
         return False
 
+    def may_admit(self, group: LiveGroup) -> bool:
+        """Whether something waits and a slot is free."""
+        return bool(self.paused or self._flight.waiting) and not group.is_full
+
     def admit(self, group: LiveGroup, answered: Sequence[tuple[LiveSequence, int]] = ()) -> Seated:
         """Seats what waits while there are slots and blocks, what is paused first, behind those that are `answered`,
         each with its tokens that are cached."""
         admitted = Seated([one for one, _ in answered], list(range(len(answered))), {}, 0, {})
         admitted.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
         waiting, turn = self._flight.waiting, self._flight.turn
-        if group.is_full or not (self.paused or waiting):
+        if not self.may_admit(group):
             self.most_blocks = max(self.most_blocks, self._tables.num_used)
             return admitted
         num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)

@@ -77,6 +77,16 @@ class Stopping:
             found |= _those((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
         return found
 
+    def left(self, group: LiveGroup) -> int:
+        """How many tokens all live sequences of a group may yet draw."""
+        rows, records = group.rows, group.records
+        found = np.minimum(records.most[rows], self.max_response) - records.num_drawn[rows]
+        return int(found.min())
+
+    def is_end(self, tokens: Numbers) -> bool:
+        """Whether one of the tokens [B] is an end token."""
+        return bool(self.eos_tokens) and bool((tokens == self._ends).any())
+
     @cached_property
     def _ends(self) -> Numbers:
         return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]

@@ -49,6 +49,10 @@ class BlockTables:
         found: Numbers = (self._num_held[rows] * BLOCK_TOKENS < num_tokens).nonzero()[0]
         return found
 
+    def left(self, rows: Numbers, num_tokens: Numbers) -> int:
+        """How many more tokens all of `rows` have blocks for, of which so many are held already."""
+        return int((self._num_held[rows] * BLOCK_TOKENS - num_tokens).min())
+
     def take(self, row: int, num_tokens: int, to_share: int = 0) -> bool:
         """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so.
 
