@@ -13,6 +13,7 @@ from meshwright.planner.simulation.flight import FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -238,6 +239,34 @@ def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(
     for answer in run_on_ranks(4, together_and_in_turns, directory, layout):
         if answer is not None:
             assert answer[0] == answer[1]
+
+
+def at_once_and_one_by_one(directory: Path) -> tuple[list[InFlight], list[Response], list[int]]:
+    """What is in flight after turns of a few rounds, and what all of them delivered, both ways, and how many rounds
+    were drawn at once."""
+    flights, responses, at_once = [], [], []
+    for can_skip in (True, False):
+        opened = open_generator(directory, "tp1", 4)
+        assert opened
+        generator = opened[0]
+        generator._can_skip &= can_skip
+        skip = generator._skip
+        generator._skip = lambda most, version, skip=skip: at_once.append(skip(most, version)) or at_once[-1]
+        for turn, least in enumerate((5, 1, 9, 40)):
+            admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
+            responses += generator.turn(admitted, version=turn, delivery=first, least_rounds=least)
+            flights.append(generator.kept())
+    return flights, responses, at_once
+
+
+def test_rounds_that_are_drawn_at_once_are_as_one_by_one(directory: Path) -> None:
+    flights, responses, at_once = run_on_ranks(1, at_once_and_one_by_one, directory)[0]
+    assert max(at_once) > 3
+    assert responses[: len(responses) // 2] == responses[len(responses) // 2 :]
+    for one, other in zip(flights[:4], flights[4:], strict=True):
+        assert replace(one, cached=()) == replace(other, cached=())
+        for mine, others in zip(one.cached, other.cached, strict=True):
+            assert all(map(torch.equal, mine, others))
 
 
 def generate_cut(directory: Path, layout: str) -> tuple[Response, ...] | None:

@@ -36,3 +36,19 @@ def test_a_row_that_begins_anew_has_nothing_and_goes_on_from_what_it_is_given() 
     tokens = tuple(range(100))
     records.extend(1, tokens, (0.5,) * 100, (2,) * 100)
     assert (records.tokens(1), records.cached(np.array([1])).tolist()) == ([*tokens], [101])
+
+
+def test_several_rounds_at_once_are_as_one_by_one() -> None:
+    rounds = np.random.default_rng(0).integers(0, 50, (90, 2, 3)).astype(float)
+    rows, one_by_one, at_once = np.array([4, 0, 2]), Records(5), Records(5)
+    for records in (one_by_one, at_once):
+        records.begin(0, num_prompt=1, most=NO_LIMIT, draw=0)
+        records.extend(0, (7, 8), (0.5, 0.5), (1, 1))
+    for tokens, logprobs in rounds:
+        one_by_one.add(rows, tokens.astype(int), logprobs, 3)
+    at_once.add_several(rows, rounds[:0], 3)
+    at_once.add_several(rows, rounds, 3)
+    assert at_once.last(rows).tolist() == one_by_one.last(rows).tolist()
+    for row in rows.tolist():
+        for values in ("tokens", "logprobs", "versions"):
+            assert getattr(at_once, values)(row) == getattr(one_by_one, values)(row)

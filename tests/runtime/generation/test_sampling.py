@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.runtime.generation.sampling import Sampling, uniforms
+from meshwright.runtime.generation.sampling import Sampling, Uniforms, uniforms
 
 
 def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:
@@ -34,6 +34,16 @@ def test_seed_row_and_position_each_change_the_draw() -> None:
 def test_a_run_that_is_resumed_draws_by_the_numbers_it_began_with() -> None:
     found = uniforms(2**63 + 5, np.array([[-3], [9]]), np.array([0, 200])).ravel().tolist()
     assert found == [0.39324307441146356, 0.8908815153733696, 0.7363896299370687, 0.8965727007508393]
+
+
+def test_numbers_that_are_hashed_together_are_those_of_each_position() -> None:
+    kept, rows = Uniforms(3, 6), np.array([4, 1, 2])
+    for draws, positions in (([9, 8, 7], [0, 100, 3]), ([9, 5, 7], [1, 120, 90]), ([9, 5, 6], [200, 128, 250])):
+        count = Uniforms.left(np.array(positions))
+        ahead = kept.ahead(rows, np.array(draws), np.array(positions), count)
+        expected = uniforms(3, np.array(draws), np.array(positions) + np.arange(count)[:, None])
+        assert (ahead.numpy() == expected).all()
+        assert torch.equal(kept.of(rows, np.array(draws), np.array(positions)), ahead[0])
 
 
 def test_uniforms_are_uniform() -> None:

@@ -83,3 +83,17 @@ def test_what_is_restored_is_as_it_was() -> None:
         one.release(0)
         one.take(2, 40)
     assert [tables.held(row).tolist() for row in range(3)] == [other.held(row).tolist() for row in range(3)]
+
+
+def test_rows_say_how_many_tokens_they_have_room_for_and_whether_they_share() -> None:
+    tables = BlockTables(6, 3, 200)
+    tables.take(0, BLOCK_TOKENS + 1)
+    tables.take(1, 3)
+    assert tables.left(np.array([0, 1]), np.array([BLOCK_TOKENS + 1, 3])) == BLOCK_TOKENS - 3
+    assert not tables.are_shared
+    before = tables.num_changes
+    tables.share(0, 2, BLOCK_TOKENS)
+    assert tables.are_shared
+    tables.release(0)
+    assert not tables.are_shared
+    assert tables.num_changes == before + 2

@@ -10,6 +10,7 @@ import torch
 
 from meshwright.runtime.model.block_attention import BlockAttention
 from meshwright.runtime.model.block_reads import block_reads
+from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 
@@ -28,6 +29,50 @@ def test_rows_side_by_side_are_answered_as_block_by_block(seed: int) -> None:
     for index, row in enumerate(rows.tolist()):
         keys, values = cache.read(row, lengths[row] + 1)
         assert torch.equal(torch.stack([keys[0, :, -1], values[0, :, -1]], dim=1), new[index])
+
+
+def answered(cache: PagedCache, padded: PaddedAttention, rows: list[int], lengths: list[int], step: int) -> None:
+    """Rows that have drawn so many tokens are answered as block by block."""
+    asked, cached = np.array(rows), np.array([lengths[row] + step for row in rows])
+    for row, length in zip(rows, cached.tolist(), strict=True):
+        assert cache.tables.take(row, length + 1)
+    query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
+    reads = padded_reads(cache, asked, cached)
+    assert reads
+    found = padded.at(reads).attend(0, query, new).clone()
+    expected = BlockAttention(cache, block_reads(cache.tables, asked, cached)).attend(0, query, new)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[3, 0, 5], list(range(NUM_ROWS))])  # whose copies are kept, and are not
+def test_rows_that_go_on_are_answered_as_block_by_block(rows: list[int]) -> None:
+    cache, _ = filled(0)
+    lengths = [7 + 9 * row for row in range(NUM_ROWS)]
+    cache.tables.release(*range(NUM_ROWS))
+    padded = PaddedAttention(cache, 3)
+    for step in (*range(40), 39, 39):  # the last one again, as when it is timed
+        answered(cache, padded, rows, lengths, step)
+    for step in range(40, 44):  # one has ended
+        answered(cache, padded, rows[1:], lengths, step)
+
+
+def test_a_row_that_takes_the_slot_of_another_has_its_own_past() -> None:
+    cache, lengths = filled(0)
+    padded, rows = PaddedAttention(cache, 3), [2, 4]
+    answered(cache, padded, rows, lengths, 0)
+    held = cache.tables.held(2).tolist()
+    cache.tables.release(2)
+    cache.tables.restore(2, [block for block in range(1, 91) if not cache.tables._num_readers[block]][: len(held)])
+    answered(cache, padded, rows, lengths, 1)
+
+
+def test_what_is_cached_anew_is_read_anew() -> None:
+    cache, lengths = filled(0)
+    padded, rows = PaddedAttention(cache, 3), [2, 4]
+    answered(cache, padded, rows, lengths, 0)
+    cache.keys.normal_()
+    padded.forget()
+    answered(cache, padded, rows, lengths, 1)
 
 
 def test_rows_that_share_a_prefix_are_not_laid_side_by_side() -> None:
