@@ -136,8 +136,8 @@ class _Laid:
         self.by_row = self.answers.view(num_rows, -1)
 
     def goes_on(self, reads: PaddedReads) -> bool:
-        """Takes over the next token of the same rows, or the same one again; False where they are others, or have
-        outgrown their copies."""
+        """Takes over the next token of the same rows, or the same one again; False where they are others, have outgrown
+        their copies, or have a block that is not among those that are copied in every step."""
         mine = self._reads
         if self._num_changes != self._cache.tables.num_changes or reads.num_blocks != mine.num_blocks:
             return False
@@ -148,10 +148,13 @@ class _Laid:
             return True
         if (mine.cached + 1).tobytes() != reads.cached.tobytes():
             return False
+        has_new_block = not (reads.cached % BLOCK_TOKENS).all()
+        if has_new_block and not self._is_kept:
+            return False
         self._reads = reads
         self._columns += 1
         self._places += 1
-        if not (reads.cached % BLOCK_TOKENS).all():
+        if has_new_block:
             self._place()
         self._seen[self._columns.ravel()] = 0.0
         return True

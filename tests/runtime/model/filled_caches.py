@@ -14,12 +14,12 @@ KV_HEADS, SIZE, NUM_ROWS, MAX_TOKENS = 2, 16, 12, 200
 
 
 def filled(
-    seed: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    seed: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None, num_layers: int = 1
 ) -> tuple[PagedCache, list[int]]:
     """A cache in which rows of some lengths lie in no order, of which some share a prefix; their lengths."""
     draw = random.Random(seed)
     cache = PagedCache(
-        num_layers=1,
+        num_layers=num_layers,
         num_blocks=90,
         num_rows=NUM_ROWS,
         num_kv_heads=KV_HEADS,

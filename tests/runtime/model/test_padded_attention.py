@@ -36,17 +36,18 @@ def answered(cache: PagedCache, padded: PaddedAttention, rows: list[int], length
     asked, cached = np.array(rows), np.array([lengths[row] + step for row in rows])
     for row, length in zip(rows, cached.tolist(), strict=True):
         assert cache.tables.take(row, length + 1)
-    query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
     reads = padded_reads(cache, asked, cached)
     assert reads
-    found = padded.at(reads).attend(0, query, new).clone()
-    expected = BlockAttention(cache, block_reads(cache.tables, asked, cached)).attend(0, query, new)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    attention, by_block = padded.at(reads), BlockAttention(cache, block_reads(cache.tables, asked, cached))
+    for layer in range(len(cache.keys)):
+        query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
+        found = attention.attend(layer, query, new).clone()
+        torch.testing.assert_close(found, by_block.attend(layer, query, new), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [[3, 0, 5], list(range(NUM_ROWS))])  # whose copies are kept, and are not
 def test_rows_that_go_on_are_answered_as_block_by_block(rows: list[int]) -> None:
-    cache, _ = filled(0)
+    cache, _ = filled(0, num_layers=3)
     lengths = [7 + 9 * row for row in range(NUM_ROWS)]
     cache.tables.release(*range(NUM_ROWS))
     padded = PaddedAttention(cache, 3)
