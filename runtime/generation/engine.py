@@ -110,8 +110,7 @@ class Generator:
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
-        is_alone = mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1 and not parameter.is_cuda
-        self._can_skip = is_alone and not (tool_turns or stop_strings)
+        self._can_skip = _is_alone(mesh, parameter) and not (tool_turns or stop_strings)
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -342,6 +341,11 @@ class Generator:
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
         drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
+
+
+def _is_alone(mesh: Mesh, parameter: Tensor) -> bool:
+    """Whether a CPU passes through a model at its own pace: no other stage and no other replica waits for it."""
+    return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1 and not parameter.is_cuda
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
