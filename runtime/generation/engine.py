@@ -104,8 +104,7 @@ class Generator:
         self._step: Decoding = Replayed(step, model) if records_steps and can_replay(model) else step
         self._relay = Relay(mesh, parameter.device)
         self._passes = Passes(step, self._step, model, mesh, self._relay)
-        self._prompts = SharedPrompts(group_size)
-        self._lockstep = Lockstep(model, mesh)
+        self._prompts, self._lockstep = SharedPrompts(group_size), Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)

@@ -168,9 +168,17 @@ class LiveGroup(SlotGroup[LiveSequence]):
     def __init__(self, first_slot: int, num_slots: int) -> None:
         super().__init__(first_slot, num_slots)
         self.records = Records(num_slots)
-        self.rows: Numbers = np.zeros(0, dtype=np.int64)
-        """Of the live sequences among the records."""
+        self._rows: Numbers = np.zeros(0, dtype=np.int64)
+        self._joined: list[int] = []
+        """Rows of sequences that are live since `rows` was asked."""
         self._free = list(range(num_slots))  # a heap
+
+    @property
+    def rows(self) -> Numbers:
+        """Of the live sequences among the records."""
+        if self._joined:
+            self._rows, self._joined = np.concatenate((self._rows, self._joined)), []
+        return self._rows
 
     @property
     def is_full(self) -> bool:
@@ -196,7 +204,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
             first_turn=partial.first_turn,
         )
         self.live.append(seated)
-        self.rows = np.concatenate((self.rows, [row]))
+        self._joined.append(row)
         return seated
 
     def record(
@@ -233,7 +241,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
     def go_on(self, parked: LiveSequence) -> None:
         """It draws again, behind the live ones."""
         self.live.append(parked)
-        self.rows = np.concatenate((self.rows, [parked.row]))
+        self._joined.append(parked.row)
 
     def free(self, parked: LiveSequence) -> int:
         """Its slot, which is free again."""
@@ -246,7 +254,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
         kept[list(indices)] = False
         left: list[int] = self.rows[~kept].tolist()
         self._keep(kept.tolist())
-        self.rows = self.rows[kept]
+        self._rows = self.rows[kept]
         return left
 
 
