@@ -105,7 +105,7 @@ class CoreAttention(nn.Module):
         if self._varlen:
             held = sum(packing.sizes)
             attended = attend_rows(query[:held], key[:held], value[:held], packing.bounds, self._varlen)
-            return torch.cat((attended, torch.zeros_like(query[held:]))).flatten(2)
+            return _padded([attended], query)
         alone = (_batches(heads, packing) for heads in (key, value))
         return _attend(query, zip(*alone, strict=True), packing)
 
@@ -122,10 +122,16 @@ def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, p
 def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
     """[S, 1, heads * D] from query [S, 1, heads, D] and of each run the keys and values [B, kv_heads, T, D] that the
     last queries of its rows see; zero for what pads S."""
-    padding = torch.zeros_like(query[sum(packing.sizes) :])
     runs = zip(_batches(query, packing), seen, packing.biases, strict=True)
-    attended = [_packed(_attend_to_end(own, *keys_and_values, bias)) for own, keys_and_values, bias in runs]
-    return torch.cat((*attended, padding)).flatten(2)
+    return _padded([_packed(_attend_to_end(own, *keys_and_values, bias)) for own, keys_and_values, bias in runs], query)
+
+
+def _padded(attended: list[Tensor], query: Tensor) -> Tensor:
+    """[S, 1, heads * D] of parts [S of each, 1, heads, D], and zero behind them. A part that is all there is is not
+    copied."""
+    padding = torch.zeros_like(query[sum(map(len, attended)) :])
+    parts = [*attended, padding] if len(padding) else attended
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(2)
 
 
 def _attend_to_end(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

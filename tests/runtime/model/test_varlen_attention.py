@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,19 @@ def test_rows_of_any_lengths_answer_and_learn_as_by_plain_calls(seed: int) -> No
 
 def test_what_pads_the_rows_is_zero() -> None:
     assert (attend(random_rows([3, 5], 0), tail=4, attention=VARLEN)[8:] == 0).all()
+
+
+def test_what_the_kernel_answers_is_not_copied_where_nothing_pads_the_rows() -> None:
+    answers: list[Tensor] = []
+
+    def kept(*inputs: Any, **options: Any) -> Tensor:
+        answers.append(row_by_row(*inputs, **options))
+        return answers[-1]
+
+    attention = CoreAttention(first_layer=2, layer_number=4, varlen=kept)
+    for tail, is_copied in ((0, False), (4, True)):
+        found = attend(random_rows([3, 5], 0), tail=tail, attention=attention)
+        assert (found.data_ptr() != answers[-1].data_ptr()) == is_copied
 
 
 def test_rows_that_begin_are_kept_and_those_that_go_on_take_plain_calls() -> None:
