@@ -31,7 +31,7 @@ from meshwright.cost_models.turn_cost import Overlap, Turns
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import Engine, Framework, framework_named
+from meshwright.profiles.frameworks import Engine, Framework, own_framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
@@ -92,8 +92,8 @@ class AnalyticModel:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
-        self._shard_of, self._framework = shard_of, framework or framework_named("runtime")
-        self._engine, self._generating = engine, engine.passes if engine else self._framework
+        self._shard_of, self._framework = shard_of, framework or own_framework(cluster.device.kind)
+        self._engine, self._generating = engine, engine.passes_on(cluster.device.kind) if engine else self._framework
         self._generates_apart = self._generating is not self._framework
         self._exchanges = table.collectives if table else ()
         self._networks: Once[bool, Network] = Once()

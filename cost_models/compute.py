@@ -18,7 +18,7 @@ from meshwright.cost_models.precision import QuantisedLinears, precision_named
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.frameworks import Framework, own_framework
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 
@@ -121,7 +121,7 @@ class AnalyticShard(Shard):
     ) -> None:
         numbers = precision_named(precision, device)
         self._model, self._size, self._efficiency = model, numbers.size, efficiency
-        self._framework, self._cache_bytes = framework or framework_named("runtime"), numbers.cache_bytes
+        self._framework, self._cache_bytes = framework or own_framework(device.kind), numbers.cache_bytes
         self._flash = self._framework.flash_attention
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
@@ -165,7 +165,9 @@ class AnalyticShard(Shard):
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
-        per_layer, started = framework.kernels_per_layer or efficiency.kernels_per_layer, _LAYER_KERNELS_STARTED
+        recorded = framework.recorded_kernels if body is Body.DECODE else None
+        per_layer = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
+        started = _LAYER_KERNELS_STARTED
         if self._adapter:
             per_layer, started = per_layer + self._adapter.num_kernels, started + self._adapter.num_started
         if self._quantised:
@@ -183,7 +185,7 @@ class AnalyticShard(Shard):
                 passes * per_layer,
                 passes * started,
                 passes * self._routing,
-                recorded=framework.cuda_graphs or (framework.recorded_decode and body is Body.DECODE),
+                recorded=framework.cuda_graphs or recorded is not None,
             ),
             ends_launches=self._launches(
                 passes * efficiency.kernels_at_ends, passes, 0, recorded=framework.cuda_graphs

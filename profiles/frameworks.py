@@ -6,7 +6,7 @@ From `data/frameworks.yaml` and `data/engines.yaml`, sourced and dated there. `r
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache
 from importlib.resources import as_file, files
 from typing import Literal, TypeAlias, get_args
 
@@ -29,8 +29,11 @@ class Framework(Document):
 
     flash_attention: bool = Field(description="false: scores are written to memory")
     cuda_graphs: bool = Field(default=False, description="every pass is one launch, with what is around it")
-    recorded_decode: bool = Field(
-        default=False, description="the layers of a decode step are one launch; what is around them is not"
+    recorded_kernels: int | None = Field(
+        default=None,
+        gt=0,
+        description="of a layer of a decode step whose layers are one launch, what is around them being launched; "
+        "none are recorded when not given",
     )
     sharded_optimizer: bool = Field(
         default=True, description="false: every replica reduces all gradients and updates everything"
@@ -85,13 +88,13 @@ class Engine(Document):
     """Facts of what generates."""
 
     framework: str = Field(description="whose decode steps and prefills it has")
+    gpu_framework: str | None = Field(default=None, description="the same on a GPU, where it is another there")
     refit: EngineRefit
     source: str = Field(min_length=1)
 
-    @cached_property
-    def passes(self) -> Framework:
-        """How its decode steps and prefills run."""
-        return framework_named(self.framework)
+    def passes_on(self, kind: str) -> Framework:
+        """How its decode steps and prefills run on devices of a kind, cuda or cpu."""
+        return framework_named(self.gpu_framework if self.gpu_framework and kind == "cuda" else self.framework)
 
 
 class _Frameworks(Document):
@@ -122,6 +125,11 @@ def engine_named(name: str) -> Engine:
     if name not in known:
         raise BadInput(f"engine {name!r} is not known; {suggestion(name, known)}")
     return known[name]
+
+
+def own_framework(kind: str) -> Framework:
+    """How this project trains and scores on devices of a kind, cuda or cpu."""
+    return engine_named(EAGER).passes_on(kind)
 
 
 def own_engine(kind: str, *, has_experts: bool) -> EngineName:

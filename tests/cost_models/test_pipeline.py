@@ -79,7 +79,7 @@ def test_stages_of_a_layer_less_at_both_ends_wait_for_the_slowest(
 def test_the_last_stage_is_the_slowest_where_its_head_outweighs_a_layer(
     a100s: Callable[[int], Cluster], call: Callable[..., Call], llama: ModelSpec
 ) -> None:
-    for vocab_size, layers in ((32000, 7), (640, 8)):
+    for vocab_size, layers in ((128000, 7), (640, 8)):
         model = replace(llama, num_layers=30, vocab_size=vocab_size)
         cost = AnalyticModel(a100s(1), steady(16), "bf16").seconds(call("ref_logprob", "pp4", model=model))
         whole = AnalyticModel(a100s(1), steady(16), "bf16").seconds(call("ref_logprob", "tp1", model=model))

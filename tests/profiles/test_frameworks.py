@@ -13,11 +13,14 @@ from meshwright.profiles.frameworks import (
     engine_named,
     framework_named,
     own_engine,
+    own_framework,
     require_possible_engine,
 )
 
 
-@pytest.mark.parametrize("name", ["runtime", "megatron-core", "megatron-deepspeed", "tensorrt-llm", "vllm", "nemo-rl"])
+@pytest.mark.parametrize(
+    "name", ["runtime", "runtime-cuda", "megatron-core", "megatron-deepspeed", "tensorrt-llm", "vllm", "nemo-rl"]
+)
 def test_a_framework_is_known_with_its_source(name: str) -> None:
     assert len(framework_named(name).source) > 20
 
@@ -55,17 +58,27 @@ def test_a_device_that_is_not_listed_takes_the_constants_of_its_kind() -> None:
 def test_an_engine_is_known_with_its_source_and_passes_of_a_framework(name: EngineName) -> None:
     engine = engine_named(name)
     assert len(engine.source) > 40
-    assert len(engine.passes.source) > 40
+    assert len(engine.passes_on("cuda").source) > 40
 
 
 def test_ours_take_weights_where_they_are_read_and_the_others_through_a_loader() -> None:
     assert {name for name in get_args(EngineName) if engine_named(name).refit.in_place} == set(OWN)
 
 
-def test_ours_differ_in_who_launches_the_layers_of_a_decode_step_alone() -> None:
-    eager, graph = (engine_named(name).passes for name in OWN)
+def test_ours_differ_on_a_gpu_in_how_the_layers_of_a_decode_step_start_alone() -> None:
+    eager, graph = (engine_named(name).passes_on("cuda") for name in OWN)
     differing = {name for name in type(eager).model_fields if getattr(eager, name) != getattr(graph, name)}
-    assert differing == {"recorded_decode", "source"}
+    assert differing == {"recorded_kernels", "start_share", "source"}
+
+
+def test_ours_has_kernels_of_its_own_on_a_gpu_and_other_engines_are_what_they_are() -> None:
+    assert own_framework("cuda") is framework_named("runtime-cuda")
+    assert own_framework("cpu") is framework_named("runtime")
+    assert all(engine_named(name).passes_on("cpu") is engine_named(name).passes_on("cuda") for name in others())
+
+
+def others() -> list[EngineName]:
+    return [name for name in get_args(EngineName) if name not in OWN]
 
 
 def test_run_records_decode_steps_on_a_gpu_and_not_with_experts() -> None:

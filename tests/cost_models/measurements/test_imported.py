@@ -43,7 +43,7 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
         MeasuredShard(table, specs[Role.ACTOR], 2),
         MeasuredKernels(operators, a100s(1).device, EFFICIENCY),
     )
-    passes = engine_named("meshwright-graph").passes
+    passes = engine_named("meshwright-graph").passes_on("cuda")
     law = AnalyticShard(
         specs[Role.ACTOR].shard(2), a100s(1).device, "bf16", EFFICIENCY, 1.0, framework=passes, kernels=measured
     )

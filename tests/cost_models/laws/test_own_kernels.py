@@ -1,0 +1,91 @@
+"""Laws of this project's kernels on a GPU, and what one NVIDIA H200 measured of them (2026-11-26)."""
+
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from typing import Any
+
+import pytest
+
+from meshwright.cost_models.compute import AnalyticShard
+from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.devices import device_named
+from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.frameworks import framework_named, own_framework
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
+from meshwright.profiles.table import Body, Measurement, read_table
+
+_QWEN: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "num_key_value_heads": 2}
+_LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8}
+DECODED = {
+    "qwen2.5-0.5b": (1.52e-3, _QWEN, (896, 4864, 24, 14)),
+    "qwen2.5-1.5b": (2.52e-3, _QWEN, (1536, 8960, 28, 12)),
+    "llama-3.1-8b": (7.56e-3, _LLAMA, (4096, 14336, 32, 32)),
+}
+"""Seconds of a round of 64 rows of 1,000 tokens (benchmarks/accelerator/h200_2026-11-26.md), and what a config says."""
+
+
+@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN, Body.PREFILL, Body.DECODE])
+def test_kernels_of_our_own_never_take_longer(body: Body, llama: ModelSpec, a100s: Callable[[int], Cluster]) -> None:
+    device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
+    plain, own = (
+        AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=framework_named(name)).time(body, 64, 100)
+        for name in ("runtime", "runtime-cuda")
+    )
+    assert own.layer == plain.layer
+    assert own.ends <= plain.ends
+    assert own.ends < plain.ends or body in (Body.PREFILL, Body.DECODE)  # of 64 rows the host is slower
+
+
+def test_a_gpu_runs_our_own_kernels_where_no_framework_is_named(
+    llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
+    unnamed = AnalyticShard(llama, device, "bf16", efficiency, 1.0)
+    named = AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=own_framework("cuda"))
+    assert unnamed.time(Body.TRAIN, 8, 512) == named.time(Body.TRAIN, 8, 512)
+
+
+@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
+def test_passes_with_a_vocabulary_take_what_an_h200_measured_within_a_sixth_where_the_host_is_ahead(
+    body: Body,
+) -> None:
+    errors = [
+        by_equation(one) / seconds_of(one) - 1
+        for one in measured_on_h200()
+        if one.point.body is body and not one.point.shape.scalar_head and one.point.rows >= 64
+    ]
+    assert len(errors) == 12
+    assert max(map(abs, errors)) < 1 / 6
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_recorded_round_takes_what_an_h200_measured_within_a_tenth(name: str) -> None:
+    measured, family, (hidden, ffn, layers, heads) = DECODED[name]
+    sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads}
+    config = {**family, **sizes, "max_position_embeddings": 2048, "tie_word_embeddings": family is _QWEN}
+    shard = shard_on_h200(model_from_config(config, name=name), "runtime-graph")
+    layer, ends, _ = shard.time(Body.DECODE, 64, 1, 1000)
+    assert layers * layer + ends == pytest.approx(measured, rel=0.1)
+
+
+def measured_on_h200() -> tuple[Measurement, ...]:
+    with as_file(files("meshwright.profiles") / "data" / "h200" / "qwen2.5-0.5b.json") as path:
+        return read_table(path).measurements
+
+
+def seconds_of(one: Measurement) -> float:
+    assert one.seconds is not None
+    return one.seconds
+
+
+def by_equation(one: Measurement) -> float:
+    point = one.point
+    shard = shard_on_h200(point.shape.model(num_layers=1, max_positions=4096), "runtime-cuda")
+    layer, ends, _ = shard.time(point.body, point.rows, point.tokens, point.context)
+    return point.num_layers * layer + ends
+
+
+def shard_on_h200(model: ModelSpec, framework: str) -> AnalyticShard:
+    device, _, _ = device_named("h200")
+    efficiency = efficiency_of("cuda", "h200")
+    return AnalyticShard(model, device, "bf16", efficiency, 1.0, framework=framework_named(framework))
