@@ -26,7 +26,8 @@ _BACKWARD_LAUNCHES = 2
 """Kernels of a backward pass for each of the forward: gradients of the input and of the weight."""
 
 _ATTENTION_BACKWARD = 2.5
-"""Five matrix products against two, scores computed again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1)."""
+"""Five matrix products against two, scores computed again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1), at
+the speed that gradients have of the forward pass."""
 
 _ELEMENTWISE_BACKWARD = 2.0
 """Backward reads the saved input and the gradient and writes a gradient."""
@@ -123,6 +124,7 @@ class AnalyticShard(Shard):
         self._model, self._size, self._efficiency = model, numbers.size, efficiency
         self._framework, self._cache_bytes = framework or own_framework(device.kind), numbers.cache_bytes
         self._flash = self._framework.flash_attention
+        self._attention_backward = _ATTENTION_BACKWARD / efficiency.attention.gradients
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
 
@@ -251,7 +253,7 @@ class AnalyticShard(Shard):
             forward = self._forward_attention(rows, tokens, context)
             if not context:
                 self._prompts[rows, tokens] = forward
-        return forward * (1 + _ATTENTION_BACKWARD) if trains else forward
+        return forward * (1 + self._attention_backward) if trains else forward
 
     def _forward_attention(self, rows: float, tokens: float, context: float) -> float:
         """Seconds of a layer's, the mean of those with a sliding window and those without."""

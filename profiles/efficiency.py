@@ -59,6 +59,7 @@ class AttentionEfficiency(Document):
     bytes: float = Field(gt=0, le=1, description="of memory bandwidth, reading and writing heads")
     ridge: float = Field(ge=0.5, description="power that joins compute and memory time")
     seconds: float = Field(ge=0, description="start of a call, which is more than one kernel")
+    gradients: float = Field(default=1.0, gt=0, le=1, description="speed of its gradients, of the forward pass")
 
 
 class DecodeEfficiency(Document):

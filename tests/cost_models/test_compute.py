@@ -114,3 +114,19 @@ def test_a_layer_is_the_mean_of_those_with_a_sliding_window_and_those_without(
         assert half.time(body, rows, tokens, context).layer == pytest.approx(sum(ends) / 2)
         assert ends[1] <= ends[0]
     assert all_layers.time(Body.DECODE, 64, 1, 8000).layer == all_layers.time(Body.DECODE, 64, 1, 127).layer
+
+
+def test_gradients_of_attention_are_slower_by_what_was_measured_of_them(
+    llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
+    """Of a whole pass five of seven products are gradients."""
+    known = efficiency_of("cuda", "h200")
+
+    def of(gradients: float) -> float:
+        slower = known.model_copy(update={"attention": known.attention.model_copy(update={"gradients": gradients})})
+        return AnalyticShard(llama, a100s(1).device, "bf16", slower, 1.0).attention(4, 4096, trains=True)
+
+    forward = AnalyticShard(llama, a100s(1).device, "bf16", known, 1.0).attention(4, 4096)
+    assert of(1.0) == pytest.approx(3.5 * forward)
+    assert of(0.5) == pytest.approx(6 * forward)
+    assert efficiency_of("cuda", "h200").attention.gradients == pytest.approx(475 / 586, rel=0.01)
