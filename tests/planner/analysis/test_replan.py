@@ -171,7 +171,7 @@ def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulate
     """SIMULATED, with lengths that are drawn: a third of those that were planned for; three times as long ones do not
     fit in memory under the plan as it is."""
     facts = resolve(read_job(JOB), JOB.parent)
-    facts = with_setting(facts, {"cluster.nodes": 2, "workload.batch_size": 256, "staleness": 1})
+    facts = with_setting(facts, {"cluster.nodes": 2, "workload.batch_size": 256, "staleness": 2})
     first = best_plan(facts, model_of(facts), limits=Limits(gap=0.05))
     assert isinstance(first, Plan)
 
