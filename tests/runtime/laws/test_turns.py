@@ -38,6 +38,12 @@ class Counting(Generator):
             return None
         return torch.from_numpy(np.stack([group.records.num_drawn[group.rows], np.zeros(len(group.rows))]))
 
+    def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
+        """In rounds that are drawn one behind the other."""
+        [last] = self._drawn.values()
+        assert last is not None
+        return last + torch.tensor([[1.0], [0.0]])
+
 
 def long_tailed(draw: int) -> int:
     return min(LONGEST, max(1, int(random.Random(draw).lognormvariate(1.5, 1.0))))
