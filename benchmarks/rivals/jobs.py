@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from benchmarks.demo import BUILD, TINY, require_demo
+from meshwright.profiles.errors import BadInput
 
 LENGTHS: dict[str, dict[str, Any]] = {
     "fixed": {"max": 80, "fixed": 80},
@@ -58,11 +59,16 @@ class Shared:
 
 
 def shared(name: str, directory: Path) -> Shared:
-    """Writes the job of these lengths, and its actor, into `directory`. Raises BadInput without the demo's models."""
+    """Writes the job of these lengths, and its actor, into `directory`.
+
+    Raises BadInput without the demo's models, and for a directory that has the runs of another call.
+    """
     require_demo()
-    directory.mkdir(parents=True, exist_ok=True)
+    if directory.exists():
+        raise BadInput(f"{directory} has the runs of another call, which are not mixed; give another --out.")
+    directory.mkdir(parents=True)
     actor = directory / "actor"
-    shutil.copytree(BUILD / "actor", actor, dirs_exist_ok=True)
+    shutil.copytree(BUILD / "actor", actor)
     if "fixed" in LENGTHS[name]:
         _end_with_padding(actor)
     job: dict[str, Any] = yaml.safe_load((TINY / "job.yaml").read_text(encoding="utf-8"))

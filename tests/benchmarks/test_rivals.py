@@ -56,6 +56,15 @@ def test_nothing_but_length_ends_a_response_of_fixed_length_on_either_side(demo:
     assert ends(demo / "actor") == {257}
 
 
+@pytest.mark.usefixtures("demo")
+def test_the_runs_of_another_call_are_not_mixed_with_these(tmp_path: Path) -> None:
+    jobs.shared("tail", tmp_path / "tail")
+    with pytest.raises(
+        BadInput, match=r"tail has the runs of another call, which are not mixed; give another --out\.$"
+    ):
+        jobs.shared("tail", tmp_path / "tail")
+
+
 def test_a_step_of_several_processes_takes_as_long_as_the_slowest_and_has_the_tokens_of_all() -> None:
     found = merged([[Step(1.0, 10), Step(2.0, 20)], [Step(1.5, 30), Step(1.0, 40)]])
     assert found == [Step(1.5, 40), Step(2.0, 60)]
