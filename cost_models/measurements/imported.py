@@ -42,10 +42,8 @@ def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Clust
         known = operators.precision
         raise BadInput(f"the operators of {PACKAGE} are in {known} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
-    kernels, passes = (
-        MeasuredKernels(operators, cluster.device, efficiency),
-        engine_named(GRAPH).passes_on(cluster.device.kind),
-    )
+    kernels = MeasuredKernels(operators, cluster.device, efficiency)
+    passes = engine_named(GRAPH).passes_on(cluster.device.kind)
     shards: dict[Shape, AnalyticShard] = {}
     rows = []
     for point in wanted:

@@ -213,24 +213,32 @@ class Weight:
         self._fetched = weight.split(self._rows) if is_fetched else ()
         self._turned = [piece.t() for piece in weight.split(self._rows)]
 
-    def into(self, output: Tensor, inputs: Tensor) -> None:
-        """Writes the product [B, outputs] of inputs [B, inputs]."""
+    def into(self, output: Tensor, inputs: Tensor, bias: Tensor | None = None) -> None:
+        """Writes the product [B, outputs] of inputs [B, inputs], and a bias [outputs] more: in one operation where the
+        weight is whole."""
         if not self._fetched:
-            torch.mm(inputs, self._turned[0], out=output)
-        for piece, turned, part in zip(self._fetched, self._turned, self._parts(output), strict=False):
+            if bias is None:
+                torch.mm(inputs, self._turned[0], out=output)
+            else:
+                torch.addmm(bias, inputs, self._turned[0], out=output)
+            return
+        for piece, turned, part in zip(self._fetched, self._turned, self._parts(output), strict=True):
             piece.amax()
             torch.mm(inputs, turned, out=part)
+        if bias is not None:
+            output.add_(bias)
 
     def add_to(self, hidden: Tensor, inputs: Tensor) -> None:
         """Adds the product [B, outputs] of inputs [B, inputs]."""
         if not self._fetched:
             hidden.addmm_(inputs, self._turned[0])
-        for piece, turned, part in zip(self._fetched, self._turned, self._parts(hidden), strict=False):
+            return
+        for piece, turned, part in zip(self._fetched, self._turned, self._parts(hidden), strict=True):
             piece.amax()
             part.addmm_(inputs, turned)
 
     def _parts(self, output: Tensor) -> Sequence[Tensor]:
-        return output.split(self._rows, dim=1) if self._fetched else ()
+        return output.split(self._rows, dim=1)
 
 
 def are_fetched(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
@@ -277,12 +285,12 @@ class _Spreading(_Linear):
         """Writes what it says of `inputs` to `output`."""
         if self._is_quantised:
             output.copy_(self._weight.multiply(inputs))
-        else:
-            self._product.into(output, inputs)
-            if self._adapter:
-                self._adapter.add_to(output, inputs)
-        if self._bias is not None:
-            output.add_(self._bias)
+            if self._bias is not None:
+                output.add_(self._bias)
+            return
+        self._product.into(output, inputs, self._bias)
+        if self._adapter:
+            self._adapter.add_to(output, inputs)
 
 
 class _Joining(_Linear):
