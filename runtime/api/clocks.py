@@ -33,7 +33,7 @@ def simulate(
 
     >>> found = api.simulate(plan, steps=2, sampled=False)
     >>> [f"{seconds:.1f} s" for seconds in found.steps.seconds]
-    ['299.1 s', '299.1 s']
+    ['280.0 s', '280.0 s']
     """
     require_valid(plan)
     require_number("steps", steps, least=1)

@@ -224,7 +224,7 @@ def whatif(
 
     >>> found = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
     >>> f"{found.answers[0].difference.step_seconds:+.0f} s"
-    '-105 s'
+    '-99 s'
     """
     require_valid(plan)
     require_number("price", price, least=0)
