@@ -25,6 +25,7 @@ from meshwright.runtime.generation.decode_layer import (
 )
 from meshwright.runtime.generation.table_attention import GatheredAttention, PagedAttention, StepReads, TableReads
 from meshwright.runtime.model.block_attention import BlockAttention
+from meshwright.runtime.model.block_reads import block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -65,6 +66,7 @@ class DecodeStep:
         self._angles = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
         self._whole: Scratch | None = None
         self._side_by_side = PaddedAttention(cache, self._queries_per_group)
+        self._in_place: BlockAttention | None = None
         self.begin_turn()
 
     def begin_turn(self) -> None:
@@ -110,7 +112,9 @@ class DecodeStep:
             return GatheredAttention(self.cache, reads)
         if isinstance(reads, PaddedReads):
             return self._side_by_side.at(reads)
-        return BlockAttention(self.cache, reads)
+        if self._in_place is None or not self._in_place.goes_on(reads):
+            self._in_place = BlockAttention(self.cache, block_reads(self.cache.tables, reads))
+        return self._in_place
 
     @property
     def _queries_per_group(self) -> int:

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
+from meshwright.runtime.model.block_reads import RowReads
 from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
-from meshwright.runtime.model.padded_attention import PaddedReads, padded_reads
+from meshwright.runtime.model.padded_attention import padded_reads
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TableReads:
         return TableReads(self.lengths.to(device), self.tables.to(device))
 
 
-StepReads = TableReads | BlockReads | PaddedReads
+StepReads = TableReads | RowReads
 """What a decode step reads, in the way in which its attention wants it."""
 
 
@@ -48,10 +48,15 @@ def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> TableRe
 
 
 def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
-    """As `table_reads` on a GPU; on a CPU in the way in which the step is faster."""
+    """As `table_reads` on a GPU; on a CPU in the way in which the step is faster, for which blocks may be moved."""
     if cache.keys.is_cuda:
         return table_reads(cache.tables, rows, lengths)
-    return padded_reads(cache, rows, lengths) or block_reads(cache.tables, rows, lengths)
+    reads = RowReads(rows, lengths)
+    side_by_side = padded_reads(cache, reads)
+    if side_by_side is not None:
+        return side_by_side
+    cache.compact()
+    return reads
 
 
 class GatheredAttention:

@@ -15,23 +15,42 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, Prefixes
+from meshwright.runtime.model.block_reads import BlockReads, Prefixes, RowReads
 from meshwright.runtime.model.kv_cache import PagedCache
 
 
 class BlockAttention:
-    """The cache during a decode step: one new token per row, at the row's own position."""
+    """The cache during a decode step, and those behind it in which the same rows go on in the same blocks: one new
+    token per row, at the row's own position."""
 
     def __init__(self, cache: PagedCache, reads: BlockReads) -> None:
-        self._cache, self._reads, self._num_rows = cache, reads, len(reads.lengths)
+        self._cache, self._reads, self._num_rows = cache, reads, len(reads.of.rows)
+        self._of, self._num_changes = reads.of, cache.tables.num_changes
         self._scale, kv_heads = cache.keys.shape[-1] ** -0.5, cache.keys.shape[2]
-        places = cache.places(reads.blocks, reads.lengths % BLOCK_TOKENS).view(-1, kv_heads)
+        within = reads.of.lengths % BLOCK_TOKENS
+        places = cache.places(reads.blocks, within).view(-1, kv_heads)
         self._places = torch.stack([places, places + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
         self._prefixes = [_Prefixes(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
         self._asked = reads.owner % self._num_rows
         readers = [reads.owner, *(one.readers.flatten() for one in reads.prefixes)]
         self._readers = torch.cat(readers) if reads.prefixes else reads.owner
         self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS)
+        newest = (reads.last[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
+        self._newest = newest.flatten()
+        """Of the new tokens what hides them, by its places."""
+
+    def goes_on(self, reads: RowReads) -> bool:
+        """Takes over the next token of the same rows, or the same one again; False where they are others, or have other
+        blocks."""
+        count = reads.tokens_since(self._of)
+        if count is None or self._num_changes != self._cache.tables.num_changes or (count and reads.begins_block):
+            return False
+        if count:
+            self._of = reads
+            self._places.add_(1)
+            self._newest.add_(1)
+            self._hidden.view(-1).index_fill_(0, self._newest, 0.0)
+        return True
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
         """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values

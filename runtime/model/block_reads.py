@@ -24,6 +24,36 @@ _HIDDEN = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float3
 
 
 @dataclass(frozen=True)
+class RowReads:
+    """A decode step of B rows."""
+
+    rows: Numbers
+    """[B]"""
+    cached: Numbers
+    """[B]: tokens of each that are cached. For one more it holds a block."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B]: the positions of the new tokens."""
+        return torch.from_numpy(self.cached)
+
+    @property
+    def begins_block(self) -> bool:
+        """Whether some row has nothing yet in the block of its new token."""
+        return not (self.cached % BLOCK_TOKENS).all()
+
+    def tokens_since(self, earlier: RowReads) -> int | None:
+        """0 at the same step of the same rows and 1 at their next, None at any other."""
+        # Of few numbers to compare bytes is a tenth of the work.
+        if earlier.rows.tobytes() != self.rows.tobytes():
+            return None
+        now = self.cached.tobytes()
+        if earlier.cached.tobytes() == now:
+            return 0
+        return 1 if (earlier.cached + 1).tobytes() == now else None
+
+
+@dataclass(frozen=True)
 class Prefixes:
     """Runs of equally many blocks, and for each the rows that read it, filled up with the row that is nobody's."""
 
@@ -41,12 +71,13 @@ class BlockReads:
     What they say is numbered through: the window's, then that of each prefix for each of its readers.
     """
 
-    lengths: Tensor
-    """[B]: tokens that are cached, so the positions of the new ones."""
+    of: RowReads
     blocks: Tensor
     """[B]: where the new tokens go."""
     window: Tensor
     """[N]: the blocks; neighbours in their order where `first` is 0 or more."""
+    last: Tensor
+    """[B]: those of the new tokens, by their places in the window."""
     owner: Tensor
     """[N]: the rows."""
     hidden: Tensor
@@ -66,8 +97,9 @@ class BlockReads:
         return sum(one.blocks.numel() for one in self.prefixes)
 
 
-def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockReads:
-    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached."""
+def block_reads(tables: BlockTables, reads: RowReads) -> BlockReads:
+    """Of a cache with these tables."""
+    rows, lengths = reads.rows, reads.cached
     num_rows, counts = len(rows), lengths // BLOCK_TOKENS + 1
     ends = np.concatenate([[0], counts.cumsum()])
     row = np.repeat(np.arange(num_rows), counts)
@@ -94,9 +126,10 @@ def block_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> BlockRe
         order, ends_said = _by_row(readers, num_rows)
     tensor = torch.from_numpy
     return BlockReads(
-        lengths=tensor(lengths),
+        of=reads,
         blocks=tensor(alone[last]),
         window=tensor(window),
+        last=tensor(place[last]),
         owner=tensor(owner),
         hidden=tensor(hidden[:, None]),
         prefixes=prefixes,

@@ -11,12 +11,15 @@ from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 
 Numbers = NDArray[np.int64]
 
+_LOOSE = 8
+"""Blocks are moved where one of so many would be."""
+
 
 class BlockTables:
     """Blocks are taken as rows grow, the lowest that are free first, and are free again when no row reads them.
 
-    Those that several rows are to read are taken from the other end, so that those of single rows lie together. Blocks
-    are counted from 1: block 0 is held by nobody.
+    Those that several rows are to read are taken from the other end, so that those of single rows lie together, or can
+    (`compact`). Blocks are counted from 1: block 0 is held by nobody.
     """
 
     def __init__(self, num_blocks: int, num_rows: int, max_tokens: int) -> None:
@@ -29,7 +32,7 @@ class BlockTables:
         self.are_shared = False
         """Whether any block has several readers."""
         self.num_changes = 0
-        """How often a row has let go of blocks, or come to hold those of a list."""
+        """How often a row has let go of blocks, or come to hold those of a list, or others have moved."""
 
     @property
     def num_free(self) -> int:
@@ -92,6 +95,25 @@ class BlockTables:
             self._free.sort(reverse=True)
         self._num_held[list(rows)] = 0
         self._change()
+
+    def compact(self) -> tuple[Numbers, Numbers]:
+        """Has the blocks that one row reads lie together again, as the lowest, if rows that ended left many gaps: which
+        are moved, and where to. Who calls has to move what they hold."""
+        alone, free = (self._num_readers == 1).nonzero()[0][::-1], (self._num_readers[1:] == 0).nonzero()[0] + 1
+        most = min(len(alone), len(free))
+        moved, to = alone[:most], free[:most]
+        count = int((to < moved).sum())
+        if count * _LOOSE < len(alone):
+            count = 0
+        moved, to = moved[:count].copy(), to[:count]
+        if count:
+            now_at = np.arange(self.num_blocks + 1)
+            now_at[moved] = to
+            self.table = now_at[self.table]
+            self._num_readers[to], self._num_readers[moved] = 1, 0
+            self._free = ((self._num_readers[1:] == 0).nonzero()[0] + 1)[::-1].tolist()
+            self._change()
+        return moved, to
 
     def _change(self) -> None:
         self.num_changes += 1

@@ -54,6 +54,13 @@ class PagedCache:
             for cache in (self.keys, self.values):
                 cache[:, blocks[target, whole]] = cache[:, blocks[source, whole]]
 
+    def compact(self) -> None:
+        """Moves blocks to where they are read in place, if many are not: what was found of tables before is void."""
+        moved, to = (torch.from_numpy(blocks) for blocks in self.tables.compact())
+        if len(moved):
+            for held in (*self.keys, *self.values):
+                held.index_copy_(0, to, held.index_select(0, moved))
+
     def read(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """A copy on the host of the first `num_tokens` of a row, [layers, kv_heads, num_tokens, head_dim] each."""
         blocks = self._blocks(row, num_tokens)

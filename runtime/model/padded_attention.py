@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.runtime.model.block_reads import RowReads
 from meshwright.runtime.model.cache_blocks import Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
@@ -23,33 +24,21 @@ more than they save, measured on it with 2 cores on 2026-11-25."""
 
 
 @dataclass(frozen=True)
-class PaddedReads:
+class PaddedReads(RowReads):
     """A decode step of B rows, whose blocks are to lie side by side."""
 
-    rows: Numbers
-    """[B]"""
-    cached: Numbers
-    """[B]: tokens of each that are cached."""
     num_blocks: int
     """That the longest needs with its new token."""
 
-    @property
-    def lengths(self) -> Tensor:
-        """[B]: the positions of the new tokens."""
-        return torch.from_numpy(self.cached)
 
-
-def padded_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> PaddedReads | None:
-    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached.
-
-    None in a type that products on a CPU would round scores to, and of rows that are many, long or share blocks.
-    """
-    num_blocks = int(lengths.max()) // BLOCK_TOKENS + 1
+def padded_reads(cache: PagedCache, step: RowReads) -> PaddedReads | None:
+    """None in a type that products on a CPU would round scores to, and of rows that are many, long or share blocks."""
+    num_blocks = int(step.cached.max()) // BLOCK_TOKENS + 1
     if cache.keys.dtype != torch.float32:
         return None
-    if len(rows) * num_blocks * cache.keys[0, 0].nbytes > _CACHED_BYTES:
+    if len(step.rows) * num_blocks * cache.keys[0, 0].nbytes > _CACHED_BYTES:
         return None
-    reads = PaddedReads(rows, lengths, num_blocks)
+    reads = PaddedReads(step.rows, step.cached, num_blocks)
     return None if cache.tables.are_shared and cache.tables.is_shared(_blocks(cache, reads)).any() else reads
 
 
@@ -138,23 +127,18 @@ class _Laid:
     def goes_on(self, reads: PaddedReads) -> bool:
         """Takes over the next token of the same rows, or the same one again; False where they are others, have outgrown
         their copies, or have a block that is not among those that are copied in every step."""
-        mine = self._reads
-        if self._num_changes != self._cache.tables.num_changes or reads.num_blocks != mine.num_blocks:
+        if self._num_changes != self._cache.tables.num_changes or reads.num_blocks != self._reads.num_blocks:
             return False
-        # Of few numbers to compare bytes is a tenth of the work.
-        if mine.rows.tobytes() != reads.rows.tobytes():
-            return False
-        if mine.cached.tobytes() == reads.cached.tobytes():
-            return True
-        if (mine.cached + 1).tobytes() != reads.cached.tobytes():
-            return False
-        has_new_block = not (reads.cached % BLOCK_TOKENS).all()
-        if has_new_block and not self._is_kept:
+        count = reads.tokens_since(self._reads)
+        if not count:
+            return count == 0
+        begins_block = reads.begins_block
+        if begins_block and not self._is_kept:
             return False
         self._reads = reads
         self._columns += 1
         self._places += 1
-        if has_new_block:
+        if begins_block:
             self._place()
         self._seen[self._columns.ravel()] = 0.0
         return True

@@ -11,7 +11,7 @@ import torch
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.generation.table_attention import GatheredAttention, step_reads, table_reads
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
+from meshwright.runtime.model.block_reads import RowReads, block_reads
 from meshwright.runtime.model.padded_attention import PaddedReads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 
@@ -22,7 +22,7 @@ def test_rows_are_answered_as_block_by_block(seed: int) -> None:
     rows = np.array(random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4]))
     held = np.array(lengths)[rows]
     query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
-    expected = BlockAttention(cache, block_reads(cache.tables, rows, held)).attend(0, query, new)
+    expected = BlockAttention(cache, block_reads(cache.tables, RowReads(rows, held))).attend(0, query, new)
     found = GatheredAttention(cache, table_reads(cache.tables, rows, held)).attend(0, query, new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -42,4 +42,4 @@ def test_a_cpu_reads_few_rows_side_by_side_and_those_that_share_block_by_block()
     for seed in (0, 1):
         cache, lengths = filled(seed)
         kinds.append(type(step_reads(cache, np.arange(NUM_ROWS), np.array(lengths))))
-    assert kinds == [PaddedReads, BlockReads]
+    assert kinds == [PaddedReads, RowReads]

@@ -19,6 +19,7 @@ from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.seating import Part, Seated
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
+from meshwright.runtime.model import padded_attention
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -108,6 +109,36 @@ def test_with_blocks_for_a_third_of_the_rows_the_same_tokens_are_drawn(
         assert num_preempted >= num_cases
         assert num_left == 0
         for one, other in zip(plenty, little, strict=True):
+            assert [r.tokens for r in other] == [r.tokens for r in one]
+
+
+def in_place(
+    directory: Path, layout: str, seeds: Sequence[int], group_size: int
+) -> tuple[list[tuple[Response, ...]], list[tuple[Response, ...]], int] | None:
+    """What is drawn from rows side by side, and from blocks where they lie; how many of these were moved."""
+    generator = opened(directory, layout, THIRD, group_size, 1.0)
+    if generator is None:
+        return None
+    side_by_side, tables = [generator.generate(storm(seed)) for seed in seeds], generator._cache.tables
+    moved, compact = list[int](), tables.compact
+
+    def counted() -> tuple[Numbers, Numbers]:
+        found = compact()
+        moved.append(len(found[0]))
+        return found
+
+    tables.compact, padded_attention._CACHED_BYTES = counted, 0  # type: ignore[method-assign]
+    return side_by_side, [generator.generate(storm(seed)) for seed in seeds], sum(moved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "group_size"), [("tp1", 1), ("tp1", GROUP), ("pp2", 1), ("tp2,pp2", GROUP)])
+def test_of_blocks_that_are_moved_the_same_tokens_are_drawn(directory: Path, layout: str, group_size: int) -> None:
+    answers = [a for a in run_on_ranks(4, in_place, directory, layout, range(3), group_size) if a]
+    assert len(answers) == Layout.parse(layout).num_ranks
+    for side_by_side, moving, num_moved in answers:
+        assert num_moved
+        for one, other in zip(side_by_side, moving, strict=True):
             assert [r.tokens for r in other] == [r.tokens for r in one]
 
 

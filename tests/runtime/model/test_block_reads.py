@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, block_reads
+from meshwright.runtime.model.block_reads import BlockReads, RowReads, block_reads
 from meshwright.runtime.model.cache_blocks import BlockTables
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import NUM_ROWS, filled
 
 
 def of(cache: PagedCache, rows: np.ndarray, lengths: list[int]) -> BlockReads:  # type: ignore[type-arg]
-    return block_reads(cache.tables, rows, np.array(lengths)[rows])
+    return block_reads(cache.tables, RowReads(rows, np.array(lengths)[rows]))
 
 
 def readers_of(reads: BlockReads) -> dict[int, list[int]]:
     """By block the rows that it is read for, once for every time that it is read."""
     found: defaultdict[int, list[int]] = defaultdict(list)
-    nobody = len(reads.lengths)
+    nobody = len(reads.of.lengths)
     pairs = [([block], [row]) for block, row in zip(reads.window.tolist(), reads.owner.tolist(), strict=True)]
     for one in reads.prefixes:
         pairs += zip(one.blocks.tolist(), one.readers.tolist(), strict=True)
@@ -61,12 +61,12 @@ def test_samples_of_a_prompt_read_it_as_one_prefix_and_prompts_of_one_length_tog
             tables.share(first, row, tokens)
             tables.take(row, tokens + 1)
     lengths = np.repeat([num_tokens, num_tokens, BLOCK_TOKENS], 3)
-    three, one = block_reads(tables, np.arange(9), lengths).prefixes
+    three, one = block_reads(tables, RowReads(np.arange(9), lengths)).prefixes
     assert three.blocks.tolist() == [tables.held(row)[:3].tolist() for row in (0, 3)]
     assert three.readers.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert one.blocks.tolist() == [tables.held(6)[:1].tolist()]
     assert one.readers.tolist() == [[6, 7, 8]]
-    assert block_reads(tables, np.arange(9), lengths).first >= 0
+    assert block_reads(tables, RowReads(np.arange(9), lengths)).first >= 0
 
 
 def test_few_blocks_that_lie_far_apart_are_copied_and_many_are_read_in_place() -> None:

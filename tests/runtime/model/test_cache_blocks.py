@@ -97,3 +97,39 @@ def test_rows_say_how_many_tokens_they_have_room_for_and_whether_they_share() ->
     tables.release(0)
     assert not tables.are_shared
     assert tables.num_changes == before + 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_that_one_row_reads_are_moved_together_and_those_of_several_stay(seed: int) -> None:
+    draw, tables, num_moved = random.Random(seed), BlockTables(60, 9, 400), 0
+    for _ in range(60):
+        row = draw.randrange(9)
+        tables.release(row)
+        if draw.random() < 0.3:
+            tables.share(source := draw.randrange(9), row, len(tables.held(source)) * BLOCK_TOKENS)
+        tables.take(row, draw.randint(1, 400))
+        before, readers = [tables.held(row).tolist() for row in range(9)], tables._num_readers.copy()
+        moved, to = (blocks.tolist() for blocks in tables.compact())
+        now_at, num_moved = dict(zip(moved, to, strict=True)), num_moved + len(moved)
+        assert [tables.held(row).tolist() for row in range(9)] == [[now_at.get(b, b) for b in held] for held in before]
+        assert all(readers[block] == 1 for block in moved)
+        assert sorted(tables._free, reverse=True) == tables._free
+        assert set(tables._free) == set(range(1, 61)) - {b for row in range(9) for b in tables.held(row).tolist()}
+        if moved:
+            alone, free = (tables._num_readers == 1).nonzero()[0], tables._free
+            assert not free or free[-1] > alone.max()
+    assert num_moved
+
+
+def test_for_few_gaps_no_block_is_moved() -> None:
+    tables = BlockTables(20, 3, 600)
+    tables.take(0, BLOCK_TOKENS)
+    tables.take(1, 9 * BLOCK_TOKENS)
+    tables.release(0)
+    assert [len(blocks) for blocks in tables.compact()] == [0, 0]
+    tables.take(0, BLOCK_TOKENS)
+    tables.take(2, 5 * BLOCK_TOKENS)
+    tables.release(0, 1)
+    before = tables.num_changes
+    assert [blocks.tolist() for blocks in tables.compact()] == [[15, 14, 13, 12, 11], [1, 2, 3, 4, 5]]
+    assert tables.num_changes == before + 1

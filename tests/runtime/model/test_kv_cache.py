@@ -167,3 +167,15 @@ def test_a_row_that_shares_a_prompt_reads_what_the_other_had_and_goes_on_alone()
         view = continued(cache, [slot], [36], [4])
         torch.testing.assert_close(attend([expected.chunk(36, 4)], view), whole(expected)[36:], atol=1e-5, rtol=1e-5)
     assert cache.tables.num_used == 3
+
+
+def test_a_row_whose_blocks_are_moved_has_the_same_past() -> None:
+    cache, (row, other) = used_cache(), random_rows((MAX_TOKENS, MAX_TOKENS), seed=6)
+    attend([row.chunk(0, 36)], continued(cache, [0], [0], [36]))
+    attend([other.chunk(0, 36)], continued(cache, [1], [0], [36]))
+    cache.tables.release(0)
+    before = cache.tables.held(1).tolist()
+    cache.compact()
+    assert cache.tables.held(1).tolist() != before
+    attended = attend([other.chunk(36, 4)], continued(cache, [1], [36], [4]))
+    torch.testing.assert_close(attended, whole(other)[36:], atol=1e-5, rtol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import block_reads
+from meshwright.runtime.model.block_reads import RowReads, block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
@@ -19,10 +19,10 @@ from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 def test_rows_side_by_side_are_answered_as_block_by_block(seed: int) -> None:
     cache, lengths = filled(seed)
     rows = np.array(random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4]))
-    reads = padded_reads(cache, rows, np.array(lengths)[rows])
+    reads = padded_reads(cache, RowReads(rows, np.array(lengths)[rows]))
     assert reads
     query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
-    by_block = block_reads(cache.tables, rows, np.array(lengths)[rows])
+    by_block = block_reads(cache.tables, RowReads(rows, np.array(lengths)[rows]))
     expected = BlockAttention(cache, by_block).attend(0, query, new)
     found = PaddedAttention(cache, 3).at(reads).attend(0, query, new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -36,9 +36,9 @@ def answered(cache: PagedCache, padded: PaddedAttention, rows: list[int], length
     asked, cached = np.array(rows), np.array([lengths[row] + step for row in rows])
     for row, length in zip(rows, cached.tolist(), strict=True):
         assert cache.tables.take(row, length + 1)
-    reads = padded_reads(cache, asked, cached)
+    reads = padded_reads(cache, step_of := RowReads(asked, cached))
     assert reads
-    attention, by_block = padded.at(reads), BlockAttention(cache, block_reads(cache.tables, asked, cached))
+    attention, by_block = padded.at(reads), BlockAttention(cache, block_reads(cache.tables, step_of))
     for layer in range(len(cache.keys)):
         query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
         found = attention.attend(layer, query, new).clone()
@@ -78,17 +78,17 @@ def test_what_is_cached_anew_is_read_anew() -> None:
 
 def test_rows_that_share_a_prefix_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(1)
-    assert padded_reads(cache, np.arange(NUM_ROWS), np.array(lengths)) is None
-    assert block_reads(cache.tables, np.arange(NUM_ROWS), np.array(lengths)).num_shared
+    assert padded_reads(cache, RowReads(np.arange(NUM_ROWS), np.array(lengths))) is None
+    assert block_reads(cache.tables, RowReads(np.arange(NUM_ROWS), np.array(lengths))).num_shared
 
 
 def test_scores_that_would_be_rounded_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(0, torch.bfloat16)
-    assert padded_reads(cache, np.arange(NUM_ROWS), np.array(lengths)) is None
+    assert padded_reads(cache, RowReads(np.arange(NUM_ROWS), np.array(lengths))) is None
 
 
 def test_rows_that_would_fill_the_cache_of_a_core_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(0)
     rows = np.arange(NUM_ROWS).repeat(40)
-    assert padded_reads(cache, rows[:NUM_ROWS], np.array(lengths))
-    assert padded_reads(cache, rows, np.array(lengths)[rows]) is None
+    assert padded_reads(cache, RowReads(rows[:NUM_ROWS], np.array(lengths)))
+    assert padded_reads(cache, RowReads(rows, np.array(lengths)[rows])) is None
