@@ -22,7 +22,8 @@ One body contains, on one rank and without tensor-parallel collectives:
 - optimizer: zeroing the gradients and one step over all parameters of the shard, on one replica.
 - prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row, and handing
   what was drawn to the host.
-- decode: one new token for each of `rows` rows that have `context` tokens cached, with the same at its end.
+- decode: one new token for each of `rows` rows that have `context` tokens cached on average, with the same at its end;
+  their lengths are spread evenly from few tokens to twice as many, and the longest make way for new ones.
 """
 
 from __future__ import annotations

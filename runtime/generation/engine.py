@@ -26,7 +26,7 @@ from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
 from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
-from meshwright.runtime.generation.seating import Part, Seated, Seating
+from meshwright.runtime.generation.seating import NOBODY, Part, Seated, Seating
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import (
     Beginning,
@@ -193,25 +193,45 @@ class Generator:
         self._lockstep.finish()
         return delivered
 
-    def again(self, sequences: Sequence[Partial]) -> Callable[[], object]:
-        """What draws the next tokens of these sequences, with nothing else in flight, and may be called any number of
-        times: a prefill of those of which nothing is drawn, a decode step of the others."""
+    def prefills(self, lengths: Sequence[int]) -> Callable[[], object]:
+        """What draws the first tokens of prompts of so many tokens, with nothing else in flight, and may be called any
+        number of times."""
         [group] = self._flight.groups
         seated = []
-        for sequence in sequences:
-            cached = len(sequence.prompt.tokens) + max(0, len(sequence.tokens) - 1)
-            self._cache.tables.take(group.next_slot, cached + 1)
-            seated.append(group.seat(sequence))
-        if sequences[0].tokens:
-            begins, continuing = Seated([], [], {}, 0, {}), group.rows
-        else:
-            begins, continuing = Seated(seated, list(range(len(seated))), {}, len(seated), {}), group.rows[:0]
+        for row, length in enumerate(lengths):
+            self._cache.tables.take(group.next_slot, length + 1)
+            seated.append(group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,) * length))))
+        begun, none = Seated(seated, list(range(len(seated))), {}, len(seated), {}), group.rows[:0]
+        return lambda: _told(self.draw_next(group, none, begun, begun.parts(self._most_packed)))
 
-        def draw() -> object:
-            drawn = self.draw_next(group, continuing, begins, begins.parts(self._most_packed))
-            return drawn if drawn is None else drawn.tolist()
+    def steps(self, cached: Sequence[int], shortest: int, longest: int) -> Callable[[], object]:
+        """What draws the next tokens of rows that have so many tokens in the cache, and lets them go on, with nothing
+        else in flight, any number of times.
 
-        return draw
+        Where a row would get more than `longest` tokens, it ends, and another begins that has the `shortest` cached.
+        Where these are the same, all rows stay where they are.
+        """
+        [group] = self._flight.groups
+        prompt = (1,) * shortest
+        for row in range(len(cached)):
+            group.seat(
+                Partial(prompt=Prompt(row=row, draw=row, tokens=prompt), tokens=(1,), logprobs=(0,), versions=(0,))
+            )
+        records, rows = group.records, group.rows
+        records.num_drawn[rows] = np.array(cached) - shortest + 1
+        self.seating.grow(group)
+
+        def step() -> object:
+            told = _told(self.draw_next(group, rows, NOBODY, ()))
+            if shortest < longest:
+                records.num_drawn[rows] += 1
+                ended = rows[records.cached(rows) > longest]
+                self.seating.release((group.first_slot + ended).tolist())
+                records.num_drawn[ended] = 1
+                self.seating.grow(group)
+            return told
+
+        return step
 
     def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
         """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if
@@ -340,6 +360,11 @@ class Generator:
         logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
         drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
         return torch.stack([drawn.double(), logprobs.double()])
+
+
+def _told(drawn: Tensor | None) -> object:
+    """What was drawn on the host, on the last stage."""
+    return drawn if drawn is None else drawn.tolist()
 
 
 def _is_alone(mesh: Mesh, parameter: Tensor) -> bool:

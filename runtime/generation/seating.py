@@ -40,6 +40,9 @@ class Seated(NamedTuple):
         return [[(row, first + fed[row][1], end + fed[row][1]) for row, first, end in pack] for pack in found]
 
 
+NOBODY = Seated([], [], {}, 0, {})
+
+
 class Seating:
     """The slots and blocks of one generator."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -18,10 +18,10 @@ from torch import Tensor
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.harness import Conditions, Sample, failure, measure, record
 from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import blocks_of
 from meshwright.profiles.table import Body, Measurement, Point
 from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
 from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Partial, Prompt
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
@@ -123,10 +123,9 @@ class Bench:
             return self._trainer_of(model).update
         if point.body is Body.PREFILL:
             lengths = _lengths(point.rows, point.tokens)
-            return self._generator(model, spec, point.rows, max(lengths) + 1).again(_partials(lengths))
+            return self._generator(model, spec, point.rows, max(lengths) + 1).prefills(lengths)
         if point.body is Body.DECODE:
-            generator = self._generator(model, spec, point.rows, point.context + 1)
-            return generator.again(_partials([point.context] * point.rows, drawn=1))
+            return self._steps(model, spec, point.rows, point.context)
         if point.body is Body.TRAIN:
             trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
@@ -150,13 +149,26 @@ class Bench:
             self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
         return self._trainer
 
-    def _generator(self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int) -> Generator:
+    def _steps(self, model: Decoder, spec: ModelSpec, rows: int, context: int) -> Callable[[], object]:
+        """Decode steps of rows that have so many tokens cached on average, as in the middle of a run: they are spread
+        evenly from few to twice as many, each goes on from step to step, and the longest make way for new ones."""
+        apart = context * (rows - 1) // rows
+        shortest, longest = context - apart, context + apart
+        cached = [shortest + (2 * row + 1) * apart // rows for row in range(rows)]
+        num_blocks = rows * (blocks_of(context) + 1) + blocks_of(longest + 1)
+        generator = self._generator(model, spec, rows, longest + 1, num_blocks)
+        return generator.steps(cached, shortest, longest)
+
+    def _generator(
+        self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int, num_blocks: int | None = None
+    ) -> Generator:
         model.eval()
         return Generator(
             model,
             spec,
             self._mesh,
             num_slots=num_slots,
+            num_blocks=num_blocks,
             max_tokens=max_tokens,
             max_response=1,  # all other tokens may be of prompts, whose longest says how many one pass takes
             eos_tokens=frozenset(),
@@ -192,14 +204,6 @@ def _lengths(rows: int, tokens: int) -> list[int]:
     a call of attention on a CPU."""
     apart = [tokens - 1, tokens + 1] * (rows // 2) if tokens > 1 else [tokens] * rows
     return apart + [tokens] * (rows - len(apart))
-
-
-def _partials(lengths: Sequence[int], *, drawn: int = 0) -> list[Partial]:
-    """Sequences with so many tokens in their prompts each, and so many drawn tokens, of which the last is not cached
-    yet."""
-    prompts = (Prompt(row=row, draw=row, tokens=(1,) * length) for row, length in enumerate(lengths))
-    tokens, zeros = (1,) * drawn, (0,) * drawn
-    return [Partial(prompt=prompt, tokens=tokens, logprobs=zeros, versions=zeros) for prompt in prompts]
 
 
 def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:

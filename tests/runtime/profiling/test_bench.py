@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,12 +12,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.profiles.harness import Conditions
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Body, Measurement, Point, Shape
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.generation.packed_step import PackedStep
+from meshwright.runtime.generation.passes import Passes, StepRows
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import NOT_FINITE, Bench
@@ -68,6 +72,20 @@ def runs_of_equal_rows(body: Body) -> tuple[int, int]:
     with mock.patch.object(Rotary, "pack", autospec=True, side_effect=packing):
         bench.measure_point(point(body, rows=5), repeats=1, budget_seconds=10.0)
     return seen.pop()
+
+
+def cached_in_steps(rows: int, context: int, count: int) -> list[list[int]]:
+    """Of each row in so many decode steps of a point."""
+    body = point(Body.DECODE, rows).model_copy(update={"context": context})
+    step, seen = Passes._stepped, list[list[int]]()
+
+    def stepped(passes: Passes, rows: StepRows) -> Tensor:
+        seen.append(rows.cached.tolist())
+        return step(passes, rows)
+
+    with mock.patch.object(Passes, "_stepped", autospec=True, side_effect=stepped):
+        _bench().measure_point(body, repeats=count - 1, budget_seconds=60.0)
+    return seen
 
 
 def out_of_memory_on_rank_1() -> list[Measurement]:
@@ -133,6 +151,20 @@ def test_all_rows_of_a_point_pass_the_model_together(body: Body) -> None:
 @pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
 def test_rows_of_a_point_have_lengths_of_their_own_as_in_a_run_and_its_mean(body: Body) -> None:
     assert run_on_ranks(1, runs_of_equal_rows, body) == [(5, 5 * 8)]
+
+
+def test_rows_of_a_decode_point_go_on_end_and_begin_and_have_its_context_on_average() -> None:
+    [seen] = run_on_ranks(1, cached_in_steps, 8, 40, 210)
+    assert sorted(seen[0]) == [9, 18, 26, 35, 44, 53, 61, 70]
+    assert len(seen) == 210
+    assert {length for cached in seen for length in cached} == set(range(5, 76))
+    for before, after in itertools.pairwise(seen):
+        assert all(now in (earlier + 1, 5) for earlier, now in zip(before, after, strict=True))
+    assert statistics.mean(statistics.mean(cached) for cached in seen) == pytest.approx(40, rel=0.02)
+
+
+def test_one_row_of_a_decode_point_stays_where_it_is() -> None:
+    assert run_on_ranks(1, cached_in_steps, 1, 40, 5) == [[[40]] * 5]
 
 
 def test_no_memory_on_one_rank_is_a_failure_on_all_and_the_next_point_runs() -> None:
