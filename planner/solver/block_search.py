@@ -12,6 +12,8 @@
                 problem    = without the options that cannot meet the target, the others rounded down to whole parts
                 bound      = what CP-SAT proves of it, in coarse steps of the makespan
                 answer     = the best within the target of the options that are like those that it picked there
+                answer     = where that was not enough, and layouts were few, the best of all on as many ranks, even
+                             beyond the aim if it is within the gap of the bound
     until the gap is reached, or the limit is
 
 The further a target lies above the bound of the linear program, the more options may meet it: what is found near the
@@ -21,17 +23,17 @@ bound leaves little to be proven, and what is not there is proven with few. Ever
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.planner.solver.block_model import Relations, block_makespan_model
 from meshwright.planner.solver.blocks import first_ranks
 from meshwright.planner.solver.bounds import least_makespan, within
-from meshwright.planner.solver.branches import branches
+from meshwright.planner.solver.branches import Branch, branches
 from meshwright.planner.solver.coarse import (
     around,
-    blocks_of,
     coarsened,
+    fastest_few,
     like,
     possible,
     short_calls,
@@ -39,15 +41,12 @@ from meshwright.planner.solver.coarse import (
 )
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
-from meshwright.planner.solver.problem import CallOptions, Option, Problem, ends_of
+from meshwright.planner.solver.problem import Option, Problem, ends_of
 from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.variables import TaskVariables
 
 _STEPS = 64
 """Into how many steps CP-SAT cuts the makespans that it looks at."""
-
-_FEW = 8
-"""Parts of a device: in each a few options are chosen for a first answer."""
 
 _FIRST_TIME = 4.0
 """Deterministic time for a first answer."""
@@ -88,7 +87,7 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     best.bound = least_makespan(remaining)
     if limits.most is None:
-        best.find(_few(remaining))
+        best.find(fastest_few(remaining))
     best.by_stand_ins(remaining)
     best.by_branches(remaining)
     if best.aside:
@@ -98,12 +97,12 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
     """The best answer among a few options per call; none where there is none."""
-    best = _Best(problem, limits, lambda _makespan, _bound: None, effort)
+    best = _Best(problem, limits, _silence, effort)
     remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return None
     best.bound = least_makespan(remaining)
-    best.find(_few(remaining))
+    best.find(fastest_few(remaining))
     return best.result() if best.answer else None
 
 
@@ -112,7 +111,7 @@ class _Best:
     """The best answer so far, what is proven of it, and the time that is left.
 
     `bound` is of the branch that is looked at, `elsewhere` the least of all others; `aside` is an answer that is not
-    looked at meanwhile.
+    looked at meanwhile. Where it `is_rough` any answer within the gap serves as well as a shorter one.
     """
 
     problem: Problem
@@ -125,6 +124,7 @@ class _Best:
     answer: Answer | None = None
     aside: Answer | None = None
     aim: int | None = None
+    is_rough: bool = False
     left: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +135,13 @@ class _Best:
         """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
         most = self.longest if self.answer is None else self.limits.target(self.makespan)
         return most if self.aim is None else min(most, self.aim)
+
+    @property
+    def _enough(self) -> int:
+        """The largest makespan of a better answer that is within the target, or not longer than what is proven by more
+        than the gap asked."""
+        most = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
+        return min(most, max(self.target, self.limits.as_short(self.bound)))
 
     @property
     def longest(self) -> int:
@@ -185,7 +192,8 @@ class _Best:
         if not self.is_open:
             return
         limits = replace(self.limits, gap=self.limits.tolerance / _FINER, most=self.target)
-        least = _Best(with_stand_ins(problem, short), limits, lambda _makespan, _bound: None, self.effort, self.bound)
+        stand_ins = with_stand_ins(problem, short)
+        least = _Best(stand_ins, limits, _silence, self.effort, self.bound, is_rough=True)
         least.by_branches(least.problem)
         self.left -= limits.max_deterministic_time - least.left
         found = least.result()
@@ -216,17 +224,18 @@ class _Best:
                 self.bound = proven[position]
                 self.elsewhere = min([last + 1, *proven[:position], *proven[position + 1 :]])
                 if self.is_open:
-                    self._prove(branch.within(self.target))
+                    self._prove(branch)
                 proven[position] = self.bound
         self.bound, self.elsewhere, self.aim = min([last + 1, *proven]), None, None
 
-    def _prove(self, problem: Problem) -> None:
+    def _prove(self, branch: Branch) -> None:
         """Looks for better answers until none is left, or no time."""
+        problem = branch.within(self.target)
         for gaps in _APART:
             apart = int(self.limits.tolerance * self.bound * gaps)
             if apart and self._has_many(problem):
-                problem = self._narrow(problem, _PARTS, apart)
-        problem = self._narrow(problem, _PARTS)
+                problem = self._narrow(branch, problem, apart)
+        problem = self._narrow(branch, problem)
         while self.is_open:
             problem = self.left_of(problem)
             if self.is_open:
@@ -237,20 +246,23 @@ class _Best:
         if not self.is_open:
             return False
         coarse = coarsened(self.left_of(problem), parts=_PARTS, ticks=self._grain).problem
-        return sum(len(call.options) for call in coarse.calls) > _MANY
+        return _num_options(coarse) > _MANY
 
-    def _narrow(self, problem: Problem, parts: int, apart: int = 0) -> Problem:
-        """What is left of the problem when neither the bound nor the answer gets better in parts of this size."""
+    def _narrow(self, branch: Branch, problem: Problem, apart: int = 0) -> Problem:
+        """What is left of the branch's problem when neither the bound nor the answer gets better in coarse parts."""
         is_better = True
         while self.is_open and is_better:
             problem, known = self.left_of(problem), self.answer
             if not self.is_open:
                 break
-            coarse = coarsened(problem, parts=parts, ticks=self._grain, apart=apart)
+            coarse = coarsened(problem, parts=_PARTS, ticks=self._grain, apart=apart)
+            before = self.left
             picked = self._bound_by(coarse.problem)
+            taken = before - self.left
             if picked and self.is_open:
-                near = around(problem, picked, coarse)
-                self._look(near, self.target, self.left)
+                self._look(around(problem, picked, coarse), self.target, self.left)
+            if picked and self.is_open and (apart or self.is_rough):  # of fewer options the rest is soon proven
+                self._look_further(branch.within(self._enough), picked, min(taken, self.left))
             is_better = self.answer is not known
         return problem
 
@@ -268,6 +280,12 @@ class _Best:
         if solved.is_found:
             self.offer(_answer(self.problem, problem, solved, x, times))
         self._learn(solved, steps)
+
+    def _look_further(self, problem: Problem, picked: Sequence[Option], limit: float) -> None:
+        """Looks at all layouts on as many ranks as those picked for what would be enough, even beyond the aim: to prove
+        that nothing lies between the bound and an aim just below an answer takes longer than to find that answer."""
+        names = [call.name for call in problem.calls]
+        self._look(like(problem, dict(zip(names, picked, strict=True)), names), self._enough, limit)
 
     def _look(self, few: Problem, target: int, limit: float) -> None:
         left = within(few, target)
@@ -323,7 +341,15 @@ class _Best:
 
 def _are_many(problem: Problem, names: Collection[str]) -> bool:
     """Whether these calls have a quarter of the options or more."""
-    return 4 * sum(len(problem.options(name)) for name in names) >= sum(len(call.options) for call in problem.calls)
+    return 4 * sum(len(problem.options(name)) for name in names) >= _num_options(problem)
+
+
+def _num_options(problem: Problem) -> int:
+    return sum(len(call.options) for call in problem.calls)
+
+
+def _silence(_makespan: int | None, _bound: int) -> None:
+    """Tells no one."""
 
 
 def _chosen(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
@@ -345,21 +371,3 @@ def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times
         first_ranks=first_ranks(sizes, inside),
         starts={name: value(start) for name, start in times.start.items()},
     )
-
-
-def _few(problem: Problem) -> Problem:
-    """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
-
-    def few(call: CallOptions) -> tuple[Option, ...]:
-        chosen: set[Option] = set()
-        by_size: dict[int, list[Option]] = {}
-        for option in call.options:
-            by_size.setdefault(option.place.num_ranks, []).append(option)
-        for same in by_size.values():
-            chosen.add(min(same, key=blocks_of))
-            for part in range(1, _FEW + 1):
-                within_part = [option for option in same if blocks_of(option) * _FEW <= problem.device_blocks * part]
-                chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
-        return tuple(option for option in call.options if option in chosen)
-
-    return problem.with_calls(tuple(CallOptions(call.name, few(call)) for call in problem.calls))

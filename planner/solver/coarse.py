@@ -1,9 +1,9 @@
 """Fewer options for a call: without those that another can always stand in for, and with amounts that are rounded.
 
-possible            the same best answers
-coarsened           every answer has one here that is no longer and no larger
-with_stand_ins      so has it here: of a short call it matters on how many ranks it is, and hardly how
-around, like        some of the answers
+possible                     the same best answers
+coarsened                    every answer has one here that is no longer and no larger
+with_stand_ins               so has it here: of a short call it matters on how many ranks it is, and hardly how
+fastest_few, around, like    some of the answers
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 
+_FEW = 8
+"""Parts of a device: in each a few options are chosen for a first answer."""
+
 
 def possible(problem: Problem) -> Problem:
     """The problem without options that are alone too large, or that another can always stand in for."""
     calls = []
     for call in problem.calls:
-        fitting = [o for o in call.options if blocks_of(o) <= problem.device_blocks]
+        fitting = [o for o in call.options if _blocks_of(o) <= problem.device_blocks]
         calls.append(CallOptions(call.name, tuple(fitting[index] for index in _kept(problem, call.name, fitting))))
     return problem.with_calls(tuple(calls))
 
@@ -39,6 +42,24 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Al
             CallOptions(call.name, tuple(rounded[index] for index in _kept(found.problem, call.name, rounded)))
         )
     return replace(found, problem=found.problem.with_calls(tuple(calls)))
+
+
+def fastest_few(problem: Problem) -> Problem:
+    """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
+
+    def few(call: CallOptions) -> tuple[Option, ...]:
+        chosen: set[Option] = set()
+        by_size: dict[int, list[Option]] = {}
+        for option in call.options:
+            by_size.setdefault(option.place.num_ranks, []).append(option)
+        for same in by_size.values():
+            chosen.add(min(same, key=_blocks_of))
+            for part in range(1, _FEW + 1):
+                within_part = [option for option in same if _blocks_of(option) * _FEW <= problem.device_blocks * part]
+                chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
+        return tuple(option for option in call.options if option in chosen)
+
+    return problem.with_calls(tuple(CallOptions(call.name, few(call)) for call in problem.calls))
 
 
 def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem:
@@ -93,7 +114,7 @@ def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str])
     return problem.with_calls(tuple(CallOptions(call.name, alike(call)) for call in problem.calls))
 
 
-def blocks_of(option: Option) -> int:
+def _blocks_of(option: Option) -> int:
     """What an option needs if it is alone."""
     return option.resident_blocks + option.transient_blocks
 

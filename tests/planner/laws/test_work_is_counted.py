@@ -97,6 +97,18 @@ def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
     assert plan.solver.work.timed <= 8_700
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "most_units"), [("13b-70b-128", 5.0), ("70b-64xh100", 5.5)])
+def test_to_prove_that_an_answer_is_within_the_gap_takes_little_work(job: str, most_units: float) -> None:
+    """Also where the best plan takes hardly more seconds than a round of the search has aimed at."""
+    path = JOB.parents[1] / job / "job.yaml"
+    plan = best_plan(facts := resolve(read_job(path), path.parent), model_of(facts))
+    assert isinstance(plan, Plan)
+    assert plan.solver.gap is not None
+    assert plan.solver.gap <= 0.01
+    assert 0 < plan.solver.work.deterministic_time <= most_units
+
+
 @dataclass(frozen=True)
 class Counted(PassedOn):
     """A cost model that notes of which stages it is asked for seconds of choices, other than for what they stream."""

@@ -10,8 +10,8 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import block_search, coarse
 from meshwright.planner.solver.alike import Alike
 from meshwright.planner.solver.block_search import search
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Problem, Transfer
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.solve import solve
 from tests.planner.problems import everywhere, random_blocks
 
@@ -116,3 +116,33 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
     assert result.objective is not None
     assert result.bound <= best.objective <= result.objective
     assert result.objective - result.bound <= 0.05 * result.objective
+
+
+def taking_turns_on_two_ranks(**layouts: tuple[int, int]) -> Problem:
+    """Four calls of one rank each; the last has several layouts, each of some ticks and blocks, of which others may
+    share the copy. With 530 ticks it all takes 1,030."""
+    fixed = {"a": 530, "b": 500, "c": 440}
+    calls = [CallOptions(n, (Option(place=Place(0, 1, n), ticks=t, resident_blocks=5),)) for n, t in fixed.items()]
+    last = (
+        Option(place=Place(0, 1, layout), ticks=ticks, resident_blocks=blocks, shared_blocks=blocks)
+        for layout, (ticks, blocks) in layouts.items()
+    )
+    return Problem(
+        num_ranks=2,
+        device_blocks=64,
+        calls=(*calls, CallOptions("d", tuple(last))),
+        tasks=tuple(CallRun(name=name, call=name) for name in (*fixed, "d")),
+        copies=(("a", "d"),),
+        anywhere=True,
+    )
+
+
+def test_an_answer_just_beyond_an_aim_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first aim is 1,050. In halves of a device a layout fits that does not: 1,030 is proven. With the other layout
+    1,060 is the best, and that is within the gap: nothing is spent on what lies between the bound and the aim."""
+    monkeypatch.setattr(block_search, "_MANY", 0)
+    monkeypatch.setattr(block_search, "_PARTS", 2)
+    effort = Effort()
+    result = search(taking_turns_on_two_ranks(P=(530, 60), Q=(620, 10)), Limits(gap=0.05, most=2000), silence, effort)
+    assert (result.objective, result.bound) == (1060, 1030)
+    assert effort.num_models == 3, "one for the bound, one for the layouts that it has, one for all"
