@@ -34,7 +34,7 @@ class BlockAttention:
         self._asked = reads.owner % self._num_rows
         readers = [reads.owner, *(one.readers.flatten() for one in reads.prefixes)]
         self._readers = torch.cat(readers) if reads.prefixes else reads.owner
-        self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS)
+        self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
         newest = (reads.last[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
         self._newest = newest.flatten()
         """Of the new tokens what hides them, by its places."""

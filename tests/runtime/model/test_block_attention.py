@@ -70,6 +70,18 @@ def test_rows_that_go_on_are_answered_as_if_they_began(seed: int) -> None:
     assert not going_on.goes_on(RowReads(rows, cached + 4))
 
 
+def test_a_row_that_holds_a_single_block_goes_on_in_it() -> None:
+    cache, _ = filled(0)
+    row, cached = np.array([3]), np.array([5])
+    going_on = BlockAttention(cache, block_reads(cache.tables, RowReads(row, cached)))
+    for further in range(4):
+        assert going_on.goes_on(RowReads(row, cached + further))
+        query, new = (heads[:1] for heads in asked(torch.float32))
+        found = going_on.attend(0, query, new).view(query.shape)
+        lengths = [5 + further] * NUM_ROWS
+        torch.testing.assert_close(found, one_by_one(cache, [3], lengths, query), atol=1e-5, rtol=1e-5)
+
+
 def test_rows_do_not_go_on_in_a_new_block() -> None:
     cache, _ = filled(0)
     rows, cached = np.arange(NUM_ROWS), np.full(NUM_ROWS, BLOCK_TOKENS - 2)
