@@ -12,7 +12,7 @@ from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 Numbers = NDArray[np.int64]
 
 _LOOSE = 8
-"""Blocks are moved where one of so many would be."""
+"""Blocks are moved where one of so many has to be: a move takes a few readings, and a gap costs one in every step."""
 
 
 class BlockTables:
