@@ -101,10 +101,8 @@ class Passes:
         of_steps = None if steps is None else self._reads(steps)  # before others: it may move blocks
         reads = packed_reads(self._cache, pack.slots, pack.cached, pack.lengths, self._per_group)
         ends = torch.from_numpy(np.cumsum(pack.lengths)[pack.whole] - 1)
-        if steps is None:
-            return self._sent(self._step.packed(self._inputs(pack.tokens), reads, ends))
-        inputs = self._inputs(np.concatenate([steps.tokens, pack.tokens]))
-        return self._sent(self._step.packed(inputs, reads, ends, of_steps))
+        tokens = pack.tokens if steps is None else np.concatenate([steps.tokens, pack.tokens])
+        return self._sent(self._step.packed(self._inputs(tokens), reads, ends, of_steps))
 
     def _through_modules(self, pack: _Pack) -> Tensor:
         rows = self._cache.continue_rows(pack.slots, pack.cached, pack.lengths)

@@ -33,6 +33,8 @@ class BlockTables:
         """Whether any block has several readers."""
         self.num_changes = 0
         """How often a row has let go of blocks, or come to hold those of a list, or others have moved."""
+        self._compact_at = -1
+        """Changes after which gaps were looked for: rows that grow leave none."""
 
     @property
     def num_free(self) -> int:
@@ -99,6 +101,8 @@ class BlockTables:
     def compact(self) -> tuple[Numbers, Numbers]:
         """Has the blocks that one row reads lie together again, as the lowest, if rows that ended left many gaps: which
         are moved, and where to. Who calls has to move what they hold."""
+        if self._compact_at == self.num_changes:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         alone, free = (self._num_readers == 1).nonzero()[0][::-1], (self._num_readers[1:] == 0).nonzero()[0] + 1
         most = min(len(alone), len(free))
         moved, to = alone[:most], free[:most]
@@ -113,6 +117,7 @@ class BlockTables:
             self._num_readers[to], self._num_readers[moved] = 1, 0
             self._free = ((self._num_readers[1:] == 0).nonzero()[0] + 1)[::-1].tolist()
             self._change()
+        self._compact_at = self.num_changes
         return moved, to
 
     def _change(self) -> None:
