@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from tests.tiers import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401
+
 if not torch.cuda.is_available():
     # Triton asks when it is first imported, which megatron does too: its kernels then run on a processor.
     os.environ["TRITON_INTERPRET"] = "1"

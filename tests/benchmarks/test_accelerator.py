@@ -55,7 +55,7 @@ def tiny(out: Path) -> World:
     return World(out=out, device="cpu", tiny=True)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_both_bodies_of_a_whole_model_are_measured_and_slower_than_their_limits(tmp_path: Path) -> None:
     world = tiny(tmp_path)
     spec = model_from_config(config_of(world, "qwen2.5-0.5b"), name="tiny")
@@ -67,7 +67,7 @@ def test_both_bodies_of_a_whole_model_are_measured_and_slower_than_their_limits(
         assert 0 < share.limit_seconds < share.measured.seconds
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "llama-3.1-8b"])
 def test_log_probabilities_are_those_of_transformers_and_in_bf16_as_near_as_its_own(name: str, tmp_path: Path) -> None:
     exact, ours, theirs = compare(tiny(tmp_path), name)
@@ -144,7 +144,7 @@ def test_a_part_that_is_cut_off_is_left_for_the_next_call(tmp_path: Path) -> Non
     assert not (tmp_path / "ceilings.md").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_part_runs_on_a_processor_says_so_and_is_not_run_again(tmp_path: Path) -> None:
     options = ("--device", "cpu", "--tiny", "--minutes", "60")
     found = call(tmp_path, *options)

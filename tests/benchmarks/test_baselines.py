@@ -74,7 +74,7 @@ def test_the_rules_of_thumb_cut_no_further_than_they_must() -> None:
     }  # these wait in host memory
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_baseline_is_at_most_as_fast_as_a_proven_plan() -> None:
     rows = compare("toy", FACTS, Limits(gap=0.0), walk_times=0.2)
     assert len(rows) == 1 + len(BY_HAND) + 2
@@ -110,7 +110,7 @@ def test_the_job_made_here_is_legal() -> None:
     assert facts.models.actor.num_layers == 1
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_what_co_location_wins_over_split_pools_shrinks_with_the_number_of_ranks() -> None:
     """HybridFlow, section 8.3: with four 7B models co-location wins on few devices, a split on up to 128.
 

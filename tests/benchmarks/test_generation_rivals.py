@@ -24,7 +24,7 @@ def by_the_engine(checkpoint: Path, work: Work) -> tuple[list[list[int]], list[l
     return engine.refilled(work), engine.by_batches(work)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_both_sides_draw_the_same_tokens_when_nothing_is_left_to_chance(tmp_path: Path) -> None:
     checkpoint, work = write_checkpoint(tmp_path, SHAPE, seed=1), short_work(BATCH + 8)
     expected = Transformers(checkpoint, greedy=True).generate(work)

@@ -16,6 +16,7 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
 def test_the_plan_made_by_hand_is_legal_and_takes_its_period() -> None:
@@ -38,7 +39,7 @@ def long_tailed() -> Facts:
     return facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": response})})
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_row_of_the_ablation_predicts_no_slower_plan_than_the_row_before() -> None:
     rows = list(ablation.ablate("small", long_tailed()))
     assert [row.space for row in rows] == [space.name for space in (ablation.SINGLE, *ablation.SPACES)]
@@ -49,7 +50,7 @@ def test_every_row_of_the_ablation_predicts_no_slower_plan_than_the_row_before()
     assert rows[-1].gain == pytest.approx(rows[0].simulated_seconds / rows[-1].simulated_seconds)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_the_named_differences_add_up_to_that_of_the_simulated_mean(seed: int) -> None:
     facts = long_tailed()
     plan = random_plan(seed, facts, model_of(facts), deferral=1)
@@ -74,7 +75,7 @@ def test_work_alone_is_dealt_more_evenly_than_work_by_number_and_that_than_token
     assert 0 < alone < by_number < tokens
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_row_is_rehearsed_with_the_lengths_it_is_simulated_with() -> None:
     facts = long_tailed()
     plan = random_plan(1, facts, model_of(facts), deferral=1)

@@ -111,7 +111,7 @@ def test_every_package_of_the_list_is_pinned() -> None:
     assert all(found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_an_environment_that_cannot_be_had_is_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

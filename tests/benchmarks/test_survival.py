@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_the_eight_plans_differ_in_ranks_pools_layouts_and_steps_ahead(models: Path) -> None:
     plans = [request_of(models, case, models / "run", 1).plan for case in PLANS]
     assert all(verify(plan) == () for plan in plans)
@@ -41,7 +41,7 @@ def test_the_eight_plans_differ_in_ranks_pools_layouts_and_steps_ahead(models: P
     assert any(plan.placement("critic_train").layout.cp == 2 for plan in plans)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_ranks_are_killed_in_a_synchronous_run_and_at_staleness_two(tmp_path: Path) -> None:
     write_models(tmp_path)
     assert [planned(write_job(tmp_path, case), case.pins)[1].staleness for case in CASES] == [0, 2]
@@ -66,7 +66,7 @@ def test_a_pair_holds_within_the_tolerance_and_a_run_that_failed_does_not() -> N
     assert matrix.report(pairs).startswith("64 of 64 pairs within 1e-04.")
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_asynchronous_plans_are_as_stale_as_they_say_and_one_streams(tmp_path: Path, staleness: int) -> None:
     write_models(tmp_path)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
-
 from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
 from benchmarks.search.tried_whole import report, tried
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call, LayoutCosts, Move, PassedOn, Summed
 from meshwright.planner.plan.calls import model_of
+from tests.seeds import cases, seeds
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,19 @@ class WithFault(PassedOn):
         return found.scaled(0.99) if self.less == "refit" else found
 
 
-@pytest.mark.parametrize("seed", range(14))
+@seeds(1, all=14)
 def test_the_solver_finds_what_trying_everything_finds(seed: int) -> None:
     found = tried(random_job(seed))
     assert found.disagreements == ()
     assert found.num_choices > 0
 
 
-@pytest.mark.parametrize(("seed", "group_size"), [(0, 2), (1, 4), (2, 2), (3, 4)])
+@cases(("seed", "group_size"), [(0, 2), (1, 4), (2, 2), (3, 4)], few=1)
 def test_it_does_so_with_several_samples_of_a_prompt(seed: int, group_size: int) -> None:
     assert tried(random_job(seed, group_size=group_size)).disagreements == ()
 
 
-@pytest.mark.parametrize(("seed", "group_size", "best_of"), [(0, 1, 3), (1, 2, 6), (2, 4, 8), (3, 2, 4), (4, 1, 3)])
+@cases(("seed", "group_size", "best_of"), [(0, 1, 3), (1, 2, 6), (2, 4, 8), (3, 2, 4), (4, 1, 3)], few=1)
 def test_it_does_so_where_the_best_of_several_samples_are_kept(seed: int, group_size: int, best_of: int) -> None:
     job = random_job(seed, group_size=group_size, best_of=best_of)
     assert job.facts.workload.best_of == best_of
@@ -52,14 +51,14 @@ def test_it_does_so_where_the_best_of_several_samples_are_kept(seed: int, group_
     assert found.num_choices > 0
 
 
-@pytest.mark.parametrize("seed", range(14))
+@seeds(1, all=14)
 def test_it_does_so_on_pools_of_any_number_of_nodes_with_stages_of_different_numbers_of_layers(seed: int) -> None:
     found = tried(random_job(seed, num_nodes=3))
     assert found.disagreements == ()
     assert found.num_choices > 0
 
 
-@pytest.mark.parametrize("less", ["actor_generate", "actor_train", "refit"])
+@cases("less", ["actor_generate", "actor_train", "refit"], few=1)
 def test_a_cost_that_differs_is_found_out(less: str) -> None:
     job = random_job(3)
     assert tried(job, WithFault(model_of(job.facts), "nothing")).disagreements == ()

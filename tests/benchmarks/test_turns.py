@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from benchmarks.turns.sums import MOST_POSITIONS, draw_summands, lesson_of, prompt_of, taught_model
 from meshwright.runtime.environment.calculator import calculator
 from meshwright.runtime.environment.samples import ToolCall
+from tests.seeds import seeds
 
 
 def test_a_lesson_is_calls_and_what_the_calculator_answers_them_up_to_the_sum() -> None:
@@ -21,7 +20,7 @@ def test_a_lesson_is_calls_and_what_the_calculator_answers_them_up_to_the_sum() 
     ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_what_a_lesson_tells_is_what_the_calculator_answers(seed: int) -> None:
     summands = draw_summands(random.Random(seed))
     [(prompt, _), *turns] = lesson_of(summands)

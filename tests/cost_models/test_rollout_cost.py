@@ -18,6 +18,7 @@ from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
+from tests.seeds import seeds
 
 KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
 
@@ -87,7 +88,7 @@ def test_who_leaves_a_scarce_slot_lets_others_draw_and_prefills_again(ask: Ask) 
     assert prefills[0] < prefills[1]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_no_generation_takes_less_than_what_is_told_without_playing_it(
     seed: int, a100s: Callable[[int], Cluster], call: Callable[..., Call]
 ) -> None:

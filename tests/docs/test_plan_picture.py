@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-import pytest
-
 from docs.plan_picture import picture_of
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.docs.named import ROOT
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 MOST_BYTES = 150 * 2**10
 
@@ -18,7 +17,7 @@ def texts(picture: str) -> set[str]:
     return {text.strip() for element in ElementTree.fromstring(picture).iter() if (text := element.text)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_plan_is_drawn_with_its_nodes_and_the_names_of_its_colours(seed: int) -> None:
     plan = random_plan(seed)
     found = texts(picture_of(plan))

@@ -39,11 +39,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.check_all
 def test_every_page_is_on_the_site(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(pages - {path.relative_to(site) for path in site.rglob("*.html")}) == []
 
 
+@pytest.mark.check_all
 def test_every_link_and_picture_within_the_site_is_there(site: Path) -> None:
     gone = []
     for page in site.rglob("*.html"):
@@ -55,6 +57,7 @@ def test_every_link_and_picture_within_the_site_is_there(site: Path) -> None:
     assert gone == []
 
 
+@pytest.mark.check_all
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     fetched = [
         (page.name, target)
@@ -69,12 +72,14 @@ axe_is_here = pytest.mark.skipif(
 )
 
 
+@pytest.mark.check_all
 @axe_is_here
 @pytest.mark.parametrize("name", ["index", "tutorial", "plan_space", "commands", "results", "ideas/oppo"])
 def test_a_page_has_no_serious_finding_of_axe(site: Path, name: str) -> None:
     assert serious(site / f"{name}.html") == []
 
 
+@pytest.mark.check_all
 @axe_is_here
 def test_the_report_and_the_plots_have_no_serious_finding_of_axe(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(report(contents_of(plan_of(), "rehearsed", "measured")), encoding="utf-8")
@@ -83,6 +88,7 @@ def test_the_report_and_the_plots_have_no_serious_finding_of_axe(tmp_path: Path)
     assert [(page.name, found) for page in sorted(tmp_path.glob("*.html")) if (found := serious(page))] == []
 
 
+@pytest.mark.check_all
 @axe_is_here
 def test_what_shuts_somebody_out_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.html"

@@ -27,7 +27,7 @@ def test_the_tutorial_is_where_such_commands_are() -> None:
     assert sum(_MAKE in block for block in blocks(TUTORIAL)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_command_does_its_work(tmp_path: Path) -> None:
     """The tiny models are made without learning anything, which takes as many minutes less."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import evaluate
@@ -16,6 +14,7 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.experts import Experts
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
+from tests.seeds import seeds
 
 
 def planned(seed: int = 0, **kw: int) -> Plan:
@@ -33,7 +32,7 @@ def test_a_plan_says_at_which_gap_its_search_was_to_end() -> None:
     assert planned().solver.asked_gap == 0.0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> None:
     plan = planned(seed)
     assert verify(plan) == ()
@@ -80,7 +79,7 @@ def test_a_pinned_choice_is_kept() -> None:
     assert plan.pins == tuple(sorted(pin.replace("tp2,sp", "tp2,pp1,dp1,sp") for pin in pins))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_stages_work_ahead_only_where_that_makes_the_turn_shorter(seed: int) -> None:
     facts, model = small_facts(ranks_per_node=2, batch_size=4), RandomModel(seed, 2**27)
     synchronous = compile_plan(facts, model)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.reference.ppo import (
     Row,
+    Scorer,
     adamw,
     descend,
     explains,
@@ -27,7 +28,7 @@ from tests.reference.ppo import (
     response_logits,
     sampled_logits,
     scalar_model,
-    scalars,
+    scores_of,
     whitened,
 )
 
@@ -87,12 +88,19 @@ class Compared:
 class CriticFreeReference:
     """A run from two or three Hugging Face directories."""
 
-    def __init__(self, actor: Path, ref: Path | None, reward: Path | None, settings: CriticFreeSettings) -> None:
-        self.settings, self.actor = settings, language_model(actor)
+    def __init__(
+        self, actor: Path, ref: Path | None, reward: Path | Scorer | None, settings: CriticFreeSettings
+    ) -> None:
+        self.settings = settings
         self.ref = None if ref is None else language_model(ref)
-        self.reward = None if reward is None else scalar_model(reward)
-        self._adam = adamw(self.actor, settings.actor_learning_rate, settings)
-        self._policies = [copy.deepcopy(self.actor)]
+        self.reward = scalar_model(reward) if isinstance(reward, Path) else reward
+        self.start_from(language_model(actor))
+
+    def start_from(self, actor: nn.Module) -> None:
+        """Trains this actor from the first step on."""
+        self.actor = actor
+        self._adam = adamw(actor, self.settings.actor_learning_rate, self.settings)
+        self._policies = [copy.deepcopy(actor)]
 
     def step(self, step: int, rows: Sequence[Row]) -> Compared:
         """Experience, then the updates of all minibatches of all epochs."""
@@ -119,7 +127,7 @@ class CriticFreeReference:
         ref = None
         if self.ref is not None:
             ref = [of_tokens(of_row, row, s) for of_row, row in zip(response_logits(self.ref, rows), rows, strict=True)]
-        scores = [] if self.reward is None else [said[-1] for said in scalars(self.reward, rows)]
+        scores = [] if self.reward is None else scores_of(self.reward, rows)
         ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
         paid = [self._paid(score, cut[index], rows[index]) for index, score in enumerate(scores)]

@@ -6,7 +6,6 @@ starts with are chance, and are given. Source: LoRA arXiv:2106.09685, section 4.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.reference.critic_free import CriticFreeReference, CriticFreeSettings
-from tests.reference.ppo import adamw
 
 _SHARING = {
     "linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -64,6 +62,4 @@ class AdaptedReference(CriticFreeReference):
         self, actor: Path, reward: Path, settings: CriticFreeSettings, starts: Mapping[str, Tensor], scale: float
     ) -> None:
         super().__init__(actor, actor, reward, settings)
-        adapted(self.actor, starts, scale)
-        self._adam = adamw(self.actor, settings.actor_learning_rate, settings)
-        self._policies = [copy.deepcopy(self.actor)]
+        self.start_from(adapted(self.actor, starts, scale))

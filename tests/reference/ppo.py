@@ -14,10 +14,10 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -105,16 +105,24 @@ class Learnt:
     critic_updates: list[dict[str, float]] = field(default_factory=list)
 
 
+Scorer: TypeAlias = Callable[[Row], float]
+
+
 class Reference:
     """A run of PPO from four Hugging Face directories."""
 
-    def __init__(self, actor: Path, critic: Path, ref: Path, reward: Path, settings: Settings) -> None:
+    def __init__(self, actor: Path, critic: Path, ref: Path, reward: Path | Scorer, settings: Settings) -> None:
         self.settings = settings
-        self.actor, self.ref = language_model(actor), language_model(ref)
-        self.critic, self.reward = scalar_model(critic), scalar_model(reward)
-        self._actor_adam = adamw(self.actor, settings.actor_learning_rate, settings)
+        self.actor, self.ref, self.critic = language_model(actor), language_model(ref), scalar_model(critic)
+        self.reward = scalar_model(reward) if isinstance(reward, Path) else reward
         self._critic_adam = adamw(self.critic, settings.critic_learning_rate, settings)
-        self._policies = [copy.deepcopy(self.actor)]
+        self.start_from(self.actor)
+
+    def start_from(self, actor: nn.Module) -> None:
+        """Trains this actor from the first step on."""
+        self.actor = actor
+        self._actor_adam = adamw(actor, self.settings.actor_learning_rate, self.settings)
+        self._policies = [copy.deepcopy(actor)]
 
     def step(self, step: int, rows: Sequence[Row]) -> Learnt:
         """One PPO step: experience, then the updates of all minibatches of all epochs."""
@@ -143,7 +151,7 @@ class Reference:
         )
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
         values = scalars(self.critic, rows)  # [R + 1] each: before every token, and behind the last
-        scores = [said[-1] for said in scalars(self.reward, rows)]
+        scores = scores_of(self.reward, rows)
         advantages = [
             advantages_of(rewards_of(score, pi, pi_ref, is_cut, s), v, is_cut, s)
             for score, pi, pi_ref, v, is_cut in zip(scores, proximal, ref, values, cut, strict=True)
@@ -284,6 +292,13 @@ def scalars(model: nn.Module, rows: Sequence[Row]) -> list[Tensor]:
     hidden = model.model(pad_sequence([row.ids for row in rows], batch_first=True)).last_hidden_state
     said = model.score(hidden).squeeze(-1)
     return [said[index, row.num_prompt - 1 : len(row.ids)] for index, row in enumerate(rows)]
+
+
+def scores_of(reward: nn.Module | Scorer, rows: Sequence[Row]) -> list[Tensor]:
+    """The score of each row: by a model at its last token, or by a function."""
+    if isinstance(reward, nn.Module):
+        return [said[-1] for said in scalars(reward, rows)]
+    return [torch.tensor(reward(row), dtype=torch.float64) for row in rows]
 
 
 def picked(values: Sequence[Tensor], chosen: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the adapter of a run starts with, which is chance."""
+"""The adapter of a run: what it starts with, which is chance, and what training made of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 
 import torch
 import yaml
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.model.adapted import start_adapter
+from tests.reference import low_rank
+from tests.runtime.observed import Observed
+from tests.runtime.refereed import Distances
 
 MODULES = {
     "linear_qkv": "self_attention.linear_qkv",
@@ -38,6 +42,19 @@ def started(asked: RunRequest) -> dict[str, Tensor]:
     }
     start_adapter(parameters, asked.job.settings.seed, tp=1, tp_rank=0)
     return {f"{layer}.{name}": parameters[f"{module}.adapter_down"].detach() for (layer, name), module in named.items()}
+
+
+def compare_adapter(found: Distances, run: Observed, base: Path, expected: nn.Module) -> None:
+    """Notes how far what training added to each weight is from the reference's; weights without an adapter are as they
+    were."""
+    before = {key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()}
+    changes = low_rank.changes(expected)
+    for name, value in run.weights("actor").items():
+        change = value.double() - before[name].double()
+        if name in changes:
+            found.add(f"change of {name}", change, changes[name])
+        else:
+            assert not change.any(), name
 
 
 ADAPTER = {"rank": 4, "alpha": 8.0}

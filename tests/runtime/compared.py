@@ -26,7 +26,7 @@ def compare_experience(found: Distances, run: Observed, step: int, drawn: Sequen
     held = run.steps[step]
     assert [bool(held["truncated"][row]) for row in range(len(drawn))] == compared.cut
     assert compared.draws_explained > 0.99
-    if compared.scores:
+    if compared.scores and "scores" in held:  # what hosts score is in no field: see the advantages
         found.add("scores", torch.cat([held["scores"][row] for row in range(len(drawn))]), torch.stack(compared.scores))
     known = {
         "behaviour_logprobs": compared.behaviour,

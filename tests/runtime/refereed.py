@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,13 +56,24 @@ def requests_of(
     return {name: request(directory, name, case) for name, case in cases.items()}
 
 
-def observe_all(requests: Mapping[str, RunRequest]) -> dict[str, Observed]:
-    """What each run did, in one launch for each number of ranks."""
-    found = {}
-    for num_ranks in sorted({asked.plan.facts.cluster.num_ranks for asked in requests.values()}):
-        alike = {name: asked for name, asked in requests.items() if asked.plan.facts.cluster.num_ranks == num_ranks}
-        found |= zip(alike, observe(num_ranks, list(alike.values())), strict=True)
-    return found
+class Runs(Mapping[str, Observed]):
+    """What the run of each case did; it runs when it is first asked for."""
+
+    def __init__(self, requests: Mapping[str, RunRequest]) -> None:
+        self._requests = requests
+        self._observed: dict[str, Observed] = {}
+
+    def __getitem__(self, name: str) -> Observed:
+        if name not in self._observed:
+            asked = self._requests[name]
+            [self._observed[name]] = observe(asked.plan.facts.cluster.num_ranks, [asked])
+        return self._observed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
 
 def drawn_in(run: Observed, step: int, batch_size: int) -> list[Row]:

@@ -12,6 +12,7 @@ from meshwright.planner.simulation.simulate import Use, simulate
 from meshwright.profiles.trace import Span
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_an_evaluation_is_work_of_all_ranks_though_one_tells_of_it(plan: Plan) -
     assert (busy, waits) == ({"evaluate": 0.5}, {BETWEEN: 0.5})
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_shares_add_up_to_the_whole_and_the_simulated_idle_time_is_found_again(seed: int) -> None:
     plan = random_plan(seed)
     found = simulate(plan, steps=4, traced=True)

@@ -11,6 +11,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
 def analytic(facts: Facts) -> CostModel:
@@ -23,7 +24,7 @@ def found(seed: int = 0, **workload: object) -> dict[str, Sensitivity]:
     return {one.name: one for one in sensitivities(random_plan(seed, facts, analytic(facts)), analytic)}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, all=3)
 def test_faster_hardware_is_never_slower_and_never_faster_than_in_proportion(seed: int) -> None:
     for name, one in found(seed).items():
         if name not in ("batch size", "response length"):

@@ -30,6 +30,7 @@ from tests.planner.jobs import RandomModel, adapted_facts, critic_free_facts, sm
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
 from tests.planner.proofs import require_proof
+from tests.seeds import seeds
 
 
 @cache
@@ -48,7 +49,7 @@ def test_a_plan_verifies_is_read_back_and_takes_its_time() -> None:
     assert simulate(plan, steps=3).steps.mean == pytest.approx(plan.period_seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_the_reference_holds_weights_only_where_no_stage_of_the_actor_holds_them(seed: int) -> None:
     facts = adapted_facts(small_facts(memory_bytes=2**50))
     plan = random_plan(seed, facts)
@@ -63,7 +64,7 @@ def test_the_reference_holds_weights_only_where_no_stage_of_the_actor_holds_them
     assert held == pytest.approx(ref.resident.total - (ref.resident.amount(WEIGHTS) if actors else 0.0))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_what_the_actor_is_refit_with_does_not_depend_on_the_reference(seed: int) -> None:
     plan = random_plan(seed, adapted_facts(small_facts(memory_bytes=2**50)))
     owned = {p.stage for p in plan.placements if plan.copy_of(p.stage) == p.stage}

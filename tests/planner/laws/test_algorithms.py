@@ -36,6 +36,7 @@ from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import RandomModel, ToyModel, critic_free_facts, small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 CASES: list[tuple[Algorithm, bool]] = [("grpo", True), ("grpo", False), ("rloo", True), ("reinforce++", False)]
 OF_A_CRITIC = re.compile(r"critic(?!al)|values?\b|ppo", re.IGNORECASE)
@@ -86,7 +87,7 @@ def test_what_if_and_sensitivities_are_asked_of_the_graph_at_hand(plan: Plan) ->
     assert {one.name for one in sensitivities(plan, model_of)} >= {"batch size", "response length"}
 
 
-@pytest.mark.parametrize("seed", range(24))
+@seeds(4, all=24)
 def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     algorithm, has_ref = CASES[seed % len(CASES)]
     facts = facts_of(algorithm, has_ref)
@@ -171,7 +172,7 @@ def test_rows_that_do_not_come_out_even_in_groups_are_prefilled_one_by_one() -> 
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_the_search_by_arithmetic_is_never_above_what_a_choice_of_groups_takes(seed: int) -> None:
     draw = random.Random(seed)
     facts = critic_free_facts(group_size=draw.choice((2, 4, 8)))

@@ -53,6 +53,7 @@ def chromium(page: Path, *flags: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
+@pytest.mark.check_all
 def test_the_browser_finds_every_section_and_picture(page: Path) -> None:
     outline = Outline(chromium(page, "--dump-dom").replace("<!DOCTYPE html>", ""))
     assert [name for name in outline.ids if not name.startswith("hatch-")] == SECTIONS
@@ -61,6 +62,7 @@ def test_the_browser_finds_every_section_and_picture(page: Path) -> None:
     assert len(outline.names) == len(Outline(page.read_text()).names)
 
 
+@pytest.mark.check_all
 @pytest.mark.parametrize("width", [800, 1400])
 def test_the_stages_are_painted_on_a_narrow_and_on_a_wide_page(page: Path, width: int) -> None:
     picture = page.with_name("page.png")

@@ -42,6 +42,7 @@ from meshwright.profiles.workload import Workload
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
+from tests.seeds import seeds
 
 LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 """Sequences that four ranks may share."""
@@ -147,7 +148,7 @@ def test_the_simulated_clock_takes_the_planned_time() -> None:
     assert simulate(plan, steps=3).steps.mean == pytest.approx(plan.period_seconds, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_the_search_equals_trying_everything(seed: int) -> None:
     """With all but the reference and the actor's training pinned, which may cut their sequences."""
     facts = small_facts(ranks_per_node=2, batch_size=2, response=2 * MIN_CONTEXT_TOKENS - 64)
@@ -166,7 +167,7 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_compiled_plan_verifies_and_the_evaluator_reproduces_it(seed: int) -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4, response=2 * MIN_CONTEXT_TOKENS - 64)
     plan = compile_plan(facts, RandomModel(seed, 2**27))

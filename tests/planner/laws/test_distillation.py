@@ -38,6 +38,7 @@ from tests.planner.jobs import RandomModel, distill_facts, small_facts
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
 from tests.planner.proofs import require_proof
+from tests.seeds import seeds
 
 OF_REWARDS = re.compile(r"critic(?!al)|values?\b|ppo|reward|\bref(erence)?\b|ref_", re.IGNORECASE)
 
@@ -79,7 +80,7 @@ def test_what_if_and_sensitivities_are_asked_of_the_teachers_too() -> None:
     assert {one.name for one in sensitivities(plan, model_of)} >= {"batch size", "response length"}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     facts = distill_facts(1 + seed % 2, small_facts(memory_bytes=2**40))
     drawn = random_plan(seed, facts, RandomModel(seed, memory_scale=1.0), patterns(facts.graph, 2)[seed % 3])
@@ -87,7 +88,7 @@ def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int
     assert check_program(lower(drawn), drawn.graph) == ()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_the_search_equals_trying_everything(seed: int) -> None:
     facts, model = distill_facts(1, small_facts(ranks_per_node=2, batch_size=4)), RandomModel(seed, 2**28.4)
     draw = random.Random(seed)

@@ -42,6 +42,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import mixed_facts
 from tests.planner.report.pages import contents_of
+from tests.seeds import seeds
 
 MIB = 2**20
 LIMITS = Limits(gap=0.01, max_deterministic_time=5.0)
@@ -145,7 +146,7 @@ def test_a_bound_on_plans_that_may_span_two_kinds_is_proven_again() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(seed: int) -> None:
     draw = random.Random(seed)
     memory_bytes = draw.choice([24, 40, 64]) * MIB, draw.choice([10, 16, 40]) * MIB

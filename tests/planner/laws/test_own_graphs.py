@@ -42,6 +42,7 @@ from meshwright.profiles.stages import StageGraph
 from tests.planner.drawn import model_of
 from tests.planner.jobs import adapted_facts, critic_free_facts, distill_facts, small_facts, stated
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own-graph-16xh100" / "job.yaml"
 SMALL = small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**40)
@@ -124,7 +125,7 @@ def test_a_proof_of_a_graph_of_any_roles_holds(seed: int) -> None:
         assert len(sensitivities(plan, model_of)) > 2
 
 
-@pytest.mark.parametrize("seed", range(42))
+@seeds(6, all=42)
 def test_every_drawn_plan_of_a_random_graph_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     facts = with_setting(random_job(seed).facts, {"cluster.device.memory_bytes": 2**40})
     for ahead in patterns(facts.graph, 2):

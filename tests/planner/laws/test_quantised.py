@@ -34,6 +34,7 @@ from tests.planner.jobs import RandomModel, critic_free_facts, quantised_facts, 
 from tests.planner.plans import random_plan
 from tests.planner.problems import everywhere
 from tests.planner.proofs import require_proof
+from tests.seeds import seeds
 
 
 def exact(facts: Facts) -> Facts:
@@ -63,7 +64,7 @@ def test_a_plan_says_nothing_of_the_format_where_a_job_does_not() -> None:
     assert "generation_weights" in json.loads(canonical_json(quantised_facts(facts)))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_the_generator_shares_no_copy_and_is_refit(seed: int) -> None:
     plan = random_plan(seed, quantised_facts(small_facts(memory_bytes=2**50)))
     assert verify(plan) == ()
@@ -91,7 +92,7 @@ def test_what_if_asks_for_the_format_of_a_plan_that_says_nothing_of_it() -> None
         with_setting(facts, {"cluster.device": "a100-80gb"})
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) -> None:
     few = quantised_facts(critic_free_facts(facts=small_facts(ranks_per_node=2, batch_size=4), group_size=2))
     model = RandomModel(seed, 2**28.6)

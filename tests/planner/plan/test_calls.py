@@ -11,9 +11,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import mixed_facts, small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_a_placement_asks_for_its_layout_and_schedule_with_its_roles_model(seed: int) -> None:
     plan = random_plan(seed)
     for placement in plan.placements:
@@ -43,7 +44,7 @@ def test_only_generation_computes_keys_and_values_anew() -> None:
     assert found == {"actor_generate"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_placement_asks_for_the_part_that_its_ranks_are_in(seed: int) -> None:
     plan = random_plan(seed, mixed_facts(memory_bytes=(2**50, 2**50)))
     for placement in plan.placements:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.plan.evaluate import Task, evaluate, host_bytes, list_schedule, peak_bytes, resident_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
 def task(name: str, ranks: set[int], seconds: float, *after: tuple[str, float]) -> Task:
@@ -33,13 +32,13 @@ def test_a_task_that_takes_no_time_waits_for_no_rank() -> None:
     assert times["b"].start == 2.0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_evaluating_twice_changes_nothing(seed: int) -> None:
     plan = evaluate(random_plan(seed))
     assert evaluate(plan) == plan, f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_the_period_lies_between_the_longest_stage_and_everything_in_turn(seed: int) -> None:
     plan = random_plan(seed)
     tasks = [item.cost.total for item in (*plan.placements, *plan.refits)]

@@ -17,9 +17,10 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_reading_what_was_written_is_the_identity_and_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
     plan = random_plan(seed, ahead=patterns(PPO_GRAPH, 2)[seed % 3])
     one, other = tmp_path / "one.json", tmp_path / "other.json"
@@ -46,7 +47,7 @@ def test_a_plan_of_more_ranks_than_are_planned_for_is_refused(tmp_path: Path) ->
         read_plan(tmp_path / "plan.json")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_a_copy_is_of_the_role_on_the_same_ranks_and_the_trained_one_where_it_is_there(seed: int) -> None:
     plan = random_plan(seed)
     for placement in plan.placements:

@@ -21,6 +21,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 AHEAD = patterns(PPO_GRAPH, 2)
 
@@ -42,7 +43,7 @@ def test_what_works_ahead_stays_within_the_bound(ahead: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("ahead", AHEAD)
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, ahead: dict[str, int]) -> None:
     plan = random_plan(seed, ahead=ahead)
     assert verify(plan) == ()

@@ -12,6 +12,7 @@ from meshwright.planner.program.program import Instruction, MoveWeights, Program
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from tests.planner.plans import long_facts, random_plan
+from tests.seeds import seeds
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def edited(program: Program, edit: Callable[[Instruction], Instruction | None]) 
     return Program(tuple(kept for kept in map(edit, program.instructions) if kept is not None))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(4, all=40)
 def test_the_program_of_any_legal_plan_is_sound(seed: int) -> None:
     plan = random_plan(seed)
     assert check_program(lower(plan), PPO_GRAPH) == ()
@@ -117,7 +118,7 @@ def with_stream(program: Program, **fields: object) -> tuple[str, ...]:
     return check_program(replace(program, streams=(replace(program.streams[0], **fields),)), PPO_GRAPH)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(4, all=40)
 def test_the_program_of_any_plan_that_streams_is_sound_and_so_is_that_of_one_step(seed: int) -> None:
     program = lower(random_plan(seed, long_facts()))
     assert check_program(program, PPO_GRAPH) == ()

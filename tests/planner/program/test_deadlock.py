@@ -9,10 +9,11 @@ from meshwright.planner.program.deadlock import circle_of_waits
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Stream, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan
+from tests.seeds import seeds
 
 
 @pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_no_rank_of_a_lowered_plan_waits_for_ever(seed: int, ahead: dict[str, int]) -> None:
     assert tuple(circle_of_waits(lower(random_plan(seed, long_facts(), ahead=ahead)))) == ()
 

@@ -9,6 +9,7 @@ from meshwright.planner.program.instruction_durations import Known, Planned, Ste
 from meshwright.planner.program.program import MoveWeights, RunStage, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan
+from tests.seeds import seeds
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def plan() -> Plan:
     return random_plan(3, long_facts())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_every_stage_and_refit_of_the_program_has_its_planned_seconds(seed: int) -> None:
     plan = random_plan(seed)
     seconds = Planned(plan).of_step(0).seconds
@@ -44,7 +45,7 @@ def test_what_is_handed_over_arrives_after_its_planned_seconds(plan: Plan) -> No
     assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in PPO_GRAPH.edges}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_only_what_streams_has_a_tail_to_read(seed: int) -> None:
     plan = random_plan(seed, long_facts())
     streaming = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}

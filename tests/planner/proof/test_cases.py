@@ -21,6 +21,7 @@ from meshwright.planner.proof.refits import Site
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan
+from tests.seeds import seeds
 
 NUM_PLANS = 60
 
@@ -89,7 +90,7 @@ def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
     return case.within(stage, amount, float(draw.choice(row.tolist())))
 
 
-@pytest.mark.parametrize("seed", range(9))
+@seeds(3, all=9)
 def test_the_halves_of_a_split_are_the_case_and_neither_has_a_smaller_bound(seed: int) -> None:
     facts, draw = small_facts(ranks_per_node=2).model_copy(update={"staleness": 2}), random.Random(seed)
     case = Case.whole(space_of(facts, RandomModel(seed, memory_scale=2.0**28), seed % 3))

@@ -13,9 +13,10 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, plan_of, titles
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> None:
     plan = plan_of(seed)
     told = titles(glance(plan))
@@ -25,7 +26,7 @@ def test_the_plan_at_a_glance_has_a_box_for_every_stage_and_refit(seed: int) -> 
         assert not refit.cost.total or any(text.startswith(f"refit {refit.target} on ranks ") for text in told)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_boxes_are_as_many_as_the_plan_has_tasks_that_take_time(seed: int) -> None:
     plan = plan_of(seed)
     told = {text for text in titles(glance(plan)) if " on ranks " in text}  # ranks that lie apart have a box each

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from meshwright.planner.report.idle import idle
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles
+from tests.seeds import seeds
 
 
 def simulation(seed: int) -> Simulation:
     return contents_of(plan_of(seed)).simulation
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_every_share_of_every_pool_is_a_box_and_waiting_is_hatched(seed: int) -> None:
     found = simulation(seed)
     drawn = idle(found, PPO_GRAPH)

@@ -8,16 +8,17 @@ from meshwright.planner.report.memory_chart import fillings, memory
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, plan_of, titles
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(3, all=10)
 def test_the_memory_bars_are_the_plans_own_peaks(seed: int) -> None:
     plan = plan_of(seed)
     found = {rank: filling.peak_bytes for filling in fillings(plan) for rank in filling.ranks}
     assert [found[rank] for rank in range(len(found))] == pytest.approx(plan.peak_bytes_per_rank, abs=1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_every_rank_is_in_one_bar_and_ranks_of_one_bar_are_in_the_same_pools(seed: int) -> None:
     plan = plan_of(seed)
     ranks = [rank for filling in fillings(plan) for rank in filling.ranks]

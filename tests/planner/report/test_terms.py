@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.plan.evaluate import evaluate, items, name_of
 from meshwright.planner.report import words
 from meshwright.planner.report.terms import terms
 from tests.planner.report.pages import Outline, plan_of, titles
+from tests.seeds import seeds
 
 
 def test_extrapolated_terms_are_hatched_and_named() -> None:
@@ -24,7 +23,7 @@ def test_extrapolated_terms_are_hatched_and_named() -> None:
     assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_every_term_of_every_task_has_a_box(seed: int) -> None:
     plan = plan_of(seed)
     told = titles(terms(plan))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.report.turn import turn
 from tests.planner.report.pages import Outline, plan_of, titles
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, all=5)
 def test_every_task_that_takes_time_has_a_box_and_those_off_the_path_are_pale(seed: int) -> None:
     plan = plan_of(seed)
     drawn, shown = turn(plan), [item for item in items(plan) if item.cost.total]

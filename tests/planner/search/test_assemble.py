@@ -11,6 +11,7 @@ from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.seeds import seeds
 
 CRITIC_FIRST = [*(stage.name for stage in PPO_GRAPH.stages if not stage.trains), "critic_train", "actor_train"]
 
@@ -28,7 +29,7 @@ def test_weights_that_a_pool_apart_takes_are_trained_first(generates_on: str, fi
     assert max(starts.values()) == plan.placement(first).end_seconds
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_every_copy_of_a_trained_role_that_lies_apart_is_refit_from_the_training(seed: int) -> None:
     plan = random_plan(seed)
     targets = copies_to_refit(plan)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
@@ -16,6 +14,7 @@ from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
+from tests.seeds import seeds
 
 LIMITS = Limits(gap=0.0)
 
@@ -37,7 +36,7 @@ def first_plans(facts: Facts, model: RandomModel) -> FirstPlans:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_first_plan_takes_less_work_and_is_no_faster_than_the_best(seed: int) -> None:
     facts = small_facts(ranks_per_node=4, batch_size=4, memory_bytes=2**28)
     model = RandomModel(seed, 2**27)
@@ -50,7 +49,7 @@ def test_a_first_plan_takes_less_work_and_is_no_faster_than_the_best(seed: int) 
     assert sum(one.asked.timed for one in plans.costs.asked) < best.solver.work.timed
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_plan_with_all_choices_of_generation_costs_no_others_anew_and_is_no_faster_than_the_best(seed: int) -> None:
     facts = small_facts(ranks_per_node=4, batch_size=4, memory_bytes=2**28)
     model = RandomModel(seed, 2**27)

@@ -20,6 +20,7 @@ from meshwright.profiles.workload import Workload
 from tests.planner.drawn import TIMES, carrying_over, model_of, plan_of
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.seeds import seeds
 
 
 def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: int, num_rounds: int) -> list[int]:
@@ -36,7 +37,7 @@ def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: 
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(4, all=30)
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_blocks_are_those_that_counting_finds(seed: int, group_size: int) -> None:
     draw = np.random.default_rng(seed)

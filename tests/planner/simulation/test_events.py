@@ -10,6 +10,7 @@ from meshwright.planner.program.instruction_durations import Lags, Planned, Step
 from meshwright.planner.program.program import Instruction, Program, Receive, RunStage, Send, Stream, lower
 from meshwright.planner.simulation.events import Record, play, score
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 HANDOVER = {"producer": "actor_generate", "consumer": "reward_score", "fields": ("tokens",)}
 """Ranks 0 and 1 generate, rank 2 scores what they send it."""
@@ -76,7 +77,7 @@ def test_a_stage_that_streams_starts_with_its_producer_and_ends_its_tail_behind_
     assert record.starved == pytest.approx(end - seconds)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_every_rank_does_every_instruction_of_its_own_once_a_step(seed: int) -> None:
     plan = random_plan(seed)
     lowered = lower(plan)

@@ -13,6 +13,7 @@ from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import TIMES, carrying_over, plan_of
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
+from tests.seeds import seeds
 
 
 def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
@@ -47,7 +48,7 @@ def lengths_of(step: int) -> tuple[Lengths, Lengths]:
     return np.full(16, 8), np.random.default_rng(step).integers(1, 60, 16)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_alone_every_step_delivers_its_own_sequences_on_every_replica(seed: int) -> None:
     plan = plan_of(seed, LengthSpec(max=128, fixed=128))
     layout, slots = plan.placement("actor_generate").layout, plan.placement("actor_generate").schedule.generation_slots

@@ -19,6 +19,7 @@ from meshwright.profiles.workload import Workload
 from tests.planner.drawn import TIMES, model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
 
@@ -66,7 +67,7 @@ def test_a_rollout_ends_in_the_turn_in_which_it_reaches_its_most_tokens() -> Non
     assert rollout.num_tokens == 50
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_equal_rollouts_give_the_planned_seconds_back(seed: int) -> None:
     """Or fewer: they call together, and the law takes each call as one by itself."""
     facts = small_facts(memory_bytes=2**50).model_copy(update={"workload": workload()})

@@ -18,11 +18,12 @@ from meshwright.profiles.trace import LIVE
 from tests.planner.drawn import carrying_over, model_of, plan_of
 from tests.planner.jobs import model_spec, small_facts
 from tests.planner.plans import random_plan
+from tests.seeds import seeds
 
 SPEC = model_spec("actor")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_equal_lengths_give_the_planned_seconds_back(seed: int) -> None:
     plan = plan_of(seed, LengthSpec(max=128, fixed=128))
     work = Sampled(plan, model_of, seed=0).of_step(0)
@@ -84,7 +85,7 @@ def test_replicas_share_the_work_of_many_rows_as_evenly_as_the_longest_allows() 
     assert found[1:].tolist() == pytest.approx([(found.sum() - longest) / 15] * 15)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_equal_lengths_keep_every_slot_live_that_the_rows_fill(seed: int) -> None:
     plan = plan_of(seed, LengthSpec(max=128, fixed=128))
     placement = plan.placement("actor_generate")

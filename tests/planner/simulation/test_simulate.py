@@ -17,6 +17,7 @@ from meshwright.planner.program.instruction_durations import Planned, StepWork
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from tests.planner.jobs import small_facts
 from tests.planner.plans import long_facts, random_plan
+from tests.seeds import seeds
 
 TOLERANCE = 1e-9
 
@@ -130,7 +131,7 @@ def on_one_rank() -> Plan:
     return random_plan(0, small_facts(ranks_per_node=1, memory_bytes=2**50))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_a_step_is_never_shorter_than_its_critical_path(seed: int) -> None:
     plan = random_plan(seed)
     draws = {p.stage: tuple(p.cost.total * (1 + 0.1 * i) for i in range(p.layout.dp)) for p in plan.placements}
@@ -139,7 +140,7 @@ def test_a_step_is_never_shorter_than_its_critical_path(seed: int) -> None:
     assert simulated.steps.mean >= path * (1 - TOLERANCE)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(3, all=10)
 def test_busy_and_waiting_shares_of_a_rank_fill_the_step(seed: int) -> None:
     whole, streamed = simulate(random_plan(seed), steps=2), simulate(random_plan(seed, long_facts()), steps=2)
     for use in (*whole.ranks, *whole.pools, *streamed.ranks, *streamed.pools):
@@ -187,7 +188,7 @@ def waited(simulated: Simulation, rank: int) -> float:
     return sum(waits) * simulated.steps.mean
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(3, all=10)
 def test_a_rank_does_one_thing_at_a_time(seed: int) -> None:
     spans = simulate(random_plan(seed), steps=2, warm_up=1, traced=True).spans
     for rank in range(4):

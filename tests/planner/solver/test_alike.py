@@ -8,6 +8,7 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.alike import alike
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from tests.planner.problems import everywhere, random_blocks
+from tests.seeds import seeds
 
 
 def layouts_of(problem: Problem) -> list[set[str]]:
@@ -38,7 +39,7 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
         assert layouts_of(alike(problem, ticks=ticks, blocks=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 @pytest.mark.parametrize(("ticks", "blocks"), [(1, 1), (2, 4), (100, 100)])
 def test_every_answer_has_one_that_is_no_longer(seed: int, ticks: int, blocks: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
@@ -46,7 +47,7 @@ def test_every_answer_has_one_that_is_no_longer(seed: int, ticks: int, blocks: i
     assert best is None or (fewer is not None and fewer <= best)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_every_layout_has_one_that_stands_for_it_and_for_itself(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=4, num_options=3)
     found = alike(problem, ticks=100, blocks=100)

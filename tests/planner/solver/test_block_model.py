@@ -13,15 +13,14 @@ from meshwright.planner.solver.place_model import run
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import everywhere, random_blocks
-
-SEEDS = range(12)
+from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
     return random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_the_shortest_answer_is_the_best_on_every_block_and_none_is_within_less(seed: int) -> None:
     best = best_makespan(everywhere(asked(seed)))
     model, _, times = block_makespan_model(asked(seed), asked(seed).horizon)
@@ -34,7 +33,7 @@ def test_the_shortest_answer_is_the_best_on_every_block_and_none_is_within_less(
         assert not run(model, Limits()).is_found
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_the_least_device_is_that_on_every_block(seed: int) -> None:
     model, _, device = block_memory_model(asked(seed))
     solved = run(model, Limits())

@@ -14,13 +14,14 @@ from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Plac
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.solve import solve
 from tests.planner.problems import everywhere, random_blocks
+from tests.seeds import seeds
 
 
 def silence(_makespan: int | None, _bound: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("seed", range(24))
+@seeds(4, all=24)
 def test_the_best_is_found_and_proven(seed: int) -> None:
     asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
     result, best = search(asked, Limits(), silence), best_makespan(everywhere(asked))
@@ -28,7 +29,7 @@ def test_the_best_is_found_and_proven(seed: int) -> None:
     assert result.status == ("infeasible" if best is None else "optimal")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed: int) -> None:
     """On more ranks and calls than can be tried one by one."""
     asked = random_blocks(seed, num_ranks=16, num_calls=5, num_options=4)
@@ -37,7 +38,7 @@ def test_options_that_may_be_anywhere_are_as_good_as_options_on_every_block(seed
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.02, 0.3])
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None:
     """An answer is within the gap of a bound that holds, and there is none only where the best takes longer than the
     most that is asked for."""
@@ -57,7 +58,7 @@ def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None
 
 
 @pytest.mark.parametrize("gap", [0.1, 0.4])
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_stand_ins_for_short_calls_keep_what_was_asked(seed: int, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever counts as short."""
     asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.bounds import least_makespan, within
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem
 from tests.planner.problems import everywhere, random_blocks, random_problem
-
-SEEDS = range(20)
+from tests.seeds import seeds
 
 
 def best(problem: Problem) -> float:
@@ -17,7 +14,7 @@ def best(problem: Problem) -> float:
     return float("inf") if found is None else found
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=20)
 def test_options_that_cannot_meet_a_makespan_are_in_no_answer_within_it(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
     shortest = best(problem)
@@ -26,7 +23,7 @@ def test_options_that_cannot_meet_a_makespan_are_in_no_answer_within_it(seed: in
         assert least_makespan(problem) <= shortest
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_a_longer_makespan_never_leaves_fewer_options(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=4)
     left = [sum(len(call.options) for call in within(problem, makespan).calls) for makespan in range(0, 60, 6)]

@@ -11,6 +11,7 @@ from meshwright.planner.solver import branches as taken_apart
 from meshwright.planner.solver.branches import branches
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
 from tests.planner.problems import everywhere, only, random_blocks
+from tests.seeds import seeds
 
 
 def always() -> bool:
@@ -18,7 +19,7 @@ def always() -> bool:
 
 
 @pytest.mark.parametrize("share", [0.0, 2.0])
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_every_answer_in_time_is_in_a_branch(seed: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the branches are told apart or not."""
     monkeypatch.setattr(taken_apart, "_SHARE", share)

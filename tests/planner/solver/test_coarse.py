@@ -11,8 +11,7 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.coarse import around, coarsened, like, possible, short_calls, with_stand_ins
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
 from tests.planner.problems import everywhere, random_blocks
-
-SEEDS = range(20)
+from tests.seeds import seeds
 
 
 @functools.cache
@@ -31,19 +30,19 @@ def best(problem: Problem) -> float:
     return float("inf") if found is None else found
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=20)
 def test_what_another_option_can_stand_in_for_is_not_missed(seed: int) -> None:
     assert best(possible(asked(seed))) == least(seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=20)
 def test_no_answer_is_shorter_than_the_best_of_the_coarse_problem(seed: int) -> None:
     problem = asked(seed)
     for parts, ticks, apart in ((1, 1, 0), (4, 3, 0), (4, 3, 1), (4, 1, 2), (1, 1, 5)):
         assert best(coarsened(problem, parts=parts, ticks=ticks, apart=apart).problem) <= least(seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=20)
 def test_a_coarse_problem_of_whole_blocks_and_single_ticks_has_the_same_best(seed: int) -> None:
     problem = asked(seed)
     assert best(coarsened(problem, parts=problem.device_blocks, ticks=1).problem) == least(seed)
@@ -86,7 +85,7 @@ def test_a_layout_that_no_other_call_can_share_stands_in_for_one_that_is_moved_a
     assert layouts_of(possible(problem.with_calls((problem.calls[0], CallOptions("b", also)))))[0] == {"P", "Q"}
 
 
-@pytest.mark.parametrize("seed", range(16))
+@seeds(4, all=16)
 def test_no_answer_is_shorter_than_the_best_with_stand_ins(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
     best = best_makespan(everywhere(problem))
@@ -96,7 +95,7 @@ def test_no_answer_is_shorter_than_the_best_with_stand_ins(seed: int) -> None:
             assert best is None or (bound is not None and bound <= best), names
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_call_has_one_stand_in_for_each_number_of_ranks_and_others_keep_their_options(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=8, num_calls=4, num_options=6)
     first, *others = (call.name for call in problem.calls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
@@ -18,8 +17,7 @@ from meshwright.planner.solver.constraints import (
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.variables import Variables, add_task_variables, add_variables
 from tests.planner.problems import only, without_swaps
-
-SEEDS = range(16)
+from tests.seeds import seeds
 
 
 def fixed(problem: Problem, seed: int) -> tuple[cp_model.CpModel, Variables, tuple[int, ...]]:
@@ -37,7 +35,7 @@ def solved(model: cp_model.CpModel) -> cp_model.CpSolver | None:
     return solver if solver.solve(model) == cp_model.OPTIMAL else None
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_the_least_device_for_a_choice_is_what_its_fullest_rank_holds(seed: int) -> None:
     problem = without_swaps(seed)
     model, x, picks = fixed(problem, seed)
@@ -51,7 +49,7 @@ def test_the_least_device_for_a_choice_is_what_its_fullest_rank_holds(seed: int)
     assert solver.value(device) == max(problem.memory(options))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_the_shortest_schedule_of_a_choice_is_that_of_all_orders(seed: int) -> None:
     problem = without_swaps(seed)
     model, x, picks = fixed(problem, seed)
@@ -64,7 +62,7 @@ def test_the_shortest_schedule_of_a_choice_is_that_of_all_orders(seed: int) -> N
     assert solver.objective_value == best_makespan(roomy)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_a_call_cannot_have_two_options(seed: int) -> None:
     problem = without_swaps(seed)
     model, x, picks = fixed(problem, seed)

@@ -12,8 +12,7 @@ from meshwright.planner.solver.descent import descend, descend_in_pairs
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from tests.planner.problems import random_problem
-
-SEEDS = range(16)
+from tests.seeds import seeds
 
 
 def begun(seed: int) -> tuple[Greedy, tuple[int, ...]]:
@@ -22,7 +21,7 @@ def begun(seed: int) -> tuple[Greedy, tuple[int, ...]]:
     return Greedy(problem), tuple(draw.randrange(len(call.options)) for call in problem.calls)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_no_other_option_of_a_single_call_is_better(seed: int) -> None:
     greedy, picks = begun(seed)
     found, score = descend(greedy, picks, greedy.score(picks))
@@ -32,7 +31,7 @@ def test_no_other_option_of_a_single_call_is_better(seed: int) -> None:
             assert greedy.score((*found[:call], index, *found[call + 1 :])) >= score
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_no_other_options_of_two_calls_are_better(seed: int) -> None:
     greedy, picks = begun(seed)
     near = [range(len(options)) for options in greedy.options]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from meshwright.planner.solver.dominance import undominated
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_a_row_stays_exactly_when_no_other_beats_it(seed: int) -> None:
     rng = random.Random(seed)
     rows = [tuple(rng.randrange(5) for _ in range(3)) for _ in range(rng.randrange(60))]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
-
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.problem import Problem, ends_of
 from tests.planner.problems import every_choice, only, random_problem
-
-SEEDS = range(24)
+from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
     return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=24)
 def test_no_change_of_two_calls_is_better_than_the_best_one(seed: int) -> None:
     problem = asked(seed)
     greedy, picks = Greedy(problem), tuple(0 for _ in problem.calls)
@@ -30,7 +27,7 @@ def test_no_change_of_two_calls_is_better_than_the_best_one(seed: int) -> None:
         assert greedy.score((one, picks[1], other, *picks[3:])) >= score
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=24)
 def test_a_score_is_the_makespan_of_its_schedule_and_never_below_the_best(seed: int) -> None:
     problem = asked(seed)
     greedy = Greedy(problem)
@@ -51,7 +48,7 @@ def test_a_score_is_the_makespan_of_its_schedule_and_never_below_the_best(seed: 
         assert best is None or best <= score.makespan
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=24)
 def test_what_is_above_the_device_is_counted_over_all_atoms(seed: int) -> None:
     problem = asked(seed)
     greedy = Greedy(problem)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.incumbent import Incumbent
 from meshwright.planner.solver.problem import Problem, ends_of
 from meshwright.planner.solver.result import Limits, picked_options
 from tests.planner.problems import random_problem
-
-SEEDS = range(12)
+from tests.seeds import seeds
 
 
 def roomy(seed: int) -> Problem:
@@ -29,7 +26,7 @@ def begun(seed: int) -> tuple[Incumbent, list[int]]:
     return incumbent, told
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_the_first_descents_find_a_schedule_that_lasts_as_long_as_they_say(seed: int) -> None:
     incumbent, told = begun(seed)
     assert told == sorted(set(told), reverse=True)
@@ -45,7 +42,7 @@ def test_the_first_descents_find_a_schedule_that_lasts_as_long_as_they_say(seed:
     assert best <= told[-1]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_an_answer_that_is_no_better_is_not_taken(seed: int) -> None:
     incumbent, told = begun(seed)
     known = incumbent.makespan, incumbent.options, list(told)
@@ -54,7 +51,7 @@ def test_an_answer_that_is_no_better_is_not_taken(seed: int) -> None:
     assert (incumbent.makespan, incumbent.options, told) == known
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_kicks_make_the_answer_shorter_or_leave_it(seed: int) -> None:
     incumbent, told = begun(seed)
     known, options = incumbent.makespan, incumbent.options
@@ -68,7 +65,7 @@ def test_kicks_make_the_answer_shorter_or_leave_it(seed: int) -> None:
     assert is_better or incumbent.options == options
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_polishing_does_not_lengthen_and_leaves_no_more_work(seed: int) -> None:
     incumbent, _ = begun(seed)
     greedy = Greedy(incumbent.problem)

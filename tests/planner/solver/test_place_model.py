@@ -11,15 +11,14 @@ from meshwright.planner.solver.place_model import makespan_model, memory_model, 
 from meshwright.planner.solver.problem import MAX_SUM, Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import random_problem
-
-SEEDS = range(12)
+from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
     return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
     model, x = makespan_model(asked(seed))
     solved = run(model, Limits())
@@ -29,7 +28,7 @@ def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
     assert best is None or solved.solver.value(x.times.makespan) == best
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=12)
 def test_the_least_device_is_what_brute_force_finds(seed: int) -> None:
     model, _, device = memory_model(asked(seed))
     solved = run(model, Limits())

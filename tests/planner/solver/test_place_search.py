@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.place_search import search
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import random_problem
+from tests.seeds import seeds
 
 
 def silence(_makespan: int | None, _bound: int) -> None:
@@ -21,14 +20,14 @@ def asked(seed: int) -> Problem:
     return random_problem(seed, num_ranks=4, num_calls=4, num_options=4)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@seeds(4, all=24)
 def test_the_best_is_found_and_proven(seed: int) -> None:
     result, best = search(asked(seed), Limits(), silence), best_makespan(asked(seed))
     assert result.objective == best
     assert result.status == ("infeasible" if best is None else "optimal")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_a_bound_holds_whatever_the_time(seed: int) -> None:
     best = best_makespan(asked(seed))
     short = search(asked(seed), Limits(max_deterministic_time=1e-9), silence)

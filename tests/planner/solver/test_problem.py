@@ -18,6 +18,7 @@ from meshwright.planner.solver.problem import (
     ends_of,
 )
 from tests.planner.problems import everywhere, random_blocks, random_problem
+from tests.seeds import seeds
 
 ONE, OTHER, BOTH = Place(0, 1, "P"), Place(1, 1, "P"), Place(0, 2, "P")
 
@@ -124,7 +125,7 @@ def test_what_is_streamed_to_starts_early_but_not_before_its_producer(streamed: 
     assert Precedence("a", "b", 2, streamed).earliest(4, 10, early) == starts
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_the_horizon_has_room_for_every_order_of_every_choice(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=2)
     slowest = {call.name: max(call.options, key=lambda o: o.ticks) for call in problem.calls}
@@ -137,7 +138,7 @@ def test_tied_calls_are_those_whose_layout_matters_to_others() -> None:
     assert [two_calls().owners(name) for name in "ab"] == [(), ("a",)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_a_block_starts_at_every_multiple_of_its_size(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=8, num_calls=2, num_options=3)
     for call, spread in zip(problem.calls, everywhere(problem).calls, strict=True):

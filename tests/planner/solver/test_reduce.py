@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import Greedy, Near, Picks
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.reduce import reduced
 from tests.planner.problems import only, random_problem
-
-SEEDS = range(16)
+from tests.seeds import seeds
 
 
 def asked(seed: int) -> Problem:
     return random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_the_best_answer_stays_when_its_makespan_is_asked_and_none_when_less_is(seed: int) -> None:
     problem, best = asked(seed), best_makespan(asked(seed))
     if best is None:
@@ -30,7 +27,7 @@ def test_the_best_answer_stays_when_its_makespan_is_asked_and_none_when_less_is(
     assert none.is_empty or (best_makespan(none.problem) or best) >= best
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_what_is_suggested_is_a_choice_and_the_first_comes_with_what_is_near_it(seed: int) -> None:
     problem = asked(seed)
     told: list[tuple[Picks, Near | None]] = []

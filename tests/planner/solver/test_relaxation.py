@@ -10,9 +10,7 @@ from meshwright.planner.solver.place_model import makespan_model
 from meshwright.planner.solver.problem import CallOptions, Problem
 from meshwright.planner.solver.relaxation import Relaxation
 from tests.planner.problems import without_swaps
-
-SEEDS = range(16)
-"""Of which the seventh is one that GLOP gives up at first."""
+from tests.seeds import seeds
 
 
 def with_option(problem: Problem, call: int, index: int) -> Problem:
@@ -21,7 +19,7 @@ def with_option(problem: Problem, call: int, index: int) -> Problem:
     return problem.with_calls(tuple(calls))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=16)
 def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -> None:
     problem = without_swaps(seed)
     model, x = makespan_model(problem)

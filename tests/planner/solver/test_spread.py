@@ -11,13 +11,14 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
 from meshwright.planner.solver.spread import Kept, Spread
 from tests.planner.problems import everywhere, only, random_blocks
+from tests.seeds import seeds
 
 
 def every(problem: Problem) -> Kept:
     return {call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls}
 
 
-@pytest.mark.parametrize("seed", range(30))
+@seeds(4, all=30)
 def test_no_answer_ends_before_the_bound_of_any_of_its_options(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
     bounds = Spread(problem).bounds(every(problem))
@@ -29,7 +30,7 @@ def test_no_answer_ends_before_the_bound_of_any_of_its_options(seed: int) -> Non
             assert all(bounds.each[c.name][i] <= best for c, i in zip(problem.calls, picks, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(3, all=10)
 def test_options_that_were_left_out_come_back(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
     again, once = Spread(problem), Spread(problem).bounds(every(problem))

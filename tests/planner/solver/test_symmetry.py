@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
 from meshwright.planner.solver.symmetry import swaps
 from tests.planner.problems import everywhere, random_blocks
+from tests.seeds import seeds
 
 
 def problem(*firsts: int, size: int = 1, num_ranks: int = 4) -> Problem:
@@ -38,7 +37,7 @@ def test_ranks_that_fill_no_aligned_block_are_not_swapped() -> None:
     assert found(problem(0, 1, 2, num_ranks=3)) == {(0, 1)}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_a_swap_maps_the_options_of_every_call_to_themselves(seed: int) -> None:
     spread = everywhere(random_blocks(seed, num_ranks=8, num_calls=3, num_options=4))
     assert len(swaps(spread)) == 4 + 2 + 1

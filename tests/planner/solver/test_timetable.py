@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from meshwright.planner.solver.crossing import Crossing
 from meshwright.planner.solver.problem import CallRun, Option, Problem
 from meshwright.planner.solver.timetable import Timetable
 from tests.planner.problems import every_choice, random_problem
-
-SEEDS = range(24)
+from tests.seeds import seeds
 
 
 def one_by_one(problem: Problem, picked: dict[str, Option]) -> dict[str, int]:
@@ -40,7 +38,7 @@ def one_by_one(problem: Problem, picked: dict[str, Option]) -> dict[str, int]:
     return ends
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@seeds(4, all=24)
 def test_schedules_are_those_of_the_choices_one_by_one(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
     names = [call.name for call in problem.calls]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from ortools.sat.python import cp_model
 
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from meshwright.planner.solver.variables import add_task_variables, add_variables, places
 from tests.planner.problems import random_problem
+from tests.seeds import seeds
 
 
 def domain(variable: cp_model.IntVar) -> tuple[int, int]:
@@ -15,7 +15,7 @@ def domain(variable: cp_model.IntVar) -> tuple[int, int]:
     return low, high
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_options_places_and_atoms_have_a_variable_each(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=3)
     x = add_variables(cp_model.CpModel(), problem)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, ends_of
 from meshwright.planner.solver.windows import TaskWindow, followers, windows
 from tests.planner.problems import random_problem
+from tests.seeds import seeds
 
 
 def diamond(*, streamed: bool = False) -> Problem:
@@ -46,7 +45,7 @@ def test_what_is_streamed_to_does_not_wait_for_the_end_of_its_producer() -> None
     assert followers(diamond())[None] == set("abcd")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_every_schedule_has_the_work_of_a_window_inside_it(seed: int) -> None:
     draw = random.Random(seed)
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=2)

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from meshwright.profiles.model_parts.stage_split import split_by_cost
+from tests.seeds import seeds
 
 
 def costs_of(counts: Sequence[int], layer_costs: Sequence[int], head_cost: int) -> list[int]:
@@ -22,7 +23,7 @@ def every_split(num_layers: int, num_stages: int) -> Iterator[tuple[int, ...]]:
         yield tuple(end - start for start, end in pairwise((0, *cuts, num_layers)))
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(12, all=300)
 def test_no_split_has_a_cheaper_costliest_stage(seed: int) -> None:
     """Of models whose first layers cost otherwise than the rest, with heads from none to more than all layers."""
     draw = random.Random(seed)

@@ -26,7 +26,7 @@ def test_the_seed_decides_the_lengths() -> None:
     assert one.durations == "sampled"
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsal_is_compared_with_the_simulation_of_the_same_steps(small_plan: api.Plan) -> None:
     found = api.rehearse(small_plan, steps=2, speed=1.0, ranks_per_process=2)
     assert found.simulated == api.simulate(small_plan, steps=2, sampled=False).steps

@@ -20,7 +20,7 @@ def edited_plan(plan: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsal_says_so_and_shows_the_simulated_clock_beside(call: Call, plan: Path, tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
     outcome = call("rehearse", plan, "--steps", "1", "--speed", "0.5", "--trace", timeline)

@@ -160,7 +160,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused(call: Call, plan: Path, setting:
     assert not plan.with_name("plot.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsal_leaves_a_run_that_the_report_shows(call: Call, plan: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "practice", tmp_path / "report.html"
     arguments = ("rehearse", plan, "--steps", 2, "--speed", 1, "--ranks-per-process", 2, "--out", out)

@@ -52,7 +52,7 @@ def rehearsed(request: pytest.FixtureRequest) -> Rehearsal:
     return rehearse(plan, Planned(plan), steps=STEPS, speed=2 / plan.period_seconds, ranks_per_process=request.param)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsed_step_takes_about_as_long_as_a_simulated_one(rehearsed: Rehearsal) -> None:
     assert rehearsed.simulated.mean == pytest.approx(pooled().period_seconds)
     assert -0.001 < rehearsed.error < 0.25  # two seconds a step, on a machine that does other things besides
@@ -95,7 +95,7 @@ def streamed() -> Plan:
     return plan_by_hand(small_facts(memory_bytes=2**50), where)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_what_streams_is_rehearsed_in_the_simulated_time() -> None:
     plan = streamed()
     assert len(lower(plan).streams) == 2
@@ -129,7 +129,7 @@ def follow_random_plans(seeds: range) -> int:
     return followed
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_no_random_legal_plan_comes_to_a_standstill() -> None:
     seeds = range(200)
     followed = sum(run_on_ranks(2, follow_random_plans, seeds))

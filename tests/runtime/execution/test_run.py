@@ -21,6 +21,7 @@ from tests.runtime.execution.test_train import read_lines, run_steps
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 STEPS, STOPPED_AFTER = 6, 3
 
@@ -55,13 +56,14 @@ def resumed(asked: RunRequest) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     ("num_ranks", "ahead", "staleness", "generation"),
     [
         (1, patterns(PPO_GRAPH, 0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
         (2, patterns(PPO_GRAPH, 2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
     ],
     ids=["two batches in flight", "two ahead, overcommit, two pools"],
+    few=1,
 )
 def test_a_run_that_was_stopped_loses_nothing_that_was_under_way(
     tmp_path: Path, num_ranks: int, ahead: StepsAhead, staleness: int, generation: dict[str, int]

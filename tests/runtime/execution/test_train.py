@@ -89,6 +89,7 @@ def four_ranks(directory: Path) -> tuple[list[Held], list[dict[str, Any]]]:
     return run_steps(request(write_job(directory, num_ranks=4), directory / "four", *FOUR_RANKS, steps=STEPS))
 
 
+@pytest.mark.check_all
 def test_four_ranks_in_six_layouts_hold_the_experience_of_one_rank(
     one_rank: tuple[list[Held], Any], four_ranks: tuple[list[Held], Any]
 ) -> None:
@@ -99,6 +100,7 @@ def test_four_ranks_in_six_layouts_hold_the_experience_of_one_rank(
                 torch.testing.assert_close(four[field][row], one[field][row], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.check_all
 def test_four_ranks_in_six_layouts_have_the_losses_of_one_rank(
     one_rank: tuple[Any, list[dict[str, Any]]], four_ranks: tuple[Any, list[dict[str, Any]]]
 ) -> None:
@@ -108,6 +110,7 @@ def test_four_ranks_in_six_layouts_have_the_losses_of_one_rank(
             assert four[name] == pytest.approx(one[name], abs=TOLERANCE), name
 
 
+@pytest.mark.check_all
 def test_the_weights_move_so_that_agreement_means_something(one_rank: tuple[list[Held], Any]) -> None:
     first, last = one_rank[0][0], one_rank[0][-1]
     apart = [(last["proximal_logprobs"][r] - last["ref_logprobs"][r]).abs().max() for r in range(16)]
@@ -116,6 +119,7 @@ def test_the_weights_move_so_that_agreement_means_something(one_rank: tuple[list
     assert max(apart) > 100 * TOLERANCE
 
 
+@pytest.mark.check_all
 def test_the_first_update_starts_from_the_policy_that_sampled(
     one_rank: tuple[list[Held], list[dict[str, Any]]],
 ) -> None:

@@ -24,6 +24,7 @@ from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
 from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def by_modules(directory: Path, is_quantised: bool = False) -> Tensor:
     return torch.stack([whole[ends + number, torch.arange(NUM_ROWS)] for number in range(1 + STEPS)])
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
+@cases("family", [*FAMILIES, "biased Llama"], few=2)
 def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family: str) -> None:
     biased = family == "biased Llama"
     directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))
@@ -119,8 +120,8 @@ def test_prefill_and_decode_steps_agree_with_whole_passes(tmp_path: Path, family
         torch.testing.assert_close(torch.cat(shards, dim=-1), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("decode", ["torch", "paged"])
-@pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
+@cases("decode", ["torch", "paged"], few=1)
+@cases("family", [*FAMILIES, "biased Llama"], few=1)
 def test_steps_that_read_by_tables_agree_with_whole_passes(tmp_path: Path, family: str, decode: str) -> None:
     biased = family == "biased Llama"
     directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))

@@ -21,6 +21,7 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +104,10 @@ def test_responses_end_by_the_end_token_or_by_length(alone: tuple[Response, ...]
     assert len({len(response.tokens) for response in alone}) > 1  # else slots would never be refilled one by one
 
 
-@pytest.mark.parametrize(
-    ("layout", "num_slots"), [("tp1", 3), ("tp1", 9), ("tp2", 4), ("pp2", 3), ("pp2", 1), ("pp4", 9), ("tp2,pp2", 5)]
+@cases(
+    ("layout", "num_slots"),
+    [("tp1", 3), ("tp1", 9), ("tp2", 4), ("pp2", 3), ("pp2", 1), ("pp4", 9), ("tp2,pp2", 5)],
+    few=2,
 )
 def test_layouts_and_slots_do_not_change_what_is_drawn(
     directory: Path, alone: tuple[Response, ...], layout: str, num_slots: int
@@ -115,7 +118,7 @@ def test_layouts_and_slots_do_not_change_what_is_drawn(
         assert [response.tokens for response in responses] == [response.tokens for response in alone]
 
 
-@pytest.mark.parametrize("layout", ["tp1", "pp2", "tp2,pp2"])
+@cases("layout", ["tp1", "pp2", "tp2,pp2"], few=1)
 def test_the_sampler_and_the_trainer_agree_on_every_log_probability(directory: Path, layout: str) -> None:
     answers = [answer for answer in run_on_ranks(4, generate, directory, layout, 4) if answer and answer[1]]
     assert len(answers) == Layout.parse(layout).tp
@@ -140,8 +143,8 @@ def take_turns(directory: Path, layout: str, num_slots: int, how: str) -> list[t
     return [generator.turn(step, version=n, delivery=FirstEnded(3, 1)) for n, step in enumerate(admitted)]
 
 
-@pytest.mark.parametrize("how", ["a turn for each batch", "two batches in flight", "overcommit"])
-@pytest.mark.parametrize(("layout", "num_slots"), [("tp1", 4), ("tp2", 9), ("pp2", 4), ("tp2,pp2", 5)])
+@cases("how", ["a turn for each batch", "two batches in flight", "overcommit"], few=2)
+@cases(("layout", "num_slots"), [("tp1", 4), ("tp2", 9), ("pp2", 4), ("tp2,pp2", 5)], few=2)
 def test_turns_do_not_change_what_is_drawn(
     directory: Path, alone: tuple[Response, ...], layout: str, num_slots: int, how: str
 ) -> None:
@@ -198,7 +201,7 @@ def gaps_after_a_change_of_weights(directory: Path, layout: str, recomputes: boo
     return gaps if mesh.is_last_stage else None
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
+@cases("layout", ["tp1", "tp2", "pp2"], few=1)
 def test_a_recomputed_cache_is_that_of_the_new_weights_and_a_kept_one_is_not(directory: Path, layout: str) -> None:
     for recomputes in (True, False):
         found = [
@@ -209,7 +212,7 @@ def test_a_recomputed_cache_is_that_of_the_new_weights_and_a_kept_one_is_not(dir
             assert (max(gaps) < 1e-5) if recomputes else (max(gaps) > 1e-2)
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2,pp2"])
+@cases("layout", ["tp1", "tp2,pp2"], few=1)
 def test_sequences_in_flight_go_on_under_the_new_weights(
     directory: Path, alone: tuple[Response, ...], layout: str
 ) -> None:
@@ -234,7 +237,7 @@ def together_and_in_turns(directory: Path, layout: str) -> tuple[list[Response],
     return generated, [response for turn in turns for response in turn]
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
+@cases("layout", ["tp1", "tp2", "pp2"], few=1)
 def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(directory: Path, layout: str) -> None:
     for answer in run_on_ranks(4, together_and_in_turns, directory, layout):
         if answer is not None:

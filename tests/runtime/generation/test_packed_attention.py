@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from torch import Tensor
 
 from meshwright.runtime.generation.packed_attention import PackedAttention, packed_reads
 from tests.runtime.model.filled_caches import KV_HEADS, MAX_TOKENS, NUM_ROWS, SIZE, filled
+from tests.seeds import seeds
 
 PER_GROUP = 3
 
@@ -25,7 +25,7 @@ def by_row(turned: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("htgk,hkd->thgd", weights, values).flatten(1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_each_packed_row_sees_its_own_tokens_and_those_before(seed: int) -> None:
     cache, cached = filled(2 * seed)  # of an even seed no two rows share blocks
     draw = random.Random(seed)

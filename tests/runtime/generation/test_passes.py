@@ -24,6 +24,7 @@ from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, tokens, write_chec
 from tests.runtime.model.test_adapted import ADAPTER
 from tests.runtime.model.test_quantised import refitted
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +116,7 @@ def both_ways(directory: Path, layout: str, kind: str) -> tuple[Said, Said] | No
     return [*straight[0], *straight[1]], [*through[0], *through[1]]
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, "biased", "adapted", "with experts"])
+@cases("kind", [*FAMILIES, "biased", "adapted", "with experts"], few=2)
 def test_both_ways_say_and_cache_the_same(tmp_path: Path, kind: str) -> None:
     if kind == "with experts":
         directory = write_checkpoint(tmp_path / "model", "Mixtral", **EXPERTS)

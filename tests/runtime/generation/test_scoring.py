@@ -22,6 +22,7 @@ from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def in_chunks(directory: Path, layout: str, chunk_tokens: int) -> list[tuple[Ten
     return [(answers[row], expected) for row, expected in enumerate(whole)]
 
 
-@pytest.mark.parametrize("head", ["ForCausalLM", "ForSequenceClassification"])
+@cases("head", ["ForCausalLM", "ForSequenceClassification"], few=1)
 def test_chunks_of_any_size_are_scored_as_whole_sequences(tmp_path: Path, head: str) -> None:
     directory = write_checkpoint(tmp_path / "model", head=head)
     for layout in LAYOUTS:
@@ -117,7 +118,7 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
     return [(response, scored[response.row]) for response in responses]
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "pp2"])
+@cases("layout", ["tp1", "tp2", "pp2"], few=1)
 def test_a_stream_is_scored_while_it_is_generated(tmp_path: Path, layout: str) -> None:
     directory = write_checkpoint(tmp_path / "model")
     answers = [answer for answer in run_on_ranks(4, while_generating, directory, layout) if answer]

@@ -22,6 +22,7 @@ from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 GROUP, NUM_PROMPTS, VOCAB_SIZE, EOS = 4, 5, 24, 7
 PROMPTS = tuple(
@@ -126,8 +127,10 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "num_slots"), [("tp1", 20), ("tp1", 8), ("tp1", 3), ("tp2", 6), ("pp2", 7), ("pp4", 20), ("tp2,pp2", 5)]
+@cases(
+    ("layout", "num_slots"),
+    [("tp1", 20), ("tp1", 8), ("tp1", 3), ("tp2", 6), ("pp2", 7), ("pp4", 20), ("tp2,pp2", 5)],
+    few=2,
 )
 def test_sharing_changes_nothing_of_what_is_drawn(
     tmp_path_factory: pytest.TempPathFactory, layout: str, num_slots: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from meshwright.profiles.packing import BLOCK_TOKENS
@@ -14,9 +13,10 @@ from meshwright.runtime.model.block_attention import BlockAttention
 from meshwright.runtime.model.block_reads import RowReads, block_reads
 from meshwright.runtime.model.padded_attention import PaddedReads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_rows_are_answered_as_block_by_block(seed: int) -> None:
     cache, lengths = filled(seed)
     rows = np.array(random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4]))

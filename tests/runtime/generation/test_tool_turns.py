@@ -25,6 +25,7 @@ from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.environment.samples import MODULE
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -133,8 +134,8 @@ def test_a_rollout_goes_on_behind_what_its_tool_told_and_ends_within_its_limits(
     assert {response.finish for response in alone} == {Finish.EOS, Finish.LENGTH}
 
 
-@pytest.mark.parametrize("keeps_cache", [True, False])
-@pytest.mark.parametrize(
+@cases("keeps_cache", [True, False], few=2)
+@cases(
     "case",
     [
         Case("tp1", 4),
@@ -144,6 +145,7 @@ def test_a_rollout_goes_on_behind_what_its_tool_told_and_ends_within_its_limits(
         Case("pp2", 5),
         Case("tp2,pp2", 8, blocks=9, group_size=4),
     ],
+    few=2,
 )
 def test_neither_layouts_nor_slots_nor_leaving_them_change_what_is_drawn(
     directory: Path, alone: tuple[Response, ...], case: Case, keeps_cache: bool

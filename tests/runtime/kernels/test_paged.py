@@ -16,6 +16,7 @@ from meshwright.runtime.model.attention import rotate
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.kernels.where import DEVICE
 from tests.runtime.model.filled_caches import KV_HEADS, MAX_TOKENS, NUM_ROWS, SIZE, filled
+from tests.seeds import seeds
 
 QUERIES = 3
 
@@ -36,7 +37,7 @@ def turned(heads: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor) -> T
 
 
 @pytest.mark.parametrize("part", [1024, 2 * BLOCK_TOKENS])
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged, "_LEAST_PART", part)
     monkeypatch.setattr(paged, "_MOST_PART", part)

@@ -25,6 +25,7 @@ from meshwright.runtime.records.stopped import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 PATIENCE = 600.0
 AHEAD = {"overcommit": 8, "generation_slots": 16}
@@ -53,7 +54,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@cases("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name, few=1)
 def test_a_rank_is_asked_by_any_signal_and_ended_by_a_second_one_that_ends(first: signal.Signals) -> None:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=one_thread) as rank:
@@ -91,10 +92,11 @@ def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     "is_ahead",
     [False, True],
     ids=["synchronous, a rank is told by SIGTERM", "two ahead, the launcher is told by SIGUSR1"],
+    few=1,
 )
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))

@@ -19,6 +19,7 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from tests.runtime.small_job import request, write_job
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +80,7 @@ def test_a_killed_rank_is_named_with_its_signal(preload: str | None) -> None:
         launch(fail_on_rank_one, "killed", num_ranks=2, preparation=ON_CPU, preload=preload)
 
 
-@pytest.mark.parametrize(("kind", "end"), [("surprise", "failed: ValueError: a surprise"), ("killed", "ended with")])
+@cases(("kind", "end"), [("surprise", "failed: ValueError: a surprise"), ("killed", "ended with")], few=1)
 def test_the_rank_that_was_lost_is_named_and_not_the_one_that_lost_it(kind: str, end: str) -> None:
     with pytest.raises(RunFailed, match=f"rank 1 {end}"):
         launch(lose_rank_one, kind, num_ranks=2, preparation=ON_CPU, preload=READY)
@@ -94,7 +95,7 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
             launch(rank_times_ten, num_ranks=1, preparation=ON_CPU, rendezvous=Rendezvous(port=port))
 
 
-@pytest.mark.parametrize("torchrun", [False, True], ids=["launched", "joined under torchrun"])
+@cases("torchrun", [False, True], ids=["launched", "joined under torchrun"], few=1)
 def test_ranks_end_with_the_process_that_started_them_whatever_ends_that(tmp_path: Path, torchrun: bool) -> None:
     job = write_job(tmp_path, num_ranks=2)
     write_plan(tmp_path / "plan.json", request(job, tmp_path / "run", "actor_train.layout=dp2").plan)

@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from safetensors.torch import load_file
-from torch import Tensor
 
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Recompute, Schedule
 from meshwright.runtime.execution.request import RunRequest
-from tests.reference import low_rank
 from tests.reference.low_rank import AdaptedReference
-from tests.runtime.adapting import started
+from tests.runtime.adapting import compare_adapter, started
 from tests.runtime.compared import judged, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import observe_all, request_of, requests_of
+from tests.runtime.refereed import Runs, request_of, requests_of
 from tests.runtime.small_job import write_job
 
 STEPS, BATCH, GROUP, MAX_RESPONSE = 4, 16, 4, 12
@@ -105,10 +102,10 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    return observe_all(requests)
+    return Runs(requests)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_draws_and_learns_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
@@ -121,13 +118,7 @@ def test_a_run_draws_and_learns_what_the_reference_does(
         asked.directory / "policy", asked.directory / "scores", settings_of(asked), starts, adapter.scale
     )
     found = judged(run, judge, num_steps=STEPS, batch_size=BATCH, group_size=GROUP)
-    grown = _grown(run, asked.directory / "policy")
-    expected = low_rank.changes(judge.actor)
-    for weight, change in grown.items():
-        if weight in expected:
-            found.add(f"change of {weight}", change, expected[weight])
-        else:
-            assert not change.any(), weight
+    compare_adapter(found, run, asked.directory / "policy", judge.actor)
     assert found.beyond(TOLERANCE) == {}
 
 
@@ -137,9 +128,3 @@ def test_the_reference_has_a_copy_of_its_own_only_where_no_copy_of_the_actor_is(
 ) -> None:
     plan = requests[name].plan
     assert (plan.copy_of("ref_logprob") != "ref_logprob") == CASES[name].shares
-
-
-def _grown(run: Observed, base: Path) -> dict[str, Tensor]:
-    """What training added to each weight, in float64."""
-    before = {key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()}
-    return {key: value.double() - before[key].double() for key, value in run.weights("actor").items()}

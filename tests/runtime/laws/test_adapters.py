@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from tests.runtime.execution.test_train import read_lines
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -51,22 +55,28 @@ def asked(directory: Path, name: str, out: str, *, steps: int = STEPS, resume: b
     return request(job, directory / out, *pins, steps=steps, resume=resume)
 
 
+Lines: TypeAlias = Callable[[str], list[dict[str, float]]]
+
+
 @pytest.fixture(scope="module")
-def lines(directory: Path) -> dict[str, list[dict[str, float]]]:
-    """The metrics of a run under each plan."""
-    found = {}
-    for name in PLANS:
+def lines(directory: Path) -> Lines:
+    """The metrics of a run under the plan of a name, which runs when it is first asked for."""
+
+    @functools.cache
+    def of(name: str) -> list[dict[str, float]]:
         run = asked(directory, name, name)
         run_plan(run)
-        found[name] = read_lines(run.out / "metrics.jsonl")
-    return found
+        return read_lines(run.out / "metrics.jsonl")
+
+    return of
 
 
-def test_every_plan_learns_the_same(lines: dict[str, list[dict[str, float]]]) -> None:
-    first = lines["one rank"]
+@pytest.mark.check_all
+def test_every_plan_learns_the_same(lines: Lines) -> None:
+    first = lines("one rank")
     assert first[-1]["kl_to_ref"] != 0
-    for name, found in lines.items():
-        for line, known in zip(found, first, strict=True):
+    for name in PLANS:
+        for line, known in zip(lines(name), first, strict=True):
             for metric in known.keys() - OF_TIME:
                 assert line[metric] == pytest.approx(known[metric], abs=TOLERANCE), (name, metric)
 
@@ -77,14 +87,12 @@ def test_the_reference_has_a_copy_of_its_own_where_it_is_cut_otherwise_alone(dir
         assert (plan.copy_of("ref_logprob") == "ref_logprob") == (name == "reference apart"), name
 
 
-@pytest.mark.parametrize("name", ["one rank", "tp2, refit to pp2"])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
-    directory: Path, lines: dict[str, list[dict[str, float]]], name: str
-) -> None:
+@cases("name", ["one rank", "tp2, refit to pp2"], few=1)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(directory: Path, lines: Lines, name: str) -> None:
     run_plan(asked(directory, name, f"{name} cut", steps=2))
     run = asked(directory, name, f"{name} cut", resume=True)
     run_plan(run)
-    for line, known in zip(read_lines(run.out / "metrics.jsonl"), lines[name], strict=True):
+    for line, known in zip(read_lines(run.out / "metrics.jsonl"), lines(name), strict=True):
         assert {key: line[key] for key in line.keys() - OF_TIME} == {key: known[key] for key in known.keys() - OF_TIME}
     written = [
         _weights(export_models(directory / out, directory / f"{out} written")[0]) for out in (name, run.out.name)
@@ -92,19 +100,18 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(
     assert all(torch.equal(written[0][key], written[1][key]) for key in written[0])
 
 
-def test_another_layout_takes_an_adapter_up(directory: Path, lines: dict[str, list[dict[str, float]]]) -> None:
+@pytest.mark.check_all
+def test_another_layout_takes_an_adapter_up(directory: Path, lines: Lines) -> None:
     run_plan(asked(directory, "one rank", "moved", steps=2))
     run = asked(directory, "tp2, pp2", "moved", resume=True)
     run_plan(run)
-    for line, known in zip(read_lines(run.out / "metrics.jsonl"), lines["one rank"], strict=True):
+    for line, known in zip(read_lines(run.out / "metrics.jsonl"), lines("one rank"), strict=True):
         for metric in known.keys() - OF_TIME:
             assert line[metric] == pytest.approx(known[metric], abs=TOLERANCE), metric
 
 
-def test_a_checkpoint_holds_the_adapter_and_no_weights_beside_it(
-    directory: Path, lines: dict[str, list[dict[str, float]]]
-) -> None:
-    assert lines["one rank"]
+def test_a_checkpoint_holds_the_adapter_and_no_weights_beside_it(directory: Path, lines: Lines) -> None:
+    assert lines("one rank")
     for checkpoint in (directory / "one rank" / "checkpoints").glob("step-*"):
         held = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
         of_actor = [key for key in held if key.startswith("actor_train.decoder")]
@@ -157,11 +164,13 @@ DENSE = [
 MIXED = [How("dp2,ep2", 1), How("tp2,dp2,ep2,sp", 1), How("pp2,dp2,ep2", 1, "full")]
 
 
+@pytest.mark.check_all
 def test_an_adapter_is_trained_alike_with_sequences_and_pipelines_cut(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", "Qwen2", num_hidden_layers=4)
     assert_updates_are_those_of_one_rank(directory, DENSE, tmp_path, adapter=ALL)
 
 
+@pytest.mark.check_all
 def test_attention_beside_experts_is_trained_alike_wherever_they_are(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", "Mixtral", num_local_experts=4, num_experts_per_tok=2)
     assert_updates_are_those_of_one_rank(directory, MIXED, tmp_path, adapter=ATTENTION_ALONE)

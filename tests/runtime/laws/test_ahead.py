@@ -17,6 +17,7 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.execution.test_train import FIELDS, TOLERANCE, Held, run_steps
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -80,10 +81,11 @@ def assert_same(one: Ran, other: Ran) -> None:
             assert also_line[name] == pytest.approx(line[name], abs=TOLERANCE), name
 
 
-@pytest.mark.parametrize(
+@cases(
     ("steps_ahead", "generation", "staleness"),
     [(1, {}, 1), (2, {}, 2), (0, {"batches_in_flight": 2}, 1), (1, {"batches_in_flight": 2, "generation_slots": 8}, 2)],
     ids=["one ahead", "two ahead", "two batches in flight", "one ahead, two batches in flight"],
+    few=1,
 )
 def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
     directory: Path, tmp_path: Path, steps_ahead: int, generation: dict[str, int], staleness: int
@@ -104,6 +106,7 @@ def test_an_overcommitted_run_learns_from_every_sequence_once(directory: Path) -
     assert drawn_lines(held) == drawn_lines(alone)
 
 
+@pytest.mark.check_all
 def test_a_cache_that_is_recomputed_is_of_the_version_that_its_tokens_are_stamped_with(directory: Path) -> None:
     gaps = {}
     for how in ("keep", "recompute"):

@@ -19,9 +19,10 @@ from tests.runtime.compared import are_groups, compare_experience, compare_updat
 from tests.runtime.laws.test_reference import PPO, compare_experience_of_ppo, compare_updates_of_ppo, settings_of_ppo
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import Distances, observe_all, requests_of
+from tests.runtime.refereed import Distances, Runs, requests_of
 from tests.runtime.rewarded import lines
 from tests.runtime.sampled import Case, is_short, paths, prompts_of, request, trained_on, write_two_scores
+from tests.seeds import cases
 
 STEPS = 4
 TOLERANCE = 1e-4
@@ -84,7 +85,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    return observe_all(requests)
+    return Runs(requests)
 
 
 def chosen_of(asked: RunRequest, settings: Any) -> BestOf:
@@ -112,7 +113,7 @@ def scored_by(model: Any) -> Callable[[Row], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES, few=2)
 def test_a_run_keeps_and_learns_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_run_keeps_and_learns_what_the_reference_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_PPO)
+@cases("name", OF_PPO, few=1)
 def test_ppo_learns_of_the_best_samples_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
@@ -153,7 +154,7 @@ def test_ppo_learns_of_the_best_samples_what_the_reference_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_HOSTS)
+@cases("name", OF_HOSTS, few=1)
 def test_scores_of_hosts_keep_the_samples_that_the_reference_keeps(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:

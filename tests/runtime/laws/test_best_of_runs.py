@@ -33,7 +33,7 @@ def test_a_run_that_is_resumed_keeps_and_learns_as_if_it_had_not_been_stopped(as
     assert any(line["tied_prompts"] for line in whole)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_that_is_resumed_under_another_plan_keeps_the_same_samples(asked: RunRequest) -> None:
     pins = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
     other = rewarded(asked.directory / "edited.yaml", asked.out, *pins, steps=3, resume=True)
@@ -48,7 +48,7 @@ def test_a_run_that_is_resumed_under_another_plan_keeps_the_same_samples(asked: 
     assert found["actor_grad_norm"] == pytest.approx(one["actor_grad_norm"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_corrects_a_table_and_lengths_and_goes_on_with_as_many_samples_alone(tmp_path: Path, call: Call) -> None:
     job, plan, out = write_best(tmp_path), tmp_path / "plan.json", tmp_path / "run"
     planned = call("plan", job, "-o", plan)

@@ -50,7 +50,7 @@ def test_a_checkpoint_that_was_cut_or_is_foreign_is_refused_in_one_sentence(tmp_
     assert f"checkpoint {checkpoint} cannot be read" in said(error)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_used(tmp_path: Path) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "whole", "actor_train.layout=dp2", steps=3)
     run_plan(asked)
@@ -76,7 +76,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_used(tmp_path:
         }
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_that_cannot_write_any_more_says_so_in_one_sentence(tmp_path: Path) -> None:
     """A process that may write files of so many bytes fares as on a disk that is full."""
     asked = request(write_job(tmp_path, num_ranks=1), tmp_path / "out", steps=1)

@@ -27,6 +27,7 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import _check as check_refit
 from tests.runtime.updates import HEADS, How, assert_updates_are_those_of_one_rank, blocks, language_loss
+from tests.seeds import cases
 
 
 def _gathers_of_an_update(directory: Path, recompute: Recompute) -> int:
@@ -47,7 +48,7 @@ def _gathers_of_an_update(directory: Path, recompute: Recompute) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)])
+@cases(("recompute", "times"), [("none", 2), ("selective", 3), ("full", 3)], few=1)
 def test_every_layer_gathers_keys_and_values_as_often_as_it_is_costed(
     tmp_path: Path, recompute: Recompute, times: int
 ) -> None:
@@ -56,7 +57,7 @@ def test_every_layer_gathers_keys_and_values_as_often_as_it_is_costed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["cp2", "cp4", "tp2,cp2", "tp2,cp2,sp", "pp2,cp2"])
+@cases("layout", ["cp2", "cp4", "tp2,cp2", "tp2,cp2,sp", "pp2,cp2"], few=1)
 def test_log_probabilities_of_cut_sequences_are_those_of_whole_ones(tmp_path: Path, layout: str) -> None:
     directory = write_checkpoint(tmp_path / "model")
     _check_answers(directory, layout, expected_logprobs(directory, tokens()))
@@ -86,7 +87,7 @@ HOWS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scalar", [False, True])
+@cases("scalar", [False, True], few=1)
 def test_an_update_from_cut_sequences_is_that_from_whole_ones(tmp_path: Path, scalar: bool) -> None:
     """As `test_bodies` has it for other ways to compute an update. Tied embeddings, of an actor and of a critic."""
     directory = write_checkpoint(tmp_path / "model", "Qwen2", head=HEADS[scalar])
@@ -94,8 +95,10 @@ def test_an_update_from_cut_sequences_is_that_from_whole_ones(tmp_path: Path, sc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "target"), [(("tp2,cp2,sp", 0), ("pp2,dp2", 0)), (("cp2", 0), ("tp2", 1)), (("dp2", 0), ("pp2,cp2", 0))]
+@cases(
+    ("source", "target"),
+    [(("tp2,cp2,sp", 0), ("pp2,dp2", 0)), (("cp2", 0), ("tp2", 1)), (("dp2", 0), ("pp2,cp2", 0))],
+    few=1,
 )
 def test_weights_are_moved_from_and_to_ranks_that_cut_sequences(
     tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
@@ -103,7 +106,7 @@ def test_weights_are_moved_from_and_to_ranks_that_cut_sequences(
     check_refit(write_checkpoint(tmp_path / "model"), source, target)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_saved_trainer_that_cuts_sequences_goes_on_in_another_layout_that_does(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "actor")
     first, then, whole = ({"actor": (layout, 0)} for layout in ("tp2,cp2", "dp2,cp2", "dp2"))
@@ -113,7 +116,7 @@ def test_a_saved_trainer_that_cuts_sequences_goes_on_in_another_layout_that_does
     assert start["actor"] + rest["actor"] == pytest.approx(known["actor"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_plan_with_cut_sequences_is_rehearsed_to_its_end() -> None:
     facts = small_facts(ranks_per_node=2, memory_bytes=2**50, batch_size=2, response=2 * MIN_CONTEXT_TOKENS - 64)
     plans = (random_plan(seed, facts) for seed in range(100))

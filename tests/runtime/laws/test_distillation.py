@@ -18,6 +18,7 @@ from meshwright.runtime.records.record import RunSummary
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.rewarded import lines, stopped_and_resumed
 from tests.runtime.small_job import VOCAB_SIZE, request, write_job
+from tests.seeds import cases
 
 APART = ("actor_generate.pool=0:1", "teacher_logprob.pool=1:1", "actor_train.pool=0:2")
 
@@ -43,7 +44,7 @@ def ran(asked: RunRequest) -> RunSummary:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("teachers", [1, 2])
+@cases("teachers", [1, 2], few=1)
 def test_the_divergence_to_the_teachers_falls(teachers: int, tmp_path: Path) -> None:
     found = ran(request(write_distilled(tmp_path, teachers=teachers), tmp_path / "run", steps=12))
     rise, error = found.improvement() or (0.0, 1.0)
@@ -54,7 +55,7 @@ def test_the_divergence_to_the_teachers_falls(teachers: int, tmp_path: Path) -> 
     assert not [name for name in told[0] if "score" in name or "ref" in name or "critic" in name]
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_where_the_teacher_runs_changes_nothing(tmp_path: Path) -> None:
     path = write_distilled(tmp_path)
     together, apart = (
@@ -68,7 +69,7 @@ def test_where_the_teacher_runs_changes_nothing(tmp_path: Path) -> None:
         assert one.scores == pytest.approx(other.scores, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     path = write_distilled(tmp_path, staleness=1)
     whole, resumed = stopped_and_resumed(request(path, tmp_path / "whole", "actor_generate.pool=0:1", steps=4))
@@ -77,7 +78,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) ->
             assert one[name] == other[name], name
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_student_may_be_an_adapter(tmp_path: Path) -> None:
     path = write_distilled(tmp_path)
     job = yaml.safe_load(path.read_text())
@@ -88,7 +89,7 @@ def test_a_student_may_be_an_adapter(tmp_path: Path) -> None:
     assert rise > 3 * error
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsal_takes_the_time_of_the_plan(tmp_path: Path) -> None:
     plan = request(write_distilled(tmp_path), tmp_path / "run").plan
     assert isinstance(plan, Plan)

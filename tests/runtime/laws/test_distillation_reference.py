@@ -18,7 +18,7 @@ from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.compared import judged, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import observe_all, request_of, requests_of
+from tests.runtime.refereed import Runs, request_of, requests_of
 from tests.runtime.small_job import VOCAB_SIZE, write_job
 
 STEPS, BATCH, GROUP = 4, 16, 2
@@ -101,10 +101,10 @@ def _request(directory: Path, name: str, case: Case) -> RunRequest:
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    return observe_all(requests)
+    return Runs(requests)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_draws_and_learns_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str

@@ -12,9 +12,10 @@ from tests.reference.ppo import Row, language_model, scalar_model, scalars, weig
 from tests.runtime.compared import are_groups, compare_experience, compare_updates, settings_of
 from tests.runtime.observed import Observed
 from tests.runtime.plans_by_hand import Where
-from tests.runtime.refereed import Distances, observe_all, requests_of
+from tests.runtime.refereed import Distances, Runs, requests_of
 from tests.runtime.rewarded import lines
 from tests.runtime.sampled import GROUP, Case, is_short, paths, request, said, sampling, trained_on, write_two_scores
+from tests.seeds import cases
 
 STEPS = 4
 TOLERANCE = 1e-4
@@ -63,11 +64,11 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
 
 @pytest.fixture(scope="module")
 def runs(requests: dict[str, RunRequest]) -> dict[str, Observed]:
-    return observe_all(requests)
+    return Runs(requests)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@cases("name", CASES, few=1)
 def test_a_run_draws_keeps_and_learns_what_the_reference_does(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
@@ -90,7 +91,7 @@ def test_a_run_draws_keeps_and_learns_what_the_reference_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OF_HOSTS)
+@cases("name", OF_HOSTS, few=1)
 def test_scores_of_hosts_choose_the_groups_that_the_reference_chooses(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:

@@ -22,7 +22,7 @@ from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import OF_TIME, write_job
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.check_all
 
 STEPS = 5
 TOLERANCE = 1e-4

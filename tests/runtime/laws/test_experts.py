@@ -36,6 +36,7 @@ from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import Place
 from tests.runtime.training.test_refit import _check as check_refit
 from tests.runtime.updates import How, assert_updates_are_those_of_one_rank, written
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def test_experts_agree_with_transformers_in_every_planned_layout(tmp_path: Path)
         check_logprobs(directory, layout, expected)
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2,dp2,ep2,sp", "tp2,pp2,ep2,etp1,sp", *DIVIDED])
+@cases("layout", ["tp1", "tp2,dp2,ep2,sp", "tp2,pp2,ep2,etp1,sp", *DIVIDED], few=2)
 def test_experts_of_a_width_of_their_own_agree_with_transformers(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model", "Qwen3Moe")
     check_logprobs(directory, layout, expected_logprobs(directory, tokens()))
@@ -103,7 +104,7 @@ HOWS = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@cases("family", FAMILIES, few=1)
 def test_an_update_of_experts_is_the_same_however_it_is_computed(tmp_path: Path, family: str) -> None:
     assert_updates_are_those_of_one_rank(mixture(tmp_path / "model", family), HOWS[family], tmp_path)
 
@@ -120,7 +121,7 @@ def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
     return answers if mesh.is_last_stage and mesh.dp_rank == 0 else None
 
 
-@pytest.mark.parametrize("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2", "tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep4,etp1"])
+@cases("layout", ["tp2,dp2,ep2,sp", "pp2,dp2,ep2", "tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep4,etp1"], few=1)
 def test_replicas_that_hold_experts_together_may_have_different_numbers_of_rows(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model")
     expected = expected_logprobs(directory, tokens())
@@ -145,8 +146,10 @@ def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
     ]
 
 
-@pytest.mark.parametrize(
-    "layout", ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2", "tp2,ep2,etp1", "tp2,dp2,ep4,etp1", "tp2,dp2,ep2,etp1"]
+@cases(
+    "layout",
+    ["tp2", "dp4,ep2", "tp2,dp2,ep2", "pp2,dp2,ep2", "tp2,ep2,etp1", "tp2,dp2,ep4,etp1", "tp2,dp2,ep2,etp1"],
+    few=1,
 )
 def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Path, layout: str) -> None:
     """Prompts are admitted unevenly, responses end at different lengths, and some stay in flight from turn to turn."""
@@ -161,6 +164,7 @@ def test_replicas_that_hold_experts_together_draw_at_their_own_pace(tmp_path: Pa
     assert len(found) == Layout.parse(layout).num_ranks
 
 
+@pytest.mark.check_all
 def test_a_generator_offered_layouts_draws_what_its_trainer_scores(tmp_path: Path) -> None:
     directory = mixture(tmp_path / "actor", vocab_size=VOCAB_SIZE)
     alone = run_on_ranks(4, generate, directory, "tp1", 1)[0]
@@ -179,6 +183,7 @@ def write_mixture_job(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.check_all
 def test_a_job_whose_experts_are_divided_runs_and_is_resumed_in_other_layouts(tmp_path: Path) -> None:
     """At first two replicas hold half of the experts each, then two ranks of one half of each expert, and half of them
     whole in the end."""
@@ -208,12 +213,12 @@ MOVES: list[tuple[Place, Place]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "target"), MOVES)
+@cases(("source", "target"), MOVES, few=2)
 def test_experts_are_moved_to_those_who_hold_them(tmp_path: Path, source: Place, target: Place) -> None:
     check_refit(mixture(tmp_path / "model"), source, target)
 
 
-@pytest.mark.parametrize("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"])
+@cases("layout", ["tp2", "pp2,dp2,ep2", "dp4,ep4", "tp2,dp2,ep4,etp1", "tp2,pp2,ep2,etp1"], few=1)
 def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -> None:
     directory = mixture(tmp_path / "model")
     run_on_ranks(4, _convert, directory, layout, directory, tmp_path / "copy")
@@ -225,9 +230,10 @@ def test_written_experts_are_those_that_were_read(tmp_path: Path, layout: str) -
 WHOLE_AND_CUT = [("tp2,dp2,ep4,etp1,sp", "tp2,dp2,ep2,sp"), ("tp2,sp", "tp2,dp2,ep2,etp1,sp")]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("first", "then"),
     [("dp2", "pp2"), ("dp2,ep2", "tp2,sp"), ("tp2,dp2,sp", "pp2,dp2,ep2"), ("dp4,ep2", "dp2,ep2"), *WHOLE_AND_CUT],
+    few=1,
 )
 def test_a_saved_trainer_of_experts_goes_on_where_it_was(tmp_path: Path, first: str, then: str) -> None:
     mixture(tmp_path / "actor", "Mixtral" if "ep4" in first else "Qwen3Moe")

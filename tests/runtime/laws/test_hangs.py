@@ -23,7 +23,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize(
     ("planted", "waits"),
     [
@@ -51,7 +51,7 @@ def test_a_rank_that_hangs_is_named_with_its_instruction_and_who_waits_for_it(
     assert ALLOWED_SECONDS < found.seconds < IN_TIME
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rank_that_is_stopped_is_noticed_by_another_ones_deadline(models: Path, tmp_path: Path) -> None:
     found = named(models, tmp_path / "run", Planted(where=f"{STOPPED}critic_train", rank=1))
     assert found.is_right, found.sentence

@@ -27,6 +27,7 @@ from tests.runtime.updates import (
     language_loss,
     written,
 )
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ HOWS = [
 """Two and four micro-batches of rows of different lengths to each replica and update."""
 
 
-@pytest.mark.parametrize(("family", "scalar"), [("Qwen2", False), ("Llama", True)])
+@cases(("family", "scalar"), [("Qwen2", False), ("Llama", True)], few=1)
 def test_an_interleaved_pipeline_has_the_losses_and_the_weights_of_one_rank(
     tmp_path: Path, family: str, scalar: bool
 ) -> None:
@@ -67,8 +68,10 @@ def _train_and_refit(directory: Path, source: str, target: str, written: Path) -
             save_weights(model, spec, mesh, written / name, documents_of=directory)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("pp2,vpp2", "tp2"), ("pp2,vpp2", "pp2,dp2"), ("pp2,dp2,vpp2", "pp4"), ("dp2", "pp2,vpp2")]
+@cases(
+    ("source", "target"),
+    [("pp2,vpp2", "tp2"), ("pp2,vpp2", "pp2,dp2"), ("pp2,dp2,vpp2", "pp4"), ("dp2", "pp2,vpp2")],
+    few=1,
 )
 def test_weights_move_between_interleaved_and_other_pipelines(tmp_path: Path, source: str, target: str) -> None:
     directory = write_checkpoint(tmp_path / "model", "Qwen2")
@@ -79,7 +82,7 @@ def test_weights_move_between_interleaved_and_other_pipelines(tmp_path: Path, so
     assert_moved(trained, first)
 
 
-@pytest.mark.parametrize(("first", "then"), [("pp2,vpp2", "tp2"), ("pp2", "pp2,vpp2"), ("tp2,pp2,vpp2,sp", "pp2,vpp2")])
+@cases(("first", "then"), [("pp2,vpp2", "tp2"), ("pp2", "pp2,vpp2"), ("tp2,pp2,vpp2,sp", "pp2,vpp2")], few=1)
 def test_a_saved_trainer_goes_on_with_another_number_of_chunks(tmp_path: Path, first: str, then: str) -> None:
     write_checkpoint(tmp_path / "actor", "Qwen2")
     before: Places = {"actor": (first, 0)}

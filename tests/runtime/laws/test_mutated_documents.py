@@ -11,7 +11,7 @@ from benchmarks.survival import documents, hostile_world
 FILES = 2000
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_kind_of_file_may_be_mutated_and_is_survived(tmp_path: Path) -> None:
     hostile_world.write(tmp_path / "world")
     kinds = hostile_world.kinds(tmp_path / "world")

@@ -12,7 +12,7 @@ from benchmarks.hosts import BIN, LOOPBACK, End, Host, free_port, namespaces_ref
 from meshwright.planner.plan.plan import write_plan
 from tests.runtime.small_job import request, write_job
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.check_all
 
 PINS = ("actor_train.layout=dp2", "actor_generate.layout=pp2", "critic_train.layout=pp2")
 STEPS = 2

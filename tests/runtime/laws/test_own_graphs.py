@@ -53,7 +53,7 @@ def test_a_graph_that_a_preset_has_trains_as_the_preset_does(tmp_path: Path) -> 
     assert len(told[0]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
     asked = request(write_own(write_job(tmp_path, num_ranks=2), odd=True), tmp_path / "run")
     found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.01)

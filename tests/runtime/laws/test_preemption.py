@@ -25,6 +25,7 @@ from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 MAX_TOKENS, MAX_RESPONSE, NUM_SLOTS, GROUP = 200, 160, 6, 3
 THIRD = NUM_SLOTS * blocks_of(MAX_TOKENS) // 3
@@ -95,9 +96,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     ("layout", "num_cases", "group_size", "temperature"),
     [("tp1", 8, 1, 1.0), ("tp1", 4, GROUP, 1.0), ("tp1", 3, 1, 0.0), ("pp2", 4, 1, 1.0), ("tp2,pp2", 2, GROUP, 1.0)],
+    few=1,
 )
 def test_with_blocks_for_a_third_of_the_rows_the_same_tokens_are_drawn(
     directory: Path, layout: str, num_cases: int, group_size: int, temperature: float
@@ -132,7 +134,7 @@ def in_place(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "group_size"), [("tp1", 1), ("tp1", GROUP), ("pp2", 1), ("tp2,pp2", GROUP)])
+@cases(("layout", "group_size"), [("tp1", 1), ("tp1", GROUP), ("pp2", 1), ("tp2,pp2", GROUP)], few=1)
 def test_of_blocks_that_are_moved_the_same_tokens_are_drawn(directory: Path, layout: str, group_size: int) -> None:
     answers = [a for a in run_on_ranks(4, in_place, directory, layout, range(3), group_size) if a]
     assert len(answers) == Layout.parse(layout).num_ranks
@@ -170,7 +172,7 @@ def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Re
     return found, generator.seating.num_preempted, generator._cache.tables.num_used
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @pytest.mark.parametrize(("layout", "num_cases"), [("tp1", 200), ("pp2", 20)])
 def test_in_200_storms_every_sequence_ends_once_with_all_of_its_tokens(wide: Path, layout: str, num_cases: int) -> None:
     for answer in filter(None, run_on_ranks(2, counted, wide, layout, num_cases)):

@@ -11,6 +11,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def learned(out: Path) -> list[dict[str, float]]:
     return [{key: line[key] for key in line.keys() - OF_TIME} for line in read_lines(out / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("name", PLANS)
+@cases("name", PLANS, few=1)
 def test_the_gap_is_that_of_8_bits_and_every_token_is_weighted_by_its_own(directory: Path, name: str) -> None:
     run = asked(directory, name, name)
     assert "actor_generate" in {refit.target for refit in run.plan.refits}
@@ -56,6 +57,7 @@ def test_the_gap_is_that_of_8_bits_and_every_token_is_weighted_by_its_own(direct
         assert line["importance_weight"] != 1.0
 
 
+@pytest.mark.check_all
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(directory: Path) -> None:
     whole = asked(directory, "the same ranks", "whole")
     run_plan(whole)

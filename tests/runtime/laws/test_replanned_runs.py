@@ -93,6 +93,7 @@ def test_a_run_goes_over_by_itself_and_learns_as_if_it_had_been_resumed_by_hand(
             assert line[name] == pytest.approx(known[name], abs=TOLERANCE), name
 
 
+@pytest.mark.check_all
 def test_a_run_with_stages_ahead_goes_over_and_leaves_no_step_out(tmp_path: Path) -> None:
     request = asked(tmp_path, staleness=1)
     agent = start(request, "--steps", MANY)
@@ -105,6 +106,7 @@ def test_a_run_with_stages_ahead_goes_over_and_leaves_no_step_out(tmp_path: Path
     assert max(line["max_staleness"] for line in lines) <= 1
 
 
+@pytest.mark.check_all
 def test_all_nodes_go_over_together(tmp_path: Path) -> None:
     request = asked(tmp_path, nodes=2)
     place = ["--nodes", 2, "--rendezvous", f"127.0.0.1:{free_port()}"]
@@ -118,6 +120,7 @@ def test_all_nodes_go_over_together(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.check_all
 def test_a_run_whose_steps_do_not_earn_it_keeps_its_plan(tmp_path: Path) -> None:
     request = asked(tmp_path)
     ended = start(request, "--steps", 8).end(300)

@@ -63,6 +63,7 @@ def test_a_rank_that_is_killed_is_replaced_and_nothing_is_learned_otherwise(tmp_
     assert "restart 1 from step" in ended.out
 
 
+@pytest.mark.check_all
 def test_a_node_that_is_lost_for_good_is_planned_around(tmp_path: Path) -> None:
     plan = request(write_job(tmp_path, num_ranks=1, nodes=2), tmp_path, "actor_train.layout=dp2").plan
     write_plan(tmp_path / "plan.json", plan)

@@ -24,6 +24,7 @@ from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +74,10 @@ def whole(directory: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize(
+@cases(
     ("first", "then"),
     [("one rank", "four ranks"), ("one rank", "tp2, pp2"), ("one ahead on one rank", "one ahead on two pools")],
+    few=1,
 )
 def test_another_plan_learns_what_the_first_would_have(
     directory: Path, whole: dict[str, list[dict[str, Any]]], first: str, then: str
@@ -120,9 +122,9 @@ def cut_off(run: RunRequest, last: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("draw_again", [False, True], ids=["carried over", "drawn again"])
-@pytest.mark.parametrize("then", ["one rank", "one ahead on two pools", "two batches in flight"])
-@pytest.mark.parametrize("first", ["two batches in flight", "overcommit on two pools"])
+@cases("draw_again", [False, True], ids=["carried over", "drawn again"], few=1)
+@cases("then", ["one rank", "one ahead on two pools", "two batches in flight"], few=1)
+@cases("first", ["two batches in flight", "overcommit on two pools"], few=1)
 def test_every_prompt_is_trained_on_once_whatever_was_under_way(
     directory: Path, tmp_path: Path, first: str, then: str, draw_again: bool
 ) -> None:

@@ -23,6 +23,7 @@ from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.record import RunSummary
 from tests.runtime.environment.servers import Judged, judge
 from tests.runtime.rewarded import lines, rewarded, stopped_and_resumed, write_rewarded
+from tests.seeds import cases
 
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
@@ -35,7 +36,7 @@ def ran(path: Path, out: Path, *pins: str, steps: int) -> RunSummary:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo"])
+@cases("algorithm", ["grpo", "rloo", "ppo"], few=1)
 def test_a_verifiable_reward_rises_without_a_reward_model(algorithm: str, tmp_path: Path) -> None:
     path = write_rewarded(tmp_path, THIRD, algorithm=algorithm)
     rise, error = ran(path, tmp_path / "run", steps=12).improvement() or (0.0, 1.0)
@@ -43,7 +44,7 @@ def test_a_verifiable_reward_rises_without_a_reward_model(algorithm: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 1, 2])
+@cases("staleness", [0, 1, 2], few=2)
 def test_scores_are_the_weighted_sum_wherever_ranks_are_and_however_far_they_work_ahead(
     staleness: int, tmp_path: Path
 ) -> None:
@@ -54,7 +55,7 @@ def test_scores_are_the_weighted_sum_wherever_ranks_are_and_however_far_they_wor
         assert line["score"] == pytest.approx(0.5 * line["reward_third"] + 2.0 * line["reward_exact"], abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_where_scores_are_made_changes_nothing(tmp_path: Path) -> None:
     path = write_rewarded(tmp_path, THIRD)
     ran(path, tmp_path / "one", "actor_generate.pool=0:1", steps=2)
@@ -107,7 +108,7 @@ def served(port: int, asked: Any) -> Iterator[BaseProcess]:
     process.join()
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_judge_that_is_killed_and_started_again_loses_no_sample(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -133,7 +134,7 @@ def test_a_judge_that_is_killed_and_started_again_loses_no_sample(tmp_path: Path
     assert len(lines(tmp_path / "run")) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_rehearsal_waits_for_rewards_as_long_as_the_plan_says(tmp_path: Path) -> None:
     slow = {**THIRD, "latency_seconds": {"fixed": 0.2}, "workers": 8}
     for staleness, pins in ((0, ()), (1, APART)):

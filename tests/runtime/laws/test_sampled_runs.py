@@ -47,7 +47,7 @@ def test_a_run_that_is_resumed_deals_and_learns_as_if_it_had_not_been_stopped(as
     assert any(line["waves"] > 2 for line in whole[:2])  # a cursor that counts steps would deal others
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_that_is_resumed_under_other_waves_is_dealt_the_prompts_that_follow(asked: RunRequest) -> None:
     run_plan(replace(asked, steps=2))
     facts = with_wave(asked.plan.facts, 6)
@@ -64,7 +64,7 @@ def test_a_run_that_is_resumed_under_other_waves_is_dealt_the_prompts_that_follo
     assert other["actor_grad_norm"] == pytest.approx(one["actor_grad_norm"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_plan_chooses_its_waves_runs_and_is_planned_again_from_what_the_run_has_told(
     tmp_path: Path, call: Call
 ) -> None:

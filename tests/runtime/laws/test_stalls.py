@@ -67,6 +67,7 @@ def pull(host: Host, state: str) -> None:
     subprocess.run([*host.inside, "ip", "link", "set", "cable", state], check=True)
 
 
+@pytest.mark.check_all
 def test_a_network_that_stalls_is_named_on_both_nodes_and_no_checkpoint_is_lost(
     tmp_path: Path, namespaces: tuple[Host, Host]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_network_that_stalls_is_named_on_both_nodes_and_no_checkpoint_is_lost(
     assert (out / "latest").read_text().startswith("checkpoints/step-")
 
 
+@pytest.mark.check_all
 def test_a_network_that_stalls_for_a_while_and_loses_packets_changes_nothing(
     tmp_path: Path, namespaces: tuple[Host, Host]
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_network_that_stalls_for_a_while_and_loses_packets_changes_nothing(
     assert bad == good
 
 
+@pytest.mark.check_all
 def test_a_disk_that_is_full_is_named_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
     job, disk = planned(tmp_path, 1), tmp_path / "disk"
     disk.mkdir()

@@ -14,6 +14,7 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.rewarded import rewarded, stopped_and_resumed, write_rewarded
+from tests.seeds import cases
 
 THIRD = {"name": "third", "function": "tests.runtime.rewarding:third_word"}
 APART = ("actor_generate.pool=0:1", "actor_train.pool=1:1")
@@ -40,7 +41,7 @@ def ran(path: Path, out: Path, *pins: str, steps: int = 2) -> list[dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@cases("algorithm", ["grpo", "ppo"], few=1)
 def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: str, tmp_path: Path) -> None:
     path = written(tmp_path, algorithm=algorithm)
     ways = {
@@ -56,7 +57,7 @@ def test_neither_layouts_nor_leaving_a_slot_change_what_is_learned(algorithm: st
                 assert other[key] == pytest.approx(line[key], abs=1e-5), key
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_run_that_is_resumed_ahead_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
     """But for the last bits of sums, which follow when tools answer."""
     path = written(tmp_path, staleness=1)
@@ -72,7 +73,7 @@ def test_a_tool_that_fails_ends_the_run_with_its_sample(tmp_path: Path) -> None:
         run_plan(rewarded(path, tmp_path / "run", steps=1))
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_plan_of_several_turns_is_rehearsed(tmp_path: Path) -> None:
     asked = rewarded(written(tmp_path), tmp_path / "run", steps=1)
     found = rehearse(asked.plan, Planned(asked.plan), steps=2, speed=0.1)

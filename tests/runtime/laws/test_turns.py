@@ -23,6 +23,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 NUM_TURNS, BATCH, OVERCOMMIT = 500, 8, 5
 LONGEST = 60
@@ -87,7 +88,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "num_slots", "max_deferral"), [("tp1", 13, 1), ("tp1", 5, 2), ("tp2,pp2", 6, 3)])
+@cases(("layout", "num_slots", "max_deferral"), [("tp1", 13, 1), ("tp1", 5, 2), ("tp2,pp2", 6, 3)], few=1)
 def test_in_500_overcommitted_turns_no_sequence_is_lost_duplicated_starved_or_too_old(
     directory: Path, layout: str, num_slots: int, max_deferral: int
 ) -> None:

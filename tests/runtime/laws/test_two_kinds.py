@@ -18,6 +18,7 @@ from tests.runtime.execution.test_train import run_steps
 from tests.runtime.laws.test_ahead import Ran, assert_same
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import edited_job, write_job
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +81,7 @@ def alone(directory: Path) -> Ran:
     return ran(directory, directory / "alone", {"other": Where("0:1")}, 1)
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+@cases("name", TWO_RANKS, few=1)
 def test_a_deal_of_three_to_one_learns_what_one_rank_learns(
     directory: Path, tmp_path: Path, alone: Ran, name: str
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_deal_of_three_to_one_learns_what_one_rank_learns(
     assert all(sorted(step["tokens"]) == list(range(16)) for step in found[0])
 
 
+@pytest.mark.check_all
 def test_the_kind_that_is_dealt_more_rows_scores_more_tokens(directory: Path, tmp_path: Path) -> None:
     ran(directory, tmp_path / "run", TWO_RANKS["scores too, by tokens"], 2)
     for stage in ("ref_logprob", "critic_value"):
@@ -103,6 +105,7 @@ def test_the_kind_that_is_dealt_more_rows_scores_more_tokens(directory: Path, tm
         assert 2.5 < mine / other < 3.5
 
 
+@pytest.mark.check_all
 @pytest.mark.parametrize("name", FOUR_RANKS)
 def test_several_replicas_of_each_kind_learn_what_one_rank_learns(
     directory: Path, tmp_path: Path, alone: Ran, name: str
@@ -110,6 +113,7 @@ def test_several_replicas_of_each_kind_learn_what_one_rank_learns(
     assert_same(alone, ran(directory, tmp_path / "run", FOUR_RANKS[name], 4))
 
 
+@pytest.mark.check_all
 def test_rows_that_are_dealt_by_speed_are_rehearsed_in_the_simulated_time() -> None:
     facts = mixed_facts(batch_size=16, memory_bytes=(2**50, 2**50))
     workload = facts.workload.model_copy(update=BATCH)

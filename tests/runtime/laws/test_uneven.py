@@ -14,6 +14,7 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import _check
 from tests.runtime.updates import How, assert_updates_are_those_of_one_rank
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -41,14 +42,14 @@ def test_the_models_of_this_file_are_cut_unevenly(tmp_path: Path) -> None:
     assert layers_of_stages(read_model(dealt(tmp_path / "five", 5)), 2) == (3, 2)
 
 
-@pytest.mark.parametrize("scalar", [False, True])
+@cases("scalar", [False, True], few=1)
 def test_an_uneven_pipeline_has_the_losses_and_the_weights_of_one_rank(tmp_path: Path, scalar: bool) -> None:
     directory = (scorer if scalar else language_model)(tmp_path / "model")
     how = How("pp2,dp2" if scalar else "pp4", 1)
     assert_updates_are_those_of_one_rank(directory, [how], tmp_path, scalar=scalar)
 
 
-@pytest.mark.parametrize(("num_layers", "layout"), [(7, "pp4"), (5, "pp2,dp2"), (5, "tp2,pp2,sp")])
+@cases(("num_layers", "layout"), [(7, "pp4"), (5, "pp2,dp2"), (5, "tp2,pp2,sp")], few=1)
 def test_a_pipeline_dealt_by_cost_has_the_losses_and_the_weights_of_one_rank(
     tmp_path: Path, num_layers: int, layout: str
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_pipeline_dealt_by_cost_has_the_losses_and_the_weights_of_one_rank(
     assert_updates_are_those_of_one_rank(directory, [How(layout, 1)], tmp_path, scalar=False)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("num_layers", "source", "target"),
     [
         (6, ("pp4", 0), ("tp2,pp2", 0)),
@@ -64,6 +65,7 @@ def test_a_pipeline_dealt_by_cost_has_the_losses_and_the_weights_of_one_rank(
         (7, ("pp4", 0), ("tp2,pp2", 0)),
         (5, ("pp2", 2), ("pp4", 0)),
     ],
+    few=1,
 )
 def test_weights_move_between_uneven_and_other_pipelines(
     tmp_path: Path, num_layers: int, source: tuple[str, int], target: tuple[str, int]
@@ -71,7 +73,7 @@ def test_weights_move_between_uneven_and_other_pipelines(
     _check(write_checkpoint(tmp_path / "model", num_hidden_layers=num_layers), source, target)
 
 
-@pytest.mark.parametrize("num_layers", [6, 7])
+@cases("num_layers", [6, 7], few=1)
 def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path, num_layers: int) -> None:
     directory = dealt(tmp_path / "actor", num_layers, vocab_size=VOCAB_SIZE)
     alone, *cut = (run_on_ranks(4, generate, directory, layout, 3) for layout in ("tp1", "pp4"))
@@ -81,7 +83,7 @@ def test_an_uneven_pipeline_draws_what_one_rank_draws(tmp_path: Path, num_layers
         assert [response.tokens for response in answer[0]] == [response.tokens for response in alone[0][0]]
 
 
-@pytest.mark.parametrize(("num_layers", "before", "after"), [(3, "pp2", "pp3"), (5, "pp4", "pp2,dp2")])
+@cases(("num_layers", "before", "after"), [(3, "pp2", "pp3"), (5, "pp4", "pp2,dp2")], few=1)
 def test_a_trainer_saved_on_an_uneven_pipeline_goes_on_on_another_one(
     tmp_path: Path, num_layers: int, before: str, after: str
 ) -> None:

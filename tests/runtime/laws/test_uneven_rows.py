@@ -21,6 +21,7 @@ from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import edited_job, write_job
 from tests.runtime.training.test_checkpoint import Run, _merge
 from tests.runtime.training.test_refit import _check
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +90,7 @@ def alone(directory: Path) -> dict[int, Ran]:
     return {b["batch_size"]: ran(directory, directory / str(b), ONE_RANK, 1, batch=b) for b in (OF_16, OF_15)}
 
 
-@pytest.mark.parametrize("name", ON_THREE_RANKS)
+@cases("name", ON_THREE_RANKS, few=1)
 def test_three_replicas_learn_what_one_rank_learns(
     directory: Path, tmp_path: Path, alone: dict[int, Ran], name: str
 ) -> None:
@@ -98,7 +99,7 @@ def test_three_replicas_learn_what_one_rank_learns(
     assert all(sorted(step["tokens"]) == list(range(16)) for step in found[0])
 
 
-@pytest.mark.parametrize("name", ON_FOUR_RANKS)
+@cases("name", ON_FOUR_RANKS, few=1)
 def test_an_odd_batch_is_learned_from_as_on_one_rank(
     directory: Path, tmp_path: Path, alone: dict[int, Ran], name: str
 ) -> None:
@@ -112,7 +113,7 @@ def in_turns(directory: Path) -> list[tuple[int, ...]]:
     return drawn_lines(held)
 
 
-@pytest.mark.parametrize("generation", [{"batches_in_flight": 2}, {"overcommit": 6}], ids=str)
+@cases("generation", [{"batches_in_flight": 2}, {"overcommit": 6}], ids=str, few=1)
 def test_sequences_in_flight_on_three_replicas_are_delivered_once(
     directory: Path, tmp_path: Path, in_turns: list[tuple[int, ...]], generation: dict[str, int]
 ) -> None:
@@ -127,6 +128,7 @@ def test_sequences_in_flight_on_three_replicas_are_delivered_once(
     assert max(line["max_staleness"] for line in lines) == 1
 
 
+@pytest.mark.check_all
 def test_an_odd_batch_is_rehearsed_in_the_simulated_time() -> None:
     plan = plan_by_hand(small_facts(batch_size=15, memory_bytes=2**50), ON_FOUR_RANKS["streaming"])
     found = rehearse(plan, Planned(plan), steps=2, speed=2 / plan.period_seconds, ranks_per_process=2)
@@ -139,14 +141,14 @@ def test_an_odd_batch_is_rehearsed_in_the_simulated_time() -> None:
     assert set(tokens["actor_generate"].values()) == {15 * plan.facts.workload.max_tokens}
 
 
-@pytest.mark.parametrize(("source", "target"), [(("dp3", 0), ("tp2", 2)), (("tp2", 0), ("dp3", 1))])
+@cases(("source", "target"), [(("dp3", 0), ("tp2", 2)), (("tp2", 0), ("dp3", 1))], few=1)
 def test_weights_move_between_three_replicas_and_others(
     tmp_path: Path, source: tuple[str, int], target: tuple[str, int]
 ) -> None:
     _check(write_checkpoint(tmp_path / "model"), source, target)
 
 
-@pytest.mark.parametrize(("first", "then"), [("dp3", "dp2"), ("tp2", "dp3")])
+@cases(("first", "then"), [("dp3", "dp2"), ("tp2", "dp3")], few=1)
 def test_a_trainer_saved_on_three_replicas_goes_on_on_others(tmp_path: Path, first: str, then: str) -> None:
     write_checkpoint(tmp_path / "actor", "Qwen2")
     places, others = ({"actor": (layout, 0)} for layout in (first, then))

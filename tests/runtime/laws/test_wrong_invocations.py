@@ -29,7 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_wrong_invocation_ends_at_once_in_one_sentence_and_destroys_nothing(place: Path) -> None:
     before = snapshot(place)
     found = call_all(place)

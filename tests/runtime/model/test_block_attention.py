@@ -15,6 +15,7 @@ from meshwright.runtime.model.block_attention import BlockAttention
 from meshwright.runtime.model.block_reads import RowReads, block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
+from tests.seeds import seeds
 
 HEADS = 6
 
@@ -35,7 +36,7 @@ def one_by_one(cache: PagedCache, rows: list[int], lengths: list[int], query: Te
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype) -> None:
     cache, lengths = filled(seed, dtype)
     rows = random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4])
@@ -50,7 +51,7 @@ def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype
         assert torch.equal(torch.stack([keys[0, :, -1], values[0, :, -1]], dim=1), new[index])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, all=4)
 def test_rows_that_go_on_are_answered_as_if_they_began(seed: int) -> None:
     cache, lengths = filled(seed)
     rows, cached = np.arange(NUM_ROWS), np.array(lengths) // BLOCK_TOKENS * BLOCK_TOKENS + np.arange(NUM_ROWS)

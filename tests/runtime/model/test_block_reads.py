@@ -12,6 +12,7 @@ from meshwright.runtime.model.block_reads import BlockReads, RowReads, block_rea
 from meshwright.runtime.model.cache_blocks import BlockTables
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import NUM_ROWS, filled
+from tests.seeds import seeds
 
 
 def of(cache: PagedCache, rows: np.ndarray, lengths: list[int]) -> BlockReads:  # type: ignore[type-arg]
@@ -31,7 +32,7 @@ def readers_of(reads: BlockReads) -> dict[int, list[int]]:
     return {block: sorted(rows) for block, rows in found.items() if rows}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 @pytest.mark.parametrize("num_rows", [NUM_ROWS, 5])
 def test_every_block_is_read_for_the_rows_that_hold_it(seed: int, num_rows: int) -> None:
     cache, lengths = filled(seed)
@@ -43,7 +44,7 @@ def test_every_block_is_read_for_the_rows_that_hold_it(seed: int, num_rows: int)
     assert readers_of(of(cache, rows, lengths)) == held
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_what_is_said_is_put_in_the_order_of_the_rows(seed: int) -> None:
     cache, lengths = filled(seed)
     reads = of(cache, np.arange(NUM_ROWS), lengths)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 from meshwright.runtime.model.cache_blocks import BlockTables
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(4, all=20)
 def test_every_block_is_free_or_held_and_rows_hold_what_they_need(seed: int) -> None:
     draw, tables, held = random.Random(seed), BlockTables(40, 9, 400), dict.fromkeys(range(9), 0)
     for _ in range(300):
@@ -99,7 +99,7 @@ def test_rows_say_how_many_tokens_they_have_room_for_and_whether_they_share() ->
     assert tables.num_changes == before + 2
 
 
-@pytest.mark.parametrize("seed", range(10))
+@seeds(3, all=10)
 def test_blocks_that_one_row_reads_are_moved_together_and_those_of_several_stay(seed: int) -> None:
     draw, tables, num_moved = random.Random(seed), BlockTables(60, 9, 400), 0
     for _ in range(60):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-import pytest
-
 from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
 from tests.runtime.model.test_kv_cache import NUM_SLOTS
+from tests.seeds import seeds
 
-seeded = pytest.mark.parametrize("seed", range(10))
+seeded = seeds(3, all=10)
 
 
 def alike_here_and_there(draw: random.Random) -> list[tuple[int, int, int]]:

@@ -15,6 +15,7 @@ from meshwright.profiles.packing import blocks_of
 from meshwright.runtime.model.attention import CoreAttention, Rotary
 from meshwright.runtime.model.kv_cache import ContinuedRows, PagedCache
 from tests.planner.jobs import model_spec
+from tests.seeds import seeds
 
 SPEC = replace(model_spec("actor"), num_kv_heads=2)
 HEADS, KV_HEADS, SIZE = SPEC.num_heads, SPEC.num_kv_heads, SPEC.head_dim
@@ -93,7 +94,7 @@ def whole(row: Row) -> Tensor:
     return torch.cat(outputs, dim=-1).unsqueeze(1)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@seeds(2, all=8)
 def test_rows_continued_in_pieces_attend_as_they_do_whole(seed: int) -> None:
     draw = random.Random(seed)
     lengths = [draw.randint(1, MAX_TOKENS) for _ in range(NUM_SLOTS - 2)]

@@ -27,6 +27,7 @@ from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from meshwright.runtime.training.refit import RefitCopy
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 HALF_STEP = 2**-4
 """Of a number with three bits of mantissa, the most that rounding moves it, relative to it."""
@@ -144,7 +145,7 @@ def _round_inputs(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tenso
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*FAMILIES, "biased Llama"])
+@cases("family", [*FAMILIES, "biased Llama"], few=1)
 def test_a_refit_model_answers_as_its_rounded_weights_and_inputs_do(tmp_path: Path, family: str) -> None:
     biased = family == "biased Llama"
     directory = write_checkpoint(tmp_path / "model", **(BIASED_LLAMA if biased else {"family": family}))

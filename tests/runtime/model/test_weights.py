@@ -26,6 +26,7 @@ from tests.runtime.checkpoints import (
     write_checkpoint,
 )
 from tests.runtime.ranks import run_on_ranks
+from tests.seeds import cases
 
 LAYOUTS = ["tp1", "tp2", "tp2,sp", "pp2", "tp2,pp2", "tp2,pp2,sp"]
 TOLERANCE = 1e-4
@@ -54,7 +55,7 @@ def _check(directory: Path, layout: str, expected: Tensor, *, scalar: bool | Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@cases("layout", LAYOUTS, few=3)
 def test_llama_agrees_with_transformers_at_every_layout(tmp_path: Path, layout: str) -> None:
     directory = write_checkpoint(tmp_path / "model")
     _check(directory, layout, expected_logprobs(directory, tokens()))
@@ -76,7 +77,7 @@ def test_biases_on_every_linear_are_loaded(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
+@cases("layout", LAYOUTS, few=2)
 def test_scores_agree_with_transformers(tmp_path: Path, layout: str) -> None:
     directory = write_checkpoint(tmp_path / "model", head="ForSequenceClassification")
     _check(directory, layout, expected_scores(directory, tokens()))

@@ -24,6 +24,7 @@ from meshwright.runtime.training.saving import Saver, _copy_to_host, publish, ta
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss
+from tests.seeds import cases
 
 
 def _updated_meanwhile(models: Path, saved: Path, num_replicas: int) -> list[float]:
@@ -43,7 +44,7 @@ def _updated_meanwhile(models: Path, saved: Path, num_replicas: int) -> list[flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@cases("num_replicas", [1, 2], few=1)
 def test_what_is_saved_is_what_there_was_when_the_save_began(tmp_path: Path, num_replicas: int) -> None:
     write_checkpoint(tmp_path / "actor")
     for losses in run_on_ranks(num_replicas, _updated_meanwhile, tmp_path, tmp_path / "saved", num_replicas):

@@ -33,6 +33,7 @@ from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import RankError, run_on_ranks
 from tests.runtime.small_job import OF_TIME, request, write_job
+from tests.seeds import cases
 
 
 def batch_of(step: int, rows: list[tuple[int, int, float]]) -> StepExperience:
@@ -219,7 +220,7 @@ def two_ranks(directory: Path, name: str, steps: int) -> RunRequest:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps_ahead", "bound"), [(0, 0), (2, 2)])
+@cases(("steps_ahead", "bound"), [(0, 0), (2, 2)], few=1)
 def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_ahead: int, bound: int) -> None:
     asked = working_ahead(
         two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(PPO_GRAPH, 2)[steps_ahead], bound
