@@ -3,11 +3,13 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 TINY := examples/tiny
 BUILD := $(TINY)/build
+PROCESSES ?= 2
+PYTEST := $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install demo check lint types contracts site test test-plans test-runs gpu picture clean
+.PHONY: help install demo check check-all static lint types contracts site test test-all mutations gpu picture clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(INSTALLED) ## make .venv and install the pinned dependencies
 
@@ -25,7 +27,12 @@ demo: $(INSTALLED) ## the main job: make tiny models, profile, plan, train with 
 	rm -rf $(BUILD)/run
 	$(BIN)/meshwright run $(BUILD)/plan.json $(TINY)/job.yaml --steps 20 --out $(BUILD)/run
 
-check: lint types contracts site test ## everything that CI runs
+check: static test ## what CI runs: formatting, types, import contracts, documents, and every law on few cases
+
+check-all: static test-all ## everything: all seeds and layouts, and what needs minutes; before a release
+
+static: $(INSTALLED)
+	$(MAKE) --jobs 2 --keep-going --no-print-directory lint types contracts site
 
 lint: $(INSTALLED) ## formatting and lint rules
 	$(BIN)/ruff format --check --quiet .
@@ -40,14 +47,14 @@ contracts: $(INSTALLED) ## imports go one way
 site: $(INSTALLED) ## the pages of docs/ in build/site; a link that leads nowhere fails
 	$(BIN)/mkdocs build --strict --quiet
 
-test: $(INSTALLED) ## all tests, slow ones included, in two processes side by side
-	$(MAKE) --jobs 2 --keep-going --no-print-directory test-plans test-runs
+test: $(INSTALLED) ## the first tier of tests, in PROCESSES (2) processes
+	$(PYTEST) $(OPTIONS)
 
-test-plans: $(INSTALLED)
-	$(BIN)/pytest --ignore tests/runtime --override-ini cache_dir=.pytest_cache/plans
+test-all: $(INSTALLED) ## both tiers of tests
+	$(PYTEST) --all $(OPTIONS)
 
-test-runs: $(INSTALLED)
-	$(BIN)/pytest tests/runtime --override-ini cache_dir=.pytest_cache/runs
+mutations: $(INSTALLED) ## plant the faults of tests/mutations one by one; the first tier has to notice each
+	$(BIN)/python -m tests.mutations
 
 gpu: ## measure this machine's GPU, in calls of under ten minutes; again until it says that nothing is left
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.accelerator --out build/gpu $(GPU)

@@ -76,6 +76,7 @@ def test_the_sdist_has_no_links_and_no_tests(made: Path) -> None:
         assert [one.name for one in archive if one.issym() or one.islnk() or "/tests/" in one.name] == []
 
 
+@pytest.mark.check_all
 def test_an_installed_program_plans_verifies_and_exports(installed: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples/models/llama-2-7b", tmp_path / "model")
     program = installed / "meshwright"

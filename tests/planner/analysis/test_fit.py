@@ -11,6 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import ToyModel, small_facts
+from tests.seeds import cases
 
 
 def fits_on(facts: Facts, nodes: int) -> bool:
@@ -18,7 +19,7 @@ def fits_on(facts: Facts, nodes: int) -> bool:
     return isinstance(best_plan(there, ToyModel(there)), Plan)
 
 
-@pytest.mark.parametrize("memory_bytes", [6_000_000, 8_000_000, 10_000_000])
+@cases("memory_bytes", [6_000_000, 8_000_000, 10_000_000], few=1)
 def test_the_least_number_of_nodes_fits_and_one_node_less_does_not(memory_bytes: int) -> None:
     facts = small_facts(nodes=1, ranks_per_node=1, batch_size=12, memory_bytes=memory_bytes)
     found = fit(facts, ToyModel, sizes=(4,))

@@ -144,7 +144,7 @@ def test_lost_nodes_leave_the_others() -> None:
         facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=2)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -> None:
     """SIMULATED: by the cost model alone."""
     facts = resolve(read_job(JOB), JOB.parent)
@@ -166,7 +166,7 @@ def test_three_times_the_lengths_on_seven_of_eight_nodes_are_planned_at_once() -
     assert found.plan.period_seconds <= 1.03 * scratch.period_seconds
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulated_to_be() -> None:
     """SIMULATED, with lengths that are drawn: a third of those that were planned for; three times as long ones do not
     fit in memory under the plan as it is."""

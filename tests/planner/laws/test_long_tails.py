@@ -16,12 +16,13 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.stages import GENERATE
+from tests.seeds import cases
 
 JOB = Path(__file__).parents[3] / "examples/long-tail-64/job.yaml"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batches", [2, 4])
+@cases("batches", [2, 4], few=1)
 def test_batches_in_flight_take_as_long_as_they_are_predicted_to(batches: int) -> None:
     """A row that is long reads its own cache in every round and does not slow down the short ones beside it, so that
     it matters little whether rows begin together, as turns that are costed do, or replicas keep a pace."""

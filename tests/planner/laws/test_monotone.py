@@ -81,7 +81,7 @@ def _period(facts: Facts) -> float:
     return plan.period_seconds
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_a_better_input_never_gives_a_slower_plan(drawn: Drawn) -> None:

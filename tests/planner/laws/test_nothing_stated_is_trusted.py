@@ -100,7 +100,7 @@ def test_the_plans_themselves_are_right() -> None:
         assert sentences(plan) == ()
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_change_of_a_plan_is_told_unless_nothing_depends_on_it(tmp_path: Path) -> None:
     draw, path, accepted = random.Random(0), tmp_path / "plan.json", []
     documents = [(plan, json.loads(canonical_json(plan))) for plan in plans()]

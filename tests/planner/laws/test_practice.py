@@ -48,7 +48,7 @@ def test_on_eight_a100_80gb_our_plan_is_at_least_as_fast_as_the_one_by_hand() ->
     assert by_hand.period_seconds > 1.5 * ours.period_seconds
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_on_eight_a100_40gb_a_plan_fits_without_offload_and_one_with_it_is_far_faster() -> None:
     """Practice says that nothing fits without offloading reference and reward model.
 

@@ -23,6 +23,7 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import ToyModel, small_facts
+from tests.seeds import cases
 
 JOB = Path(__file__).parents[3] / "examples" / "7b-16xa100" / "job.yaml"
 
@@ -47,7 +48,7 @@ def work(num_ranks: int) -> SearchWork:
     return plan.solver.work
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_thousand_times_the_ranks_take_hardly_more_questions() -> None:
     few, many = work(64), work(16_384)
     assert few.timed <= 45_000
@@ -88,7 +89,7 @@ def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
     assert plan.solver.work.models <= 8
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
     path = JOB.parents[1] / "moe-16384" / "job.yaml"
     plan = best_plan(facts := resolve(read_job(path), path.parent), model_of(facts), limits=Limits(gap=0.03))
@@ -98,7 +99,7 @@ def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "most_units"), [("13b-70b-128", 5.0), ("70b-64xh100", 5.5)])
+@cases(("job", "most_units"), [("13b-70b-128", 5.0), ("70b-64xh100", 5.5)], few=1)
 def test_to_prove_that_an_answer_is_within_the_gap_takes_little_work(job: str, most_units: float) -> None:
     """Also where the best plan takes hardly more seconds than a round of the search has aimed at."""
     path = JOB.parents[1] / job / "job.yaml"
@@ -124,9 +125,10 @@ class Counted(PassedOn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     ("job", "most_seconds", "most_turns", "most_choices"),
     [("7b-16xa100", 137.56, 90, 14_000), ("70b-64xh100", 29.23, 110, 72_000), ("405b-1024", 199.80, 110, 95_000)],
+    few=1,
 )
 def test_a_checker_plays_few_turns(job: str, most_seconds: float, most_turns: int, most_choices: int) -> None:
     """The seconds are those of the best plan that is known."""

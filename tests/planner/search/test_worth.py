@@ -18,6 +18,7 @@ from meshwright.planner.search.worth import Worth
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
+from tests.seeds import cases
 
 pytestmark = pytest.mark.usefixtures("any_ranks")
 
@@ -54,7 +55,7 @@ def planned(facts: Facts, model: CostModel) -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "staleness"), [(0, 0), (1, 1), (2, 2), (3, 0)])
+@cases(("seed", "staleness"), [(0, 0), (1, 1), (2, 2), (3, 0)], few=1)
 def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, staleness: int) -> None:
     facts = FACTS.model_copy(update={"staleness": staleness})
     model = RandomModel(seed, 2**27)
