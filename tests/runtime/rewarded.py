@@ -10,13 +10,10 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
-from tests.runtime.small_job import write_job
+from tests.runtime.small_job import best_plan, write_job
 
 LEARNS = {"actor_learning_rate": 3e-3, "kl_coefficient": 0.0}
 
@@ -45,8 +42,7 @@ def rewarded(path: Path, out: Path, *pins: str, steps: int, resume: bool = False
     """What to run: the best plan under the pins, by analytic costs, with functions of the tests."""
     job = read_job(path)
     facts = resolve(job, path.parent)
-    plan = compile_plan(facts, model_of(facts), pins=pins)
-    assert isinstance(plan, Plan)
+    plan = best_plan(facts, pins)
     return RunRequest(
         plan=plan,
         job=job,

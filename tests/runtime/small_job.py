@@ -10,9 +10,9 @@ from pathlib import Path
 import tokenizers
 import yaml
 
-from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint
@@ -86,9 +86,20 @@ def request(path: Path, out: Path, *pins: str, steps: int = 3, resume: bool = Fa
     """What to run: the best plan under the pins, by analytic costs."""
     job = read_job(path)
     facts = resolve(job, path.parent)
-    plan = compile_plan(facts, cost_model(facts.cluster, facts.workload, facts.precision, None), pins=pins)
-    assert isinstance(plan, Plan)
-    return RunRequest(plan=plan, job=job, directory=path.parent, out=out, steps=steps, resume=resume)
+    return RunRequest(plan=best_plan(facts, pins), job=job, directory=path.parent, out=out, steps=steps, resume=resume)
+
+
+_PLANS: dict[tuple[str, tuple[str, ...]], Plan] = {}
+
+
+def best_plan(facts: Facts, pins: tuple[str, ...] = ()) -> Plan:
+    """The best plan under the pins by analytic costs, searched once for the same facts."""
+    key = (facts.model_dump_json(), pins)
+    if key not in _PLANS:
+        found = compile_plan(facts, model_of(facts), pins=pins)
+        assert isinstance(found, Plan)
+        _PLANS[key] = found
+    return _PLANS[key]
 
 
 def _write_prompts(directory: Path) -> None:

@@ -106,7 +106,7 @@ sys.meta_path.insert(0, TellOfCuda())
 """What every process of a command runs first: it is told that there is one CUDA device, of which any use fails."""
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_plan_for_two_cpu_ranks_runs_where_there_is_a_gpu(tmp_path: Path) -> None:
     """With state offloaded and weights sent between pools, both of which differ on a GPU."""
     path = write_job(tmp_path, num_ranks=2)

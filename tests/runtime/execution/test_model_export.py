@@ -31,6 +31,7 @@ from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import request, write_job
 from tests.runtime.updates import written
+from tests.seeds import cases
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def _round_trips(cases: list[tuple[Path, str]], target: Path, dtype: torch.dtype
         write_models([trained], job.model_copy(update={"models": models}), target, place)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@cases("dtype", [torch.float32, torch.bfloat16], few=1)
 def test_what_was_not_trained_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     """Every family, tied and untied, in every kind of layout, with the tokenizer of the job beside it."""
     write_job(tmp_path, num_ranks=1)

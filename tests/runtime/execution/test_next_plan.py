@@ -22,6 +22,7 @@ from meshwright.runtime.records.stopped import NEXT_PLAN
 from tests.planner.analysis.test_shown import write_steps
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
+from tests.seeds import cases
 
 EVERY = 4
 
@@ -74,7 +75,7 @@ def test_what_a_checkpoint_takes_is_tried_once_and_then_it_is_decided(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "checkpoint_seconds"), [(EVERY + 2, 0.5), (1000, 1e6)])
+@cases(("steps", "checkpoint_seconds"), [(EVERY + 2, 0.5), (1000, 1e6)], few=1)
 def test_a_plan_that_the_steps_left_do_not_earn_is_not_gone_over_to(
     tmp_path: Path, steps: int, checkpoint_seconds: float
 ) -> None:
@@ -83,7 +84,7 @@ def test_a_plan_that_the_steps_left_do_not_earn_is_not_gone_over_to(
         assert found.wish(EVERY + 2, checkpoint_seconds) == Wish()
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_what_processes_took_to_start_has_to_be_earned_too(tmp_path: Path) -> None:
     request = on_one_of_two_ranks(tmp_path, 1000)
     with looking(replace(request, launched=time.monotonic() - 1e6)) as found:

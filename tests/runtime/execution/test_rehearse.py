@@ -46,7 +46,10 @@ def pooled() -> Plan:
     return slow_enough(next(plan for plan in plans if len(plan.pools) > 3 and plan.refits))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4, 3])
+RANKS_PER_PROCESS = [2, *(pytest.param(number, marks=pytest.mark.check_all) for number in (1, 4, 3))]
+
+
+@pytest.fixture(scope="module", params=RANKS_PER_PROCESS)
 def rehearsed(request: pytest.FixtureRequest) -> Rehearsal:
     plan = pooled()
     return rehearse(plan, Planned(plan), steps=STEPS, speed=2 / plan.period_seconds, ranks_per_process=request.param)

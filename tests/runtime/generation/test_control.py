@@ -68,7 +68,11 @@ class Ran:
         return [json.loads(line) for line in (self.asked.out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["in turns", "one ahead"])
+IN_TURNS = pytest.param(0, id="in turns", marks=pytest.mark.check_all)
+ONE_AHEAD = pytest.param(1, id="one ahead")
+
+
+@pytest.fixture(scope="module", params=[IN_TURNS, ONE_AHEAD])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     directory = tmp_path_factory.mktemp("job")
     path = write_job(directory, num_ranks=4)

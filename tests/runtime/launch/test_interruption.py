@@ -91,12 +91,11 @@ def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
     assert mark.exists()
 
 
-@pytest.mark.slow
-@cases(
+@pytest.mark.check_all
+@pytest.mark.parametrize(
     "is_ahead",
     [False, True],
     ids=["synchronous, a rank is told by SIGTERM", "two ahead, the launcher is told by SIGUSR1"],
-    few=1,
 )
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))

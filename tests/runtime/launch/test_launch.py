@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ON_CPU = Preparation("cpu")
 READY = "meshwright.runtime.execution.train"
-either_way = pytest.mark.parametrize("preload", [None, READY], ids=["from nothing", "from a process that is ready"])
+either_way = cases("preload", [READY, None], ids=["from a process that is ready", "from nothing"], few=1)
 
 
 def rank_times_ten() -> int:

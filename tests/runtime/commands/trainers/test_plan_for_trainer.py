@@ -53,6 +53,7 @@ def test_a_search_starts_from_a_plan_that_the_trainer_can_say(call: Call, job: P
     assert "start" not in read_plan(again).digests
 
 
+@pytest.mark.check_all
 def test_a_proof_of_all_plans_is_one_of_what_the_trainer_can_say(call: Call, job: Path, tmp_path: Path) -> None:
     path, proof = tmp_path / "plan.json", tmp_path / "proof.json"
     assert call("plan", job, "--for", "openrlhf", "--gap", 0.5, "--proof", proof, "-o", path).code == 0
