@@ -18,6 +18,8 @@ from meshwright.profiles.layout import Layout
 
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE)
 GROUPS = (Group(2, 2), Group(8, 8), Group(16, 8), Group(4, 1))
+HOPS = {"intra_node": 1.0, "inter_node": 100.0}
+"""Seconds of one hop, so long that bytes do not matter."""
 
 
 @pytest.fixture
@@ -76,6 +78,16 @@ def test_ranks_of_one_node_drive_their_adapters_side_by_side(network: Network) -
     alone = network.seconds(ALL_REDUCE, Group(2, 1), 1e9)[0]
     together = network.seconds(ALL_REDUCE, Group(16, 8), 1e9)[0]
     assert together == pytest.approx(alone / 8 * (15 / 16) / (1 / 2), rel=0.02)
+
+
+def test_a_ring_over_nodes_hops_between_them_once_for_each_and_within_them_for_the_rest(cluster: Cluster) -> None:
+    """Of 15 hops round 16 ranks on 2 nodes of 8 one is between nodes."""
+    protocol = Protocol(start_seconds=0.0, step=1.0, link_bytes=1.0, fabric_bytes=1.0)
+    links = {name: getattr(cluster, name).model_copy(update={"seconds": s}) for name, s in HOPS.items()}
+    efficiency = efficiency_of("cuda").model_copy(update={"protocols": (protocol,), "multicast": None})
+    network = Network(cluster.model_copy(update=links), efficiency)
+    assert network.seconds(ALL_GATHER, Group(16, 8), 1e-9)[0] == pytest.approx(100.0 + 14 * 1.0)
+    assert network.seconds(ALL_REDUCE, Group(16, 8), 1e-9)[0] == pytest.approx(2 * (100.0 + 14 * 1.0))
 
 
 def test_a_switch_that_reduces_halves_a_large_all_reduce_of_eight_and_helps_no_small_one(cluster: Cluster) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.compile import compile_plan
+from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
@@ -99,3 +100,17 @@ def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
     assert isinstance(plan, Plan)
     assert plan.staleness == 0
     assert plan.solver.gap <= 0.03
+
+
+def test_a_plan_names_what_else_it_was_made_of() -> None:
+    facts = small_facts(ranks_per_node=1, batch_size=4)
+    plan = compile_plan(facts, ToyModel(facts), digests={"profile": "0" * 64})
+    assert isinstance(plan, Plan)
+    assert plan.digests == {**facts.digests(), "profile": "0" * 64}
+
+
+def test_a_search_without_time_does_not_say_that_nothing_fits() -> None:
+    facts, crowded = small_facts(ranks_per_node=1, batch_size=4), small_facts(ranks_per_node=1, memory_bytes=1)
+    over = Limits(deadline=time.monotonic() - 1)
+    assert best_plan(facts, ToyModel(facts), limits=over) == "out_of_limit"
+    assert best_plan(crowded, ToyModel(crowded)) == "infeasible"

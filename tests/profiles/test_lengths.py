@@ -45,6 +45,12 @@ def test_strata_are_a_sorted_sample_with_the_distributions_mean(count: int) -> N
     assert sum(strata) / count == pytest.approx(SKEWED.mean, abs=10 / count)
 
 
+def test_half_is_there_of_a_response_met_under_way_and_long_ones_are_met_more_often() -> None:
+    """Of responses of 1 and 3 tokens, equally many, three of four tokens are in one of 3: their mean is 2.5."""
+    assert Histogram((8,), (1.0,)).half_of_one_met == 4.0
+    assert Histogram((1, 3), (0.5, 0.5)).half_of_one_met == pytest.approx(2.5 / 2)
+
+
 def test_a_sum_of_lengths_adds_their_means() -> None:
     both = SKEWED.plus(Histogram((5, 6), (0.25, 0.75)))
     assert both.mean == pytest.approx(SKEWED.mean + 5.75)

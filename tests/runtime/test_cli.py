@@ -39,3 +39,10 @@ def test_an_error_shows_what_would_move_the_cursor_as_it_is_written(call: Call, 
     assert outcome.code == 2
     assert outcome.err.strip().isprintable()
     assert "x1b[2Jmodels" in outcome.err
+
+
+def test_an_error_shows_what_would_move_the_cursor_in_the_name_of_a_file(call: Call, tmp_path: Path) -> None:
+    outcome = call("plan", tmp_path / "\x1b[2Jjob.yaml", "-o", tmp_path / "plan.json")
+    assert outcome.code == 2
+    assert outcome.err.strip().isprintable()
+    assert "\\x1b[2Jjob.yaml" in outcome.err

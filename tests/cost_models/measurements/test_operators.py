@@ -67,3 +67,13 @@ def test_operators_in_fp8_are_held_against_the_law_of_fp8(
     measured = operators.decoding[HEADS][Attention(8, 16384)]
     assert fp8.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=1) == pytest.approx(measured)
     assert decoded < law.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=2)
+
+
+def test_between_two_measured_sizes_the_ratio_lies_as_far_as_their_logarithms_do(
+    operators: Operators, laws: Kernels, a100s: Callable[[int], Cluster]
+) -> None:
+    """2048 rows are midway between 1024, which take twice the law, and 4096, which take four times."""
+    larger = Gemm(4096, 4096, 4096)
+    slower = replace(operators, gemms={**operators.gemms, larger: 4 * laws.gemm(*larger)})
+    found = MeasuredKernels(slower, a100s(1).device, EFFICIENCY).gemm(2048, 4096, 4096)
+    assert found == pytest.approx(3 * laws.gemm(2048, 4096, 4096))

@@ -65,6 +65,11 @@ def test_a_step_lasts_from_the_end_of_the_one_before_without_what_comes_between(
     assert step_seconds(PPO_GRAPH, [*spans, saved, saved]) == {1: 3.0, 2: 6.0, 4: 20.0}
 
 
+def test_the_training_of_a_step_ends_with_its_last_rank_whichever_is_told_last() -> None:
+    spans = [span(1, "actor_train", 0, 3.0), span(1, "critic_train", 1, 5.0), span(1, "actor_train", 1, 2.0)]
+    assert step_ends(PPO_GRAPH, spans) == step_ends(PPO_GRAPH, spans[::-1]) == {1: 15.0}
+
+
 def test_a_simulated_plan_is_compared_with_its_own_period() -> None:
     plan = random_plan(2)
     spans = simulate(plan, steps=4, traced=True).spans

@@ -9,6 +9,7 @@ from meshwright.planner.analysis.measured_use import BETWEEN, measured_use
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulate import Use, simulate
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.trace import Span
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan
@@ -54,6 +55,17 @@ def test_replicas_that_generate_apart_do_not_wait_for_each_other_in_it(plan: Pla
     spans = [span("stage", "actor_generate", rank, 4.0 * rank, 8.0) for rank in (0, 1)]
     busy, waits = told(measured_use(plan, spans, 0.0, 8.0)[0])
     assert (busy, waits) == ({"actor_generate": 0.75}, {BETWEEN: 0.25})
+
+
+def test_replicas_that_share_experts_wait_for_each_other_in_a_stage(plan: Plan) -> None:
+    shared = [
+        p.model_copy(update={"layout": Layout(dp=2, ep=2)}) if p.stage == "actor_generate" else p
+        for p in plan.placements
+    ]
+    spans = [span("stage", "actor_generate", rank, 4.0 * rank, 8.0) for rank in (0, 1)]
+    busy, waits = told(measured_use(plan.model_copy(update={"placements": tuple(shared)}), spans, 0.0, 8.0)[0])
+    assert busy == {"actor_generate": 0.5}
+    assert waits == {"actor_generate on other ranks": 0.25, BETWEEN: 0.25}
 
 
 def test_an_evaluation_is_work_of_all_ranks_though_one_tells_of_it(plan: Plan) -> None:

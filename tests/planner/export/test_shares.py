@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from meshwright.planner.export.shares import (
@@ -47,6 +48,16 @@ def test_a_token_budget_holds_the_longest_sequence_and_the_rows() -> None:
     cp = four.placement("ref_logprob").layout.cp
     assert token_budget(four, "ref_logprob") == 4 * plan.facts.workload.max_tokens / cp
     assert mini_batch(four) == 4
+
+
+def test_ranks_that_have_a_sequence_together_have_a_part_of_the_budget_each() -> None:
+    plan = plan_on(1, 4)
+    budgets = []
+    for cp in (1, 2, 4):
+        update = {"schedule": Schedule(micro_batch_size=1), "layout": Layout(cp=cp)}
+        cut = tuple(p.model_copy(update=update) if p.stage == "ref_logprob" else p for p in plan.placements)
+        budgets.append(token_budget(plan.model_copy(update={"placements": cut}), "ref_logprob"))
+    assert budgets == [math.ceil(plan.facts.workload.max_tokens / cp) for cp in (1, 2, 4)]
 
 
 def test_degrees_of_experts_are_those_of_megatron() -> None:

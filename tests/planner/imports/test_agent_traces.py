@@ -59,6 +59,19 @@ def test_the_time_of_a_tool_may_be_written_as_a_date(tmp_path: Path) -> None:
     assert read_agent_trace(written(tmp_path / "t.jsonl", {"messages": dated}), words).seconds == (60.0,)
 
 
+def test_an_answer_of_several_messages_has_taken_until_the_last_of_them(tmp_path: Path) -> None:
+    spoken = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": "look", "timestamp": 10.0},
+        {"role": "tool", "content": "one", "timestamp": 11.0},
+        {"role": "tool", "content": "two", "timestamp": 14.0},
+        {"role": "assistant", "content": "done", "timestamp": 15.0},
+        {"role": "user", "content": "thanks", "timestamp": 99.0},
+    ]
+    found = read_agent_trace(written(tmp_path / "t.jsonl", {"messages": spoken}), words)
+    assert (found.seconds, found.told) == ((4.0,), (2,))
+
+
 def test_many_numbers_are_told_by_the_means_of_their_parts(tmp_path: Path) -> None:
     rollouts = [
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b " * length}]}

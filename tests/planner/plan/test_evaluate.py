@@ -5,7 +5,10 @@ from __future__ import annotations
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.plan.evaluate import Task, evaluate, host_bytes, list_schedule, peak_bytes, resident_bytes
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.steps_ahead import pattern_ahead
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.stages import GENERATE
 from tests.planner.plans import random_plan
 from tests.seeds import seeds
 
@@ -44,6 +47,22 @@ def test_the_period_lies_between_the_longest_stage_and_everything_in_turn(seed: 
     tasks = [item.cost.total for item in (*plan.placements, *plan.refits)]
     lags = sum(edge.cost.total for edge in plan.edges)
     assert max(tasks) <= plan.period_seconds <= sum(tasks) + lags
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_read_two_turns_later_makes_a_turn_half_as_much_longer(seed: int) -> None:
+    """A hand-over of a million seconds has as long as the two turns that pass before it is read."""
+    plan = random_plan(seed, ahead=pattern_ahead(PPO_GRAPH, 2))
+    late = Cost((Term("experience", 1e6),))
+    edges = tuple(
+        edge.model_copy(
+            update={"cost": late if edge.producer == GENERATE and edge.consumer == "actor_train" else Cost()}
+        )
+        for edge in plan.edges
+    )
+    found = evaluate(plan.model_copy(update={"edges": edges}))
+    begun = found.placement("actor_train").start_seconds - found.placement(GENERATE).end_seconds
+    assert found.period_seconds == pytest.approx((1e6 - begun) / 2)
 
 
 def placed(plan: Plan, stage: str, pool: str, layout: Layout, memory: tuple[float, float, float]) -> Plan:

@@ -42,6 +42,12 @@ def test_what_works_ahead_stays_within_the_bound(ahead: dict[str, int]) -> None:
     assert max_deferral(ahead, bound) == 0
 
 
+def test_a_token_is_as_stale_as_generation_is_ahead_and_each_batch_in_flight_behind_the_first_adds_one() -> None:
+    found = [staleness_of(ahead, Schedule(batches_in_flight=number), 9) for ahead in (0, 1) for number in (1, 2, 3)]
+    assert found == [0, 1, 2, 1, 2, 3]
+    assert staleness_of(1, Schedule(overcommit=8), 9) == 9
+
+
 @pytest.mark.parametrize("ahead", AHEAD)
 @seeds(4, all=20)
 def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, ahead: dict[str, int]) -> None:

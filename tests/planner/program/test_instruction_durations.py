@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.planner.environment.rewards import RewardLoad
+from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Known, Planned, StepWork, lags_of, refit_seconds
 from meshwright.planner.program.program import MoveWeights, RunStage, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.plans import long_facts, random_plan
 from tests.seeds import seeds
 
@@ -43,6 +47,20 @@ def test_what_is_handed_over_arrives_after_its_planned_seconds(plan: Plan) -> No
     lags = lags_of(plan)
     assert lags.whole == {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
     assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in PPO_GRAPH.edges}
+
+
+def test_a_hand_over_of_tokens_does_not_wait_for_rewards_on_hosts_which_have_one_of_their_own() -> None:
+    judge = RewardLoad(
+        name="judge", is_remote=True, workers=None, batch_size=1, latency_seconds=LatencySpec(mean=3.0, p99=6.0)
+    )
+    plan = random_plan(3, long_facts().model_copy(update={"rewards": (judge,)}))
+    readers = [edge for edge in plan.edges if host_seconds(edge)]
+    lags = lags_of(plan)
+    assert {edge.consumer for edge in readers} == {"actor_train", "critic_train"}
+    for edge in readers:
+        assert lags.of_hosts == host_seconds(edge) > 2.9
+        assert lags.whole[GENERATE, edge.consumer] == pytest.approx(edge.cost.total - lags.of_hosts)
+        assert lags.whole[ENVIRONMENT, edge.consumer] == edge.cost.total
 
 
 @seeds(4, all=20)

@@ -1,9 +1,11 @@
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
+from meshwright.planner.plan.steps_ahead import Scope, synchronous
 from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW, Most
 from meshwright.planner.search.frontier import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.schedule import Offload
 from tests.planner.jobs import RandomModel, small_facts
 
 FACTS = small_facts()
@@ -49,3 +51,18 @@ def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> No
     found = frontier(FACTS, model, stage, (), most={kind: Most(1e-9, 1e-9)})
     assert found.rejected[TOO_SLOW] >= found.asked.weighed > 0
     assert found.asked.timed == found.asked.generations == 0
+
+
+class Crowded(RandomModel):
+    """Only state that waits in the host makes room."""
+
+    def memory(self, call: Call) -> Memory:
+        num_bytes = 2**50 if call.schedule.offload is Offload.NONE else 0
+        return Memory(resident=Cost(), transient=Cost((Term("activations", num_bytes),)))
+
+
+def test_what_fits_with_state_in_host_memory_is_found_behind_what_does_not_fit_without() -> None:
+    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=True)
+    found = frontier(FACTS, Crowded(3, 2**29), PPO_GRAPH.by_name["actor_train"], (), scope=scope)
+    kept = [candidate for candidates in found.candidates.values() for candidate in candidates]
+    assert {candidate.schedule.offload for candidate in kept} == {Offload.OPTIMIZER}

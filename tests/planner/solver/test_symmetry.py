@@ -52,3 +52,9 @@ def test_options_that_differ_in_time_are_not_alike() -> None:
     asked = problem(0, 1)
     slow = replace(asked.calls[0].options[1], ticks=2)
     assert found(asked.with_calls((CallOptions("a", (asked.calls[0].options[0], slow)),))) == {(2, 1)}
+
+
+def test_options_that_may_start_at_other_times_before_their_streams_end_are_not_alike() -> None:
+    asked = problem(0, 1).calls[0].options
+    ticking = [replace(one, ticks=5, early_ticks=early) for one, early in zip(asked, (2, 3), strict=True)]
+    assert found(problem(0, 1).with_calls((CallOptions("a", tuple(ticking)),))) == {(2, 1)}

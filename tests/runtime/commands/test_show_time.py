@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.profiles.lengths import LengthSpec
@@ -62,3 +63,30 @@ def test_a_simulation_shows_how_much_of_the_cache_is_used_or_that_it_is_not_told
     shown = capsys.readouterr().out
     assert f"{use.stage}: what rollouts of several turns hold of their cache is not told" in shown
     assert "%" not in next(line for line in shown.splitlines() if line.startswith(f"{use.stage}:"))
+
+
+def test_a_what_if_tells_room_in_gibibytes_and_below_it_what_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = Outlook(
+        step_seconds=2.0,
+        tokens_per_second=1000.0,
+        idle_share=0.25,
+        headroom_bytes=3.0 * 2**30,
+        host_bytes=0.0,
+        gpu_hours=4.0,
+        money=None,
+    )
+    changed = replace(planned, step_seconds=1.5, headroom_bytes=-1.0 * 2**30)
+    answer = Consequence(
+        setting={"cluster.nodes": 2},
+        fits=False,
+        outlook=changed,
+        difference=changed.minus(planned),
+        broken=("too large.",),
+        extrapolated=(),
+        notes=(),
+    )
+    show_time.whatif(WhatIf(baseline=planned, replanned=False, answers=(answer,), notes=()), None)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["as", "planned", "2.000", "1000", "25.0%", "3.00", "4.0", "yes"] in rows
+    assert ["nodes=2", "1.500", "1000", "25.0%", "-1.00", "4.0", "no"] in rows
+    assert ["(-0.500)", "(+0)", "(+0.0%)", "(-4.00)", "(+0.0)"] in rows

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.program.program import Receive, Send
+from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import ReplicaDeal, rows_of_replicas
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport, dealt_share, micro_batches, share
-from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.messages.transport import ProcessRanks, Transport
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
@@ -114,6 +115,19 @@ def exchange() -> tuple[int, ...]:
         exchange.receive(Receive(**names, ranks=(1, 2), owners=(0, 1)), experience, 7, 0)
     exchange.flush()
     return experience.rows("scores")
+
+
+@pytest.mark.parametrize("written", [4, 6])
+def test_what_was_written_for_another_step_is_refused_whether_older_or_newer(written: int) -> None:
+    names = {"producer": "reward_score", "consumer": "actor_train", "fields": ("scores",)}
+    process = ProcessRanks(2)
+    owner, reader = (
+        ExperienceTransport(Transport(None, rank=rank, process=process))  # type: ignore[arg-type]
+        for rank in range(2)
+    )
+    owner.send(Send(**names, ranks=(0,), targets=(1,)), Experience(), 7, written)
+    with pytest.raises(RunFailed, match=f"step 5: rank 0 handed over what reward_score wrote for step {written}"):
+        reader.receive(Receive(**names, ranks=(1,), owners=(0,)), Experience(), 7, 5)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 import yaml
 
 from meshwright.planner.plan.job import read_job, require_job
-from meshwright.profiles.environment.timed_calls import TimedCalls
+from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.planning import plan as planned
 from meshwright.runtime.api.reading import resolve
-from meshwright.runtime.profiling.calling import time_calls
+from meshwright.runtime.environment.samples import RewardSample
+from meshwright.runtime.profiling.calling import _timed, time_calls
 from tests.cost_models.tables import PROVENANCE
 from tests.runtime.environment.servers import Judged, judge
 from tests.runtime.rewarded import write_rewarded
@@ -44,6 +46,15 @@ def test_a_function_is_timed_on_samples_of_the_jobs_data(tmp_path: Path) -> None
     assert 1 <= len(found.seconds) <= 9  # two naps of 0.02 s a call, for 0.3 s
     assert min(found.seconds) >= 0.04
     assert found.num_failed == 0
+
+
+def test_the_call_that_starts_what_answers_is_not_counted() -> None:
+    naps = iter([0.3])
+    [sample] = [RewardSample(id="0/0", prompt="", response="")]
+    called = Called(kind="reward", target="mine:style")
+    found = _timed(called, lambda _: time.sleep(next(naps, 0.0)), [sample], 0.0)
+    assert len(found.seconds) == 1
+    assert found.seconds[0] < 0.3
 
 
 def test_a_judge_is_timed_and_its_failures_are_counted(tmp_path: Path) -> None:

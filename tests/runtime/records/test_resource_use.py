@@ -54,3 +54,13 @@ def test_moves_are_those_of_the_slowest_rank_and_the_median_turn() -> None:
     assert (row.name, row.measured_seconds) == ("actor_train offload", 4.0)
     terms = {term.name: term.amount for term in PLAN.placement("actor_train").cost.terms}
     assert row.predicted_seconds == pytest.approx(terms["reload"] + terms["offload"])
+
+
+def test_the_slowest_rank_decides_whichever_is_told_last() -> None:
+    spans = [
+        ran("actor_train", 0, 1, reload_seconds=3.0, offload_seconds=2.0),
+        ran("actor_train", 1, 1, reload_seconds=1.0, offload_seconds=1.0),
+    ]
+    assert [[row.measured_seconds for row in offload_seconds(PLAN, seen)] for seen in (spans, spans[::-1])] == [
+        [5.0]
+    ] * 2

@@ -26,7 +26,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.refit import RefitCopy
-from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, staleness
+from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, scores_by_age, staleness
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
@@ -83,6 +83,20 @@ def test_what_kept_keys_and_values_change_is_seen_on_new_tokens_of_older_respons
     later = torch.tensor([0.0, 0.0, 0.5, 0.0])
     batch.experience.put("behaviour_logprobs", 2, batch.experience.get("proximal_logprobs", 2) + later)
     assert cache_gap(batch, batch.rows, 3).metrics("gap") == {"gap": 0.5, "max_gap": 0.5}
+
+
+def test_a_response_is_as_old_as_the_policy_that_began_it_whoever_ended_it() -> None:
+    batch = batch_of(3, [(3, 3, 0.0), (2, 3, 0.0), (2, 2, 0.0)])
+    for row, score in enumerate((1.0, 2.0, 4.0)):
+        batch.experience.put("scores", row, torch.tensor([score]))
+    found = scores_by_age(batch, 3, 2)
+    assert found == {
+        "rows_of_age_0": 1,
+        "rows_of_age_1": 2,
+        "rows_of_age_2": 0,
+        "score_of_age_0": 1,
+        "score_of_age_1": 3,
+    }
 
 
 def test_staleness_is_the_distance_of_the_versions() -> None:

@@ -84,5 +84,13 @@ def test_held_out_reward_is_told_against_the_first(shown: str) -> None:
     assert "held-out reward after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation" in shown
 
 
+def test_what_teachers_say_of_held_out_prompts_is_told_as_a_divergence(shown: str) -> None:
+    """Their mean score is the negative of it."""
+    learned = {**FOUND.learned, "kl_to_teachers_per_token": 0.3}
+    held_out = tuple({**one, "mean_score": -one["mean_score"]} for one in FOUND.held_out)
+    told = "held-out KL to the teachers of a token after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation"
+    assert told in _text(replace(FOUND, learned=learned, held_out=held_out))
+
+
 def test_a_run_without_a_step_says_so() -> None:
     assert "no step has been finished yet" in _text(replace(FOUND, num_recent=0))

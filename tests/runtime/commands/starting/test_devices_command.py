@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from meshwright.profiles.devices import device_names, network_names
+from meshwright.profiles.devices import device_names, network_named, network_names
 from tests.runtime.command import Call
 
 
@@ -18,3 +18,10 @@ def test_the_facts_are_told_as_data_with_their_sources(call: Call) -> None:
     assert tuple(device["name"] for device in found["devices"]) == device_names()
     assert tuple(network["name"] for network in found["networks"]) == network_names()
     assert all(one["source"] for kind in found.values() for one in kind)
+
+
+def test_a_network_has_its_bandwidth_in_gigabytes_and_its_latency_in_microseconds(call: Call) -> None:
+    rows = {words[0]: words[1:3] for words in map(str.split, call("devices").out.splitlines()) if len(words) > 2}
+    for name in network_names():
+        link = network_named(name)
+        assert rows[name] == [f"{link.bytes_per_second / 1e9:,.4g}", f"{link.seconds * 1e6:,.4g}"]
