@@ -14,13 +14,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.runtime.environment import examining, sandbox
+from meshwright.runtime.environment.keeping import descendants, end_all
 
 PASSED, FAILED, BROKEN = 93, 94, 95
 """Exit codes: that of passed tests, that of any others, and that of a machine that has not what was asked for."""
@@ -29,7 +30,6 @@ NAMESPACES, FILTER = "namespaces", "filter"
 _LOOK_SECONDS = 0.02
 _MOST_PROCESSES, _MOST_BYTES = 64, 2**30
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_END_SECONDS = 2.0
 
 
 def main() -> NoReturn:
@@ -47,7 +47,7 @@ def main() -> NoReturn:
             sandbox.adopt()
         child = _forked(lambda: _watch(Path(directory), deadline, measures))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        _end(_descendants)
+        end_all(descendants)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
         code = BROKEN
@@ -74,7 +74,7 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
     tests = _part()
     examiner = _forked(lambda: _examine(tests, own, seconds, with_filter))
     own.close()
-    found = _all_inside if is_apart else _descendants
+    found = _all_inside if is_apart else descendants
     try:
         while time.monotonic() < deadline:
             signal.sigtimedwait({signal.SIGCHLD}, _LOOK_SECONDS)
@@ -86,7 +86,7 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
                 break
         return FAILED
     finally:
-        _end(found)
+        end_all(found)
 
 
 def _offer(code: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
@@ -145,22 +145,6 @@ def _all_inside() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
-def _descendants() -> list[int]:
-    """All processes that this one has started, and theirs."""
-    found, waiting = [], [os.getpid()]
-    while waiting:
-        children = list(_children(waiting.pop()))
-        found += children
-        waiting += children
-    return found
-
-
-def _children(process: int) -> Iterator[int]:
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            yield from map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-
-
 def _takes_too_much(processes: list[int]) -> bool:
     return len(processes) > _MOST_PROCESSES or sum(map(_resident_bytes, processes)) > _MOST_BYTES
 
@@ -172,19 +156,6 @@ def _resident_bytes(process: int) -> int:
     except (OSError, ValueError):
         return 0
     return (int(resident) - int(shared)) * _PAGE_BYTES
-
-
-def _end(found: Callable[[], list[int]]) -> None:
-    """Kills until there is nothing left, for code may start processes meanwhile."""
-    until = time.monotonic() + _END_SECONDS
-    while (processes := found()) and time.monotonic() < until:
-        for process in processes:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.001)
 
 
 if __name__ == "__main__":

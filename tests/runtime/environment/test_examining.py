@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -401,7 +402,8 @@ def verdict(code: str, tests: str) -> bool:
 
 
 @pytest.mark.parametrize("name", WORKING)
-def test_code_that_does_what_its_tests_ask_passes(name: str) -> None:
+def test_code_that_does_what_its_tests_ask_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert verdict(*WORKING[name])
 
 
