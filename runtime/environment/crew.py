@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of, say
 
 
 class Caller(Protocol):
@@ -94,8 +93,8 @@ class Crew:
     def _answer(self, caller: Caller, tasks: Sequence[_Task]) -> None:
         """One call; where it fails one for each sample, so that it is known which."""
         try:
-            scores = caller.score([task.sample for task in tasks])
-        except RewardError as error:
+            scores = checked_scores(caller.score([task.sample for task in tasks]), len(tasks))
+        except BaseException as error:  # whatever it is: who waits for the answer waits for nothing else
             if len(tasks) > 1:
                 for task in tasks:
                     self._answer(caller, [task])
@@ -105,10 +104,10 @@ class Crew:
         for task, score in zip(tasks, scores, strict=True):
             task.answer.set_result(RewardAnswer(score, time.monotonic() - task.begun))
 
-    def _fail(self, task: _Task, error: RewardError) -> None:
-        told = f"reward {self.name} of sample {task.sample.id}: {error}"
+    def _fail(self, task: _Task, error: BaseException) -> None:
+        told = f"reward {self.name} of sample {task.sample.id}: {reason_of(error)}"
         if self._failure_score is None:
             task.answer.set_exception(RewardError(told))
             return
-        sys.stderr.write(f"{told}; it is paid {self._failure_score:g}\n")
         task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.begun))
+        say(f"{told}; it is paid {self._failure_score:g}")

@@ -18,6 +18,7 @@ from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS
 from meshwright.runtime.environment.crew import Caller, Crew, RewardAnswer
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.unit_tests import told_measures
 from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -117,6 +118,11 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
     )
 
 
+def notes_of(rewards: Sequence[Reward]) -> tuple[str, ...]:
+    """What a run says of its rewards when it starts: how code of responses is shut in, where any is run."""
+    return (told_measures(),) if any(reward.function == "unit_tests" for reward in rewards) else ()
+
+
 def caller_of(reward: Reward) -> Caller:
     """What makes the calls of a reward, one at a time."""
     if reward.url is not None:
@@ -135,7 +141,9 @@ def _put_row(experience: Experience, row: int, answers: Sequence[Future[RewardAn
     try:
         found = [answer.result() for answer in answers]
     except RewardError as error:
-        experience.put(REWARD_ERROR, row, torch.tensor(list(str(error).encode()), dtype=torch.uint8))
+        experience.put(
+            REWARD_ERROR, row, torch.tensor(list(str(error).encode("utf-8", "backslashreplace")), dtype=torch.uint8)
+        )
         found = [RewardAnswer(0.0, 0.0)] * len(answers)
     experience.put(REWARDS, row, torch.tensor([answer.score for answer in found]))
     experience.put(REWARD_SECONDS, row, torch.tensor([answer.seconds for answer in found]))

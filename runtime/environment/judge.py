@@ -1,21 +1,25 @@
 """A judge behind a URL: samples go there as JSON by POST, and scores come back.
 
-A call that fails for now (no connection, no answer in time, a status of 429 or from 500 on, an answer that is cut) is
-made again after a pause that doubles, until it has been tried for as long as the job says; any other status is final.
+A judge is a stranger. A call has one deadline from the look-up of its name to the last byte of its answer, an answer
+has a greatest size, no answer leads elsewhere, and nothing but http and https is spoken. A call that fails for now (no
+connection, no answer in time, a status of 429 or from 500 on, an answer that has no scores) is made again after a pause
+that doubles, until it has been tried for as long as the job says; any other status is final.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import math
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _MOST_ANSWER_BYTES = 2**24
@@ -36,13 +40,13 @@ class Judge:
         begun, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return _scores(self._post(asked), len(samples))
+                return checked_scores(_scores(self._answer(asked)), len(samples))
             except urllib.error.HTTPError as error:
                 if error.code != _TOO_MANY and error.code < _OWN_FAULT:
-                    raise RewardError(f"{self._url} answered with status {error.code}") from None
+                    raise RewardError(f"{self._url} answered with status {error.code}{_elsewhere(error)}") from None
                 reason = f"status {error.code}"
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                reason = reason_of(error)
             tried = time.monotonic() - begun
             if tried + pause > self._retry:
                 raise RewardError(f"{self._url} gave no scores in {tried:.1f} s, at last {reason}")
@@ -52,18 +56,91 @@ class Judge:
     def close(self) -> None:
         """Nothing is kept between calls."""
 
-    def _post(self, asked: bytes) -> Any:
-        request = urllib.request.Request(self._url, asked, {"Content-Type": "application/json"}, method="POST")
-        with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-            return json.loads(answer.read(_MOST_ANSWER_BYTES))
+    def _answer(self, asked: bytes) -> bytes:
+        """What a call was answered. Raises TimeoutError where it takes too long, and what the call itself raises."""
+        call = _Call(self._url, asked, self._timeout)
+        call.join(self._timeout)
+        if call.is_alive():
+            call.cut()
+            raise TimeoutError(f"no answer within {self._timeout:g} s")
+        if call.error is not None:
+            raise call.error
+        return call.answer
 
 
-def _scores(message: Any, count: int) -> list[float]:
-    """Raises ValueError for anything but so many finite numbers."""
-    scores = message.get("scores") if isinstance(message, dict) else None
-    if not isinstance(scores, list) or len(scores) != count:
-        raise ValueError(f"the answer has no {count} scores")
-    found = [float(score) for score in scores if isinstance(score, int | float)]
-    if len(found) != count or not all(map(math.isfinite, found)):
-        raise ValueError("a score is not a finite number")
+class _Call(threading.Thread):
+    """One call, in a thread of its own: whoever waits for it waits no longer than he likes, whatever it waits for."""
+
+    def __init__(self, url: str, asked: bytes, timeout: float) -> None:
+        super().__init__(name="judge", daemon=True)
+        self.answer = b""
+        self.error: Exception | None = None
+        self._timeout, self._sockets = timeout, list[socket.socket]()
+        self._request = urllib.request.Request(url, asked, {"Content-Type": "application/json"}, method="POST")
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with _opener(self._sockets).open(self._request, timeout=self._timeout) as answer:
+                self.answer = answer.read(_MOST_ANSWER_BYTES + 1)
+            if len(self.answer) > _MOST_ANSWER_BYTES:
+                raise ValueError(f"an answer of more than {_MOST_ANSWER_BYTES} bytes")
+        except Exception as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            self.error = error
+
+    def cut(self) -> None:
+        """Ends the connection, and the thread with it."""
+        for connected in self._sockets:
+            with suppress(OSError):
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def _opener(sockets: list[socket.socket]) -> urllib.request.OpenerDirector:
+    """Opens http and https alone, follows nothing, and puts the sockets that it opens into the list."""
+
+    class Http(http.client.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            sockets.append(self.sock)
+
+    class Https(http.client.HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            sockets.append(self.sock)
+
+    class HttpHandler(urllib.request.HTTPHandler):
+        def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Http, request)
+
+    class HttpsHandler(urllib.request.HTTPSHandler):
+        def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Https, request)
+
+    found = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        HttpHandler(),
+        HttpsHandler(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):
+        found.add_handler(handler)
     return found
+
+
+def _elsewhere(error: urllib.error.HTTPError) -> str:
+    """The way out, where an answer leads to another place."""
+    place = error.headers.get("Location")
+    return (
+        ""
+        if place is None
+        else f" and leads to {reason_of(RewardError(place))}; name that URL in the job, if you trust it"
+    )
+
+
+def _scores(answer: bytes) -> Any:
+    message = json.loads(answer)
+    return message.get("scores") if isinstance(message, dict) else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeAlias
 
@@ -46,5 +48,34 @@ RewardFunction: TypeAlias = Callable[[Sequence[RewardSample]], Sequence[float]]
 """Scores of some samples, in their order."""
 
 
+_GREATEST = float(2**128 - 2**104)
+"""The greatest number in fp32; whole numbers of any length are compared with it as they are."""
+_MOST_CHARACTERS = 500
+"""Of a reason: more of a stranger's text helps nobody."""
+
+
 class RewardError(Exception):
     """A call that gave no scores or no answer, and why."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a call failed, as printable text: what an exception says may be a stranger's."""
+    told = error.args[0] if isinstance(error, RewardError) and error.args else f"{type(error).__name__}: {error}"
+    plain = str(told).encode("utf-8", "backslashreplace").decode()
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in plain[:_MOST_CHARACTERS])
+
+
+def checked_scores(scores: Any, count: int) -> list[float]:
+    """The scores as numbers. Raises RewardError unless there are so many, each of which fp32 holds."""
+    if not isinstance(scores, list) or len(scores) != count:
+        raise RewardError(f"the answer has no {count} scores")
+    for score in scores:
+        if not isinstance(score, int | float) or not abs(score) <= _GREATEST:
+            raise RewardError("a score is not a finite number that fp32 holds")
+    return [float(score) for score in scores]
+
+
+def say(sentence: str) -> None:
+    """On the standard error, where there is one that takes it."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{sentence}\n")

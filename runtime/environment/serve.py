@@ -2,6 +2,8 @@
 
     python -m meshwright.runtime.environment.serve FUNCTION reward|tool PARENT
 
+It ends with its parent, and everything that the function has started ends with it.
+
 Batches and answers are lines of JSON. What the function prints goes to the standard error.
 """
 
@@ -13,8 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from meshwright.planner.search.child_process import end_with
 from meshwright.runtime.environment.functions import function_named
+from meshwright.runtime.environment.keeping import keep
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 
 FunctionKind: TypeAlias = Literal["reward", "tool"]
@@ -37,7 +39,7 @@ _KINDS: Mapping[FunctionKind, _Served] = {
 def main() -> None:
     """Serves the function that the command line names, until its input or the parent process ends."""
     name, kind, parent = sys.argv[1:]
-    end_with(int(parent))
+    keep(int(parent))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         serve(name, sys.stdin, answers, "tool" if kind == "tool" else "reward")
@@ -55,7 +57,7 @@ def serve(name: str, batches: IO[str], answers: IO[str], kind: FunctionKind = "r
         samples = [_KINDS[kind].sample(message) for message in json.loads(line)]
         try:
             _answer(answers, answers=_answers(function, samples, _KINDS[kind]))
-        except Exception as error:
+        except BaseException as error:  # an exit of the function is none of the worker's
             _answer(answers, error=_sentence(error))
 
 
@@ -66,8 +68,12 @@ def _answers(function: Callable[[Any], Any], samples: Sequence[RewardSample], ki
     return answers
 
 
-def _sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _sentence(error: BaseException) -> str:
+    """Whatever the exception makes of being asked what it says."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def _answer(file: IO[str], **message: object) -> None:

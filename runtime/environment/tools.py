@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import queue
-import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from meshwright.planner.environment.tool import Tool
-from meshwright.runtime.environment.samples import RewardError, ToolCall
+from meshwright.runtime.environment.samples import RewardError, ToolCall, reason_of, say
 from meshwright.runtime.environment.worker import Worker
+
+_MOST_CHARACTERS = 2**20
+"""Of an answer."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,22 @@ class Tools:
     def _answer(self, call: ToolCall) -> str:
         worker = self._idle.get()
         try:
-            return str(worker.answers([call])[0])
-        except RewardError as error:
-            told = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {error}"
+            return _text(worker.answers([call])[0])
+        except Exception as error:
+            told = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {reason_of(error)}"
             if self._tool.failure_answer is None:
                 raise RewardError(told) from None
-            sys.stderr.write(f"{told}; it is answered {self._tool.failure_answer!r}\n")
+            say(f"{told}; it is answered {self._tool.failure_answer!r}")
             return self._tool.failure_answer
         finally:
             self._idle.put(worker)
+
+
+def _text(answer: object) -> str:
+    """Raises RewardError for what no tokenizer takes, or takes long for."""
+    text = str(answer)
+    if len(text) > _MOST_CHARACTERS:
+        raise RewardError(f"its answer has {len(text)} characters, more than {_MOST_CHARACTERS}")
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise RewardError("its answer has a lone surrogate, which is no character")
+    return text

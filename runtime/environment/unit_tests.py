@@ -1,46 +1,62 @@
 """A reward that runs the code of a response against the tests of its prompt: 1 where they pass, else 0.
 
-The code runs in a process of its own as the user who runs the job, with limits on time, memory and files, without the
-environment's variables, in an empty directory. That is no sandbox: it may read files and reach the network.
+Code and tests run in two processes, so that code learns nothing of its tests and says nothing of their outcome
+(`examining.py`), shut in by what the kernel of this machine has (`sandbox.py`, `supervising.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
 
+from meshwright.runtime.environment import sandbox
 from meshwright.runtime.environment.samples import RewardSample
+from meshwright.runtime.environment.supervising import BROKEN, FILTER, NAMESPACES, PASSED
 
 SECONDS = 4.0
 """That code and tests may take."""
 
-_MEMORY_BYTES, _FILE_BYTES, _NUM_FILES = 2**30, 2**20, 64
+_MORE_SECONDS = 10.0
+"""Until a supervisor that has not ended what it supervises is ended itself."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-
-_RUN = """\
-import resource, sys
-for limit, most in {limits}:
-    resource.setrlimit(getattr(resource, limit), (most, most))
-mark, code, tests = (sys.stdin.buffer.read(int(sys.stdin.buffer.readline())).decode() for _ in range(3))
-space = {{"__name__": "__main__"}}
-exec(compile(code, "response", "exec"), space)
-exec(compile(tests, "tests", "exec"), space)
-sys.__stdout__.write("\\n" + mark)
-"""
-"""Says at the end what it was told at the start, so that code which leaves before the tests passes none."""
+_WITHOUT_NAMESPACES = (
+    "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "
+    "the network: put the run in a container that holds nothing of worth"
+)
+_IS_THERE = "is_there = lambda: True", "assert is_there()"
 
 
 def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
     """Whether the Python of the response's last fenced block, of all of it where there is none, passes the answer's
-    tests."""
+    tests. Raises OSError where the machine no longer offers the sandbox that it had."""
     return [float(_passes(_code(sample.response), sample.answer or "")) for sample in samples]
+
+
+@functools.cache
+def measures() -> str:
+    """What shuts code in on this machine, found by trying it: namespaces where a process may have its own, and a filter
+    of system calls where libseccomp's bindings are installed. Limits always do."""
+    found = [FILTER] if sandbox.has_filter() else []
+    apart = "+".join([NAMESPACES, *found])
+    return apart if _supervised(*_IS_THERE, apart)[0] == PASSED else "+".join(found)
+
+
+def told_measures() -> str:
+    """A sentence that says what is in force, and what is not."""
+    found = measures()
+    parts = ["limits of time, memory, output and processes"]
+    if FILTER in found:
+        parts.append("a filter of system calls")
+    if NAMESPACES in found:
+        parts.append("namespaces (no network, none of your files, no other processes)")
+    missing = "" if NAMESPACES in found else _WITHOUT_NAMESPACES
+    return f"unit_tests runs the code of responses within {', '.join(parts)}{missing}"
 
 
 def _code(response: str) -> str:
@@ -49,39 +65,52 @@ def _code(response: str) -> str:
 
 
 def _passes(code: str, tests: str) -> bool:
-    limits = [
-        ("RLIMIT_CPU", int(SECONDS) + 1),
-        ("RLIMIT_AS", _MEMORY_BYTES),
-        ("RLIMIT_FSIZE", _FILE_BYTES),
-        ("RLIMIT_NOFILE", _NUM_FILES),
-        ("RLIMIT_CORE", 0),
-    ]
-    mark = secrets.token_hex(16)
-    told = b"".join(b"%d\n%s" % (len(part), part) for part in (text.encode() for text in (mark, code, tests)))
-    with tempfile.TemporaryDirectory(prefix="meshwright-tests-") as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _RUN.format(limits=limits)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=directory,
-            env={},
-            start_new_session=True,
+    found, told = _supervised(code, tests, measures())
+    if found == BROKEN:
+        raise OSError(f"the sandbox of this machine is gone: {told}")
+    return found == PASSED
+
+
+def _supervised(code: str, tests: str, wanted: str) -> tuple[int, str]:
+    """The supervisor's exit code, and what it said of the machine."""
+    parts = (text.encode("utf-8", "surrogatepass") for text in (code, tests))
+    given = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    directory = tempfile.mkdtemp(prefix="meshwright-tests-")
+    module = "meshwright.runtime.environment.supervising"
+    command = [sys.executable, "-I", "-m", module, str(os.getpid()), directory, str(SECONDS), wanted]
+    try:
+        ended = subprocess.run(
+            command,
+            check=False,
+            input=given,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=SECONDS + _MORE_SECONDS,
         )
-        try:
-            output, _ = process.communicate(told, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            _end(process)
-    return process.returncode == 0 and output.endswith(mark.encode())
+    except subprocess.TimeoutExpired:
+        return 1, ""
+    finally:
+        remove_tree(Path(directory))
+    return ended.returncode, ended.stderr[-200:].decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and all that it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        pipe.close()
+def remove_tree(top: Path) -> None:
+    """Removes a directory with all that is in it, however deep: what lies deeper is moved up first, so that no path
+    grows long and nothing calls itself."""
+    number = 0
+    top.chmod(0o700)
+    while found := list(os.scandir(top)):
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            for inner in os.scandir(entry.path):
+                if inner.is_dir(follow_symlinks=False):
+                    number += 1
+                    os.chmod(inner.path, 0o700)
+                    os.rename(inner.path, top / f".{number}")
+                else:
+                    os.unlink(inner.path)
+            os.rmdir(entry.path)
+    top.rmdir()

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of
 from meshwright.runtime.environment.serve import FunctionKind
 
 _START_SECONDS = 120.0
 """In which a process has imported its function."""
 
+_END_SECONDS = 5.0
 _READ_BYTES = 2**16
 _MOST_ANSWER_BYTES = 2**24
 
@@ -33,8 +34,8 @@ class Worker:
         self._is_closed = False
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
-        """As `answers`, of a reward."""
-        return [float(score) for score in self.answers(samples)]
+        """As `answers`, of a reward. Raises RewardError too for what is no finite number."""
+        return checked_scores(self.answers(samples), len(samples))
 
     def answers(self, samples: Sequence[RewardSample]) -> list[Any]:
         """Raises RewardError for a batch that raises an exception, takes too long or ends its process."""
@@ -42,7 +43,11 @@ class Worker:
             raise RewardError("its workers have ended")
         process = self._process or self._started()
         line = json.dumps([sample.message for sample in samples]) + "\n"
-        return self._exchange(process, line.encode(), self._timeout)
+        found = self._exchange(process, line.encode(), self._timeout)
+        if len(found) != len(samples):
+            self._end()
+            raise RewardError(f"{len(found)} answers to {len(samples)} samples")
+        return found
 
     def close(self) -> None:
         """Ends the process and all that it has started, for good."""
@@ -50,12 +55,18 @@ class Worker:
         self._end()
 
     def _end(self) -> None:
+        """The process keeps the function's, and ends them and all that they have started first."""
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
+            process.terminate()
+        with suppress(subprocess.TimeoutExpired):  # the kernel may hold it in a call of its own
+            process.wait(_END_SECONDS)
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
@@ -64,9 +75,12 @@ class Worker:
     def _started(self) -> subprocess.Popen[bytes]:
         served = "meshwright.runtime.environment.serve", self._function, self._kind
         command = [sys.executable, "-m", *served, str(os.getpid())]
-        process = self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+        except (OSError, subprocess.SubprocessError, MemoryError) as error:
+            raise RewardError(f"its process cannot be started: {reason_of(error)}") from None
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -77,15 +91,17 @@ class Worker:
         """Sends a line and waits for the next; a process that has not answered well is ended."""
         try:
             message = json.loads(_answer(process, line, time.monotonic() + seconds))
+            is_error = "error" in message
+            answers = [] if is_error else list(message["answers"])
         except TimeoutError:
             self._end()
             raise RewardError(f"no answer within {seconds:g} s") from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, MemoryError):
             self._end()
             raise RewardError("its process ended without an answer") from None
-        if "error" in message:
-            raise RewardError(message["error"])
-        return list(message["answers"])
+        if is_error:
+            raise RewardError(str(message["error"]))
+        return answers
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:

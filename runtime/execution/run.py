@@ -22,7 +22,7 @@ from meshwright.runtime.device import host
 from meshwright.runtime.device.abilities import abilities
 from meshwright.runtime.device.patience import patience
 from meshwright.runtime.device.used_memory import bytes_in_use
-from meshwright.runtime.environment.environment import build_environment, require_scores
+from meshwright.runtime.environment.environment import build_environment, notes_of, require_scores
 from meshwright.runtime.environment.tools import Tools
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.agreement import Agreement, Wish
@@ -161,7 +161,12 @@ class RankRun:
             asked=asked,
             ends=self.data.ends,
             kernels=self._kernels.told,
-            notes=(*notes, *self.data.notes, *(_changes(request.out, asked) if request.resume and is_writer else ())),
+            notes=(
+                *notes,
+                *self.data.notes,
+                *(notes_of(request.job.rewards) if is_writer else ()),
+                *(_changes(request.out, asked) if request.resume and is_writer else ()),
+            ),
         )
 
     def turn(self, turn: int) -> StepExperience:

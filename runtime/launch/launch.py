@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from meshwright.planner.search.child_process import end_with
+from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device.patience import have_patience, patience
 from meshwright.runtime.launch import failing
@@ -35,6 +36,9 @@ T = TypeVar("T")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """What torch elastic ends the ranks for."""
+
+_WITH_LAUNCHER = "meshwright.runtime.launch.with_launcher"
+"""What the process imports first that ranks are forked from."""
 
 _STAY_SECONDS = 2.0
 """How long a rank that lost a partner stays, so that the partner's end is seen first."""
@@ -90,7 +94,7 @@ def launch(
     """
     are_forked = preload is not None and preparation.may_be_forked
     if preload:
-        multiprocessing.set_forkserver_preload([preload])
+        multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
@@ -166,6 +170,7 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
     """
     if launcher.mark:
         listen(launcher.pid, launcher.mark)
+    end_with_parent(os.getppid())  # the launcher, or the process that ranks are forked from, which ends with it
     end_with(launcher.pid)
     failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -46,3 +47,19 @@ def last_letters(calls: Sequence[ToolCall]) -> list[str]:
     """A tool that says the last letters of the turn again, as many as the turn's number; quick ones and slow ones."""
     time.sleep(0.002 * sum(len(call.drawn) % 4 for call in calls))
     return [call.drawn[-call.turn :] for call in calls]
+
+
+def restless(samples: Sequence[RewardSample]) -> list[float]:
+    """Takes longer than it may, in ways that no thread of its own could end."""
+    response = samples[0].response
+    if response == "holds the interpreter":
+        pow(7, 10**8)
+    if response == "is stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if response == "has children of its own sessions":
+        for _ in range(2):
+            if not os.fork():
+                os.setsid()
+                time.sleep(60)
+        time.sleep(60)
+    return [1.0] * len(samples)

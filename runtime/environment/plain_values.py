@@ -1,0 +1,172 @@
+"""Values as JSON between code that is examined and the tests that examine it: plain values by value, all others by
+number, so that nothing of the one side is ever run on the other."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+_EXACT = 2**53
+"""Whole numbers up to here are written as JSON has them, larger ones in hexadecimal, which takes no longer."""
+
+IMMUTABLE: tuple[type[Any], ...] = (int, float, str, bytes, tuple, frozenset)
+"""An instance of a subclass of these is given by number with its plain value beside it."""
+MUTABLE: tuple[type[Any], ...] = (list, dict, set, bytearray, deque)
+
+_Pack: TypeAlias = Callable[[Any], Any]
+
+
+def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
+    """The value as JSON; `refer` gives the message for what is not plain. Raises RecursionError for what is too deep or
+    holds itself."""
+    kind: type[Any] = type(value)
+    if value is None or kind in (bool, float, str) or (kind is int and -_EXACT < value < _EXACT):
+        return value
+
+    def pack(each: Any) -> Any:
+        return packed(each, refer)
+
+    if kind is list:
+        return list(map(pack, value))
+    if kind in _PACKED and not getattr(value, "tzinfo", None):
+        return {kind.__name__: _PACKED[kind](value, pack)}
+    if isinstance(value, type) and value in vars(builtins).values():
+        return {"type": value.__name__}
+    return _packed_array(value) or refer(value)
+
+
+def unpacked(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
+    """What `packed` was given; `resolve` gives the value for a message of its `refer`. Raises ValueError, TypeError or
+    KeyError for what `packed` does not write."""
+
+    def unpack(each: Any) -> Any:
+        return unpacked(each, resolve)
+
+    if isinstance(message, list):
+        return list(map(unpack, message))
+    if not isinstance(message, dict):
+        return message
+    ((kind, content), *more) = message.items()
+    if more or kind not in _UNPACKED:
+        return resolve(message)
+    return _UNPACKED[kind](content, unpack)
+
+
+def _each(value: Any, pack: _Pack) -> list[Any]:
+    return list(map(pack, value))
+
+
+def _pairs(value: Any, pack: _Pack) -> list[Any]:
+    return [[pack(key), pack(each)] for key, each in value.items()]
+
+
+def _text(value: Any, _: _Pack) -> str:
+    return value.decode("latin-1")
+
+
+_PACKED: Mapping[type, Callable[[Any, _Pack], Any]] = {
+    int: lambda value, _: hex(value),
+    bytes: _text,
+    bytearray: _text,
+    tuple: _each,
+    set: _each,
+    frozenset: _each,
+    dict: _pairs,
+    defaultdict: _pairs,
+    OrderedDict: _pairs,
+    Counter: _pairs,
+    deque: lambda value, pack: [_each(value, pack), value.maxlen],
+    complex: lambda value, _: [value.real, value.imag],
+    range: lambda value, pack: _each((value.start, value.stop, value.step), pack),
+    Decimal: lambda value, _: str(value),
+    Fraction: lambda value, pack: [pack(value.numerator), pack(value.denominator)],
+    date: lambda value, _: value.isoformat(),
+    datetime: lambda value, _: value.isoformat(),
+    timedelta: lambda value, _: [value.days, value.seconds, value.microseconds],
+    type(Ellipsis): lambda *_: None,
+}
+
+
+def _of_each(kind: type) -> Callable[[Any, _Pack], Any]:
+    return lambda content, unpack: kind(map(unpack, content))
+
+
+def _of_pairs(kind: type) -> Callable[[Any, _Pack], Any]:
+    return lambda content, unpack: kind({unpack(key): unpack(each) for key, each in content})
+
+
+_UNPACKED: Mapping[str, Callable[[Any, _Pack], Any]] = {
+    "int": lambda content, _: int(content, 16),
+    "bytes": lambda content, _: content.encode("latin-1"),
+    "bytearray": lambda content, _: bytearray(content.encode("latin-1")),
+    **{kind.__name__: _of_each(kind) for kind in (tuple, set, frozenset)},
+    **{kind.__name__: _of_pairs(kind) for kind in (dict, OrderedDict, Counter)},
+    "defaultdict": _of_pairs(dict),
+    "deque": lambda content, unpack: deque(map(unpack, content[0]), content[1]),
+    "complex": lambda content, _: complex(*content),
+    "range": lambda content, unpack: range(*map(unpack, content)),
+    "Decimal": lambda content, _: Decimal(content),
+    "Fraction": lambda content, unpack: Fraction(*map(unpack, content)),
+    "date": lambda content, _: date.fromisoformat(content),
+    "datetime": lambda content, _: datetime.fromisoformat(content),
+    "timedelta": lambda content, _: timedelta(*content),
+    "ellipsis": lambda *_: Ellipsis,
+    "type": lambda content, _: _type(content),
+    "array": lambda content, _: _array(*content),
+}
+
+
+def _packed_array(value: Any) -> dict[str, Any] | None:
+    """An array or a number of numpy, where this process has loaded it; None for anything else."""
+    numpy: Any = sys.modules.get("numpy")
+    is_of_numpy = type(value).__module__ == "numpy" and isinstance(value, (numpy.ndarray, numpy.generic))
+    if not is_of_numpy or value.dtype.hasobject:
+        return None
+    content = base64.b64encode(value.tobytes()).decode()
+    return {"array": [value.dtype.str, list(value.shape), content, isinstance(value, numpy.generic)]}
+
+
+def _type(name: str) -> type:
+    found = getattr(builtins, name)
+    if not isinstance(found, type):
+        raise ValueError(f"{name} is no type")
+    return found
+
+
+def _array(dtype: str, shape: list[int], content: str, is_number: bool) -> Any:
+    import numpy  # noqa: PLC0415 - most tests have no arrays
+
+    found = numpy.frombuffer(base64.b64decode(content), numpy.dtype(dtype)).reshape(shape)
+    return found[()] if is_number else found.copy()
+
+
+def plain_base(value: Any) -> Any:
+    """An instance of a subclass of a plain type as one of that type; None for anything else."""
+    for kind in (*IMMUTABLE, *MUTABLE):
+        if isinstance(value, kind):
+            return kind.__new__(kind, value) if kind in IMMUTABLE else kind(value)
+    return None
+
+
+def renew(old: Any, new: Any) -> None:
+    """Makes a value that may change equal to another of its type, in place. Raises ValueError for another type."""
+    if type(old) is not type(new):
+        raise ValueError("a value has changed its type")
+    if isinstance(old, list | bytearray):
+        for place, (one, other) in enumerate(zip(old, new, strict=False)):
+            if isinstance(one, MUTABLE) and type(one) is type(other):
+                renew(one, other)
+                new[place] = one
+        old[:] = new
+    elif isinstance(old, MUTABLE):
+        old.clear()
+        (old.extend if isinstance(old, deque) else old.update)(new)
+    else:
+        old[...] = new

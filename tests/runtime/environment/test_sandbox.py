@@ -1,0 +1,54 @@
+"""Code sees no file of the user, no network and no other process where the machine has namespaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.runtime.environment import sandbox
+from meshwright.runtime.environment.supervising import NAMESPACES
+from meshwright.runtime.environment.unit_tests import measures, unit_tests
+from tests.runtime.environment.samples import sample
+
+needs_namespaces = pytest.mark.skipif(NAMESPACES not in measures(), reason="this machine has no namespaces for it")
+
+
+def sees(code: str, expected: object) -> bool:
+    return unit_tests([sample(f"import os, socket\ndef seen():\n    {code}", f"assert seen() == {expected!r}")]) == [
+        1.0
+    ]
+
+
+@needs_namespaces
+def test_code_sees_its_working_directory_and_no_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a")
+    assert sees("return os.getcwd(), os.listdir('.')", ("/work", []))
+    assert sees(f"return [os.path.exists(p) for p in ({str(tmp_path)!r}, {__file__!r}, '/etc/passwd')]", [False] * 3)
+
+
+@needs_namespaces
+def test_code_sees_no_network_and_no_other_process() -> None:
+    assert sees("return [name for _, name in socket.if_nameindex()]", ["lo"])
+    for number in (1, 3):
+        assert sees(f"try: open('/proc/{number}/mem', 'rb')\n    except PermissionError: return True", True)
+    assert sees("return len([n for n in os.listdir('/proc') if n.isdigit()])", 3)
+
+
+@needs_namespaces
+def test_what_python_needs_is_read_only_and_all_files_together_are_limited() -> None:
+    assert sees("return [os.access(os.path.dirname(os.__file__), mode) for mode in (os.R_OK, os.W_OK)]", [True, False])
+    assert sees("v = os.statvfs('/work'); return v.f_blocks * v.f_frsize <= 2**26", True)
+
+
+def test_code_has_no_privileges_and_no_variables() -> None:
+    assert sees(
+        "return [l.split()[1] for l in open('/proc/self/status') if l[:6] in ('CapEff', 'CapBnd')]", ["0" * 16] * 2
+    )
+    assert sees("return sorted(os.environ)", ["HOME", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"])
+
+
+def test_a_filter_is_there_where_its_library_is() -> None:
+    assert sandbox.has_filter() in (True, False)
+    if sandbox.has_filter():
+        assert sees("import ctypes; return ctypes.CDLL(None).unshare(0)", -1)

@@ -1,0 +1,71 @@
+"""A supervisor says whether tests passed, or that the machine has not what was asked for, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from meshwright.runtime.environment.supervising import BROKEN, FAILED, PASSED
+from meshwright.runtime.environment.unit_tests import measures
+
+BUSY = "import os\nfor _ in range(3):\n    if not os.fork():\n        os.setsid()\n        while True: pass\n"
+
+
+def start(code: str, tests: str, directory: Path, wanted: str, seconds: float = 5.0) -> subprocess.Popen[bytes]:
+    module = "meshwright.runtime.environment.supervising"
+    command = [sys.executable, "-I", "-m", module, str(os.getpid()), str(directory), str(seconds), wanted]
+    found = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert found.stdin is not None
+    for part in (code.encode(), tests.encode()):
+        found.stdin.write(len(part).to_bytes(8, "big") + part)
+    found.stdin.close()
+    return found
+
+
+@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+def test_its_exit_code_says_whether_the_tests_passed(wanted: str, tmp_path: Path) -> None:
+    for tests, code in (("assert f() == 1", PASSED), ("assert f() == 2", FAILED)):
+        directory = tmp_path / str(code)
+        directory.mkdir()
+        assert start("def f(): return 1", tests, directory, wanted).wait(30.0) == code
+
+
+@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+def test_all_that_code_has_started_ends_with_the_tests(wanted: str, tmp_path: Path) -> None:
+    supervisor = start(
+        BUSY + "def f(): return 1", "import time\ntime.sleep(0.5)\nassert f() == 1", tmp_path, wanted, 20.0
+    )
+    started = when_there_are(supervisor, 6)
+    assert supervisor.wait(30.0) == PASSED
+    assert psutil.wait_procs(started, timeout=5.0)[1] == []
+
+
+@pytest.mark.skipif("namespaces" not in measures(), reason="this machine has no namespaces for it")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_all_that_code_has_started_ends_when_its_supervisor_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+    supervisor = start(BUSY + "while True: pass", "f()", tmp_path, measures(), 60.0)
+    started = when_there_are(supervisor, 6)
+    supervisor.send_signal(number)
+    supervisor.wait(10.0)
+    assert psutil.wait_procs(started, timeout=5.0)[1] == []
+
+
+def when_there_are(supervisor: subprocess.Popen[bytes], number: int) -> list[psutil.Process]:
+    """What a supervisor has started, as soon as there are so many processes."""
+    until = time.monotonic() + 20.0
+    while len(found := psutil.Process(supervisor.pid).children(recursive=True)) < number:
+        assert time.monotonic() < until, found
+        time.sleep(0.01)
+    return found
+
+
+def test_a_sandbox_that_the_machine_has_not_is_no_verdict(tmp_path: Path) -> None:
+    """Namespaces need an empty directory of their own, and this one is not there."""
+    assert start("def f(): return 1", "assert f() == 1", tmp_path / "none", "namespaces").wait(30.0) == BROKEN
