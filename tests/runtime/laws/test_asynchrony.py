@@ -10,7 +10,7 @@ from benchmarks.survival.asynchrony import LAYOUTS, learned
 from benchmarks.survival.job import write_models
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_delays_change_nothing_that_is_learned(tmp_path: Path) -> None:
     write_models(tmp_path)
     one, other = (learned(tmp_path, LAYOUTS[-1], 1, seed=seed) for seed in (1, 2))

@@ -158,10 +158,11 @@ def test_ppo_learns_of_the_best_samples_what_the_reference_does(
 def test_scores_of_hosts_keep_the_samples_that_the_reference_keeps(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
-    asked, own = requests[name], paths(requests[name])
+    run, asked = runs[name], requests[name]
+    own = paths(asked)
     policy, settings = language_model(own[Role.ACTOR]), settings_of(asked)
     of_model = scored_by(scalar_model(own[Role.REWARD])) if Role.REWARD in own else None
     line = lines(asked.out)[0]
     kept = chosen_of(asked, settings).batch(policy, lambda row: is_short(row) + (of_model(row) if of_model else 0.0), 0)
-    is_kept(runs[name], asked, line, kept)
+    is_kept(run, asked, line, kept)
     assert line["reward_short"] == sum(map(is_short, kept.rows)) / len(kept.rows)

@@ -95,7 +95,8 @@ def test_a_run_draws_keeps_and_learns_what_the_reference_does(
 def test_scores_of_hosts_choose_the_groups_that_the_reference_chooses(
     runs: dict[str, Observed], requests: dict[str, RunRequest], name: str
 ) -> None:
-    asked, chosen = requests[name], sampling(requests[name])
+    run, asked = runs[name], requests[name]
+    chosen = sampling(asked)
     own = paths(asked)
     policy = language_model(own[Role.ACTOR])
     reward = scalar_model(own[Role.REWARD]) if Role.REWARD in own else None
@@ -105,7 +106,7 @@ def test_scores_of_hosts_choose_the_groups_that_the_reference_chooses(
 
     for step, line in enumerate(lines(asked.out)):
         batch = chosen.batch(policy, score, step)
-        assert trained_on(runs[name], step) == [row.ids.tolist() for row in batch.rows]
+        assert trained_on(run, step) == [row.ids.tolist() for row in batch.rows]
         assert {key: line[key] for key in said(batch)} == pytest.approx(said(batch))
         assert line["reward_short"] == sum(map(is_short, batch.rows)) / len(batch.rows)
         assert line["score"] == pytest.approx(sum(map(score, batch.rows)) / len(batch.rows), rel=TOLERANCE)

@@ -71,6 +71,7 @@ def stopped_beyond(request: RunRequest, agents: Sequence[Agent]) -> int:
     return saved
 
 
+@pytest.mark.check_all
 def test_a_run_goes_over_by_itself_and_learns_as_if_it_had_been_resumed_by_hand(tmp_path: Path) -> None:
     request = asked(tmp_path)
     agent = start(request, "--steps", MANY)

@@ -46,6 +46,7 @@ def ranks_of(agent: Agent) -> list[psutil.Process]:
     return [process for process in launcher.children(recursive=True) if process.ppid() != launcher.pid]
 
 
+@pytest.mark.check_all
 def test_a_rank_that_is_killed_is_replaced_and_nothing_is_learned_otherwise(tmp_path: Path) -> None:
     plan = request(write_job(tmp_path, num_ranks=2), tmp_path, "actor_train.layout=dp2", "critic_train.layout=pp2").plan
     write_plan(tmp_path / "plan.json", plan)

@@ -129,6 +129,7 @@ def test_a_disk_that_is_full_is_named_and_the_checkpoint_before_stays(tmp_path: 
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.check_all
 def test_an_output_that_may_not_be_written_and_one_that_another_run_holds_are_refused(tmp_path: Path) -> None:
     job, closed = planned(tmp_path, 1), tmp_path / "closed"
     closed.mkdir()

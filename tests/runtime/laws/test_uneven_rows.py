@@ -113,7 +113,8 @@ def in_turns(directory: Path) -> list[tuple[int, ...]]:
     return drawn_lines(held)
 
 
-@cases("generation", [{"batches_in_flight": 2}, {"overcommit": 6}], ids=str, few=1)
+@pytest.mark.check_all
+@pytest.mark.parametrize("generation", [{"batches_in_flight": 2}, {"overcommit": 6}], ids=str)
 def test_sequences_in_flight_on_three_replicas_are_delivered_once(
     directory: Path, tmp_path: Path, in_turns: list[tuple[int, ...]], generation: dict[str, int]
 ) -> None:

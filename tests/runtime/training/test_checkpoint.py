@@ -27,6 +27,7 @@ from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss, value_loss
+from tests.seeds import cases
 
 Places = dict[str, tuple[str, int]]  # layout and first rank of each trainer
 Norms = dict[str, list[float]]
@@ -72,18 +73,12 @@ def _updates(models: Path, run: Run) -> Norms:
 
 
 FIRST: Places = {"actor": ("tp2,sp", 0), "critic": ("dp2", 2)}
+ELSEWHERE: Places = {"actor": ("pp2", 2), "critic": ("tp1", 0)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "then",
-    [
-        FIRST,
-        {"actor": ("pp2", 2), "critic": ("tp1", 0)},
-        {"actor": ("tp2,pp2", 0), "critic": ("tp2,dp2", 0)},
-    ],
-)
+@cases("dtype", [torch.float32, torch.bfloat16], few=1)
+@cases("then", [ELSEWHERE, FIRST, {"actor": ("tp2,pp2", 0), "critic": ("tp2,dp2", 0)}], few=1)
 def test_a_loaded_trainer_goes_on_where_it_was(tmp_path: Path, then: Places, dtype: torch.dtype) -> None:
     write_checkpoint(tmp_path / "actor", "Qwen2")
     write_checkpoint(tmp_path / "critic", head="ForSequenceClassification")

@@ -25,6 +25,7 @@ from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import HEADS, blocks, language_loss, value_loss
+from tests.seeds import cases
 
 SMALLEST = Buckets(1)
 """A layer each, which is many for a small model."""
@@ -121,9 +122,10 @@ def _same(directory: Path, plain: Asked, num_ranks: int = 2) -> list[Seen]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@cases(
     ("family", "scalar", "recompute"),
     [("Llama", False, "none"), ("Llama", True, "selective"), ("Qwen2", False, "full"), ("Qwen3", False, "selective")],
+    few=2,
 )
 def test_updates_are_bit_for_bit_those_without_overlap(
     tmp_path: Path, family: str, scalar: bool, recompute: Recompute
@@ -135,7 +137,7 @@ def test_updates_are_bit_for_bit_those_without_overlap(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["pp2,dp2", "tp2,dp2,sp", "pp2,dp2,vpp2", "dp2,cp2"])
+@cases("layout", ["pp2,dp2", "tp2,dp2,sp", "pp2,dp2,vpp2", "dp2,cp2"], few=2)
 def test_so_they_are_with_pipelines_and_with_cut_models(tmp_path: Path, layout: str) -> None:
     directory = write_checkpoint(tmp_path / "model", "Qwen2")
     assert all(seen.were_on_their_way for seen in _same(directory, Asked(layout=layout, buckets=None), num_ranks=4))
