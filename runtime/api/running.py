@@ -41,6 +41,7 @@ def run(
     export_every: int = 0,
     max_restarts: int = 0,
     replan_every: int = 0,
+    sample_every: int = 10,
     table: Table | None = None,
     allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
@@ -52,10 +53,10 @@ def run(
     One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left. Every
     `replan_every` steps, 0 is never, a look is taken whether another plan is better from here, under which the run goes
     on where that is earned in the steps that are left. `table` is the one that the plan was made with, if it was.
-    Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
-    `Stopped`; None comes back on a machine without rank 0. Rewards may be built-in functions and those of
-    `allow_modules`. Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under
-    torchrun this process is one of them.
+    Metrics, the trace, some responses of every `sample_every` steps and checkpoints go to `out`. A run that was asked
+    to stop, by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C, is `Stopped`; None comes back on a machine without rank 0. Rewards
+    may be built-in functions and those of `allow_modules`. Ranks import the program's main module, which therefore
+    needs `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
@@ -63,6 +64,7 @@ def run(
     require_number("keep", keep, least=1)
     require_number("max_restarts", max_restarts, least=0)
     require_number("replan_every", replan_every, least=0)
+    require_number("sample_every", sample_every, least=0)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
@@ -80,6 +82,7 @@ def run(
         export_every=export_every,
         max_restarts=max_restarts,
         replan_every=replan_every,
+        sample_every=sample_every,
         table=table,
         allowed_modules=tuple(allow_modules),
     )

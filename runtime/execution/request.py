@@ -28,6 +28,7 @@ from meshwright.runtime.model.model_shard import planned_only
 from meshwright.runtime.records.lock import require_free
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.run_lines import ended_after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class RunRequest:
     """Times that it was, and that it went on under another plan."""
     replan_every: int = 0
     """Steps between looks at whether another plan is better from here; 0 is none."""
+    sample_every: int = 10
+    """Steps between those of which some responses are kept as texts; 0 is none."""
     table: Table | None = None
     """That the plan was made with, if it was made with one; asked where it is planned again."""
     launched: float = 0.0
@@ -149,7 +152,7 @@ def _check_resume(request: RunRequest) -> None:
         )
     if request.resume and done is None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
-    if done is not None and done >= request.steps:
+    if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
     if done is not None:
         changes(read_run_file(request.out), request.asked(data))

@@ -22,6 +22,7 @@ from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.launch.joining import NodePlace, Seat, join
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records.lasting_output import lasting_output
 from meshwright.runtime.records.lock import locked
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.stopped import Stopped
@@ -76,7 +77,7 @@ def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary |
 
 def _work_alone(request: RunRequest) -> RunSummary | Stopped | None:
     """What one rank does; the first keeps other runs out of the directory meanwhile."""
-    with locked(request.out) if dist.get_rank() == 0 else nullcontext():
+    with lasting_output(), locked(request.out) if dist.get_rank() == 0 else nullcontext():
         return _work(request)
 
 
@@ -91,10 +92,14 @@ def _work(request: RunRequest) -> RunSummary | Stopped | None:
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:
         run.evaluate(0)
-    for turn in run.turns:
-        run.turn(turn)
-        if run.behind_turn(max(turn + 1, run.steps.start)):
-            return run.stop(turn + 1)
+    if run.steps:
+        for turn in run.turns:
+            run.turn(turn)
+            if run.behind_turn(max(turn + 1, run.steps.start)):
+                return run.stop(turn + 1)
+    elif request.export_every:  # the run ended between its last checkpoint and this
+        run.export(request.steps)
     run.finish()
-    run.evaluate(request.steps)
+    if run.steps or not run.is_evaluated(request.steps):
+        run.evaluate(request.steps)
     return run.close()

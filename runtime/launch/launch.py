@@ -28,7 +28,7 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device.patience import have_patience, patience
 from meshwright.runtime.launch import failing
 from meshwright.runtime.launch.gathering import BACKEND
-from meshwright.runtime.launch.interruption import listen, passed_on
+from meshwright.runtime.launch.interruption import heed_again, listen, passed_on, shield_helpers
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of
 
 T = TypeVar("T")
@@ -91,6 +91,8 @@ def launch(
     are_forked = preload is not None and preparation.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([preload])
+    if are_forked:
+        shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
@@ -114,7 +116,7 @@ def launch(
             monitor_interval=0.05,
             start_method="forkserver" if are_forked else "spawn",
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            signals_to_handle="SIGHUP,SIGQUIT" if may_stop else _SIGNALS,
+            signals_to_handle="SIGQUIT" if may_stop else _SIGNALS,
         )
         launcher = _Launcher(os.getpid(), rendezvous.address, failures, mark)
         try:
@@ -166,6 +168,8 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
     """
     if launcher.mark:
         listen(launcher.pid, launcher.mark)
+    else:
+        heed_again()
     end_with(launcher.pid)
     failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")
     try:
