@@ -5,10 +5,12 @@ Reading goes through JSON, also for YAML, so that a list may become a tuple whil
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -162,6 +164,8 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
             raise BadInput(f"{path} is no file and is not replaced; name a file.")
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        if waits_for_disk:
+            remove_partials(target.parent, target.name)
         try:
             with partial.open("wb") as file:
                 file.write(content)
@@ -174,6 +178,20 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
     except OSError as error:
         kind = RunFailed if is_full(error) else BadInput
         raise kind(f"{path} cannot be written: {error.strerror}; make room there or name another file.") from None
+
+
+def remove_partials(directory: Path, name: str | None = None, *, least_seconds: float = 60.0) -> None:
+    """Removes what processes have left beside a file of this name, or of any, that were killed while they wrote it: the
+    part of a process which is not there any more, on this machine, and which was not written to for so long."""
+    names = glob.escape(name[:_LONGEST_NAME]) if name else "*"
+    for left in directory.glob(f".{names}.*.partial"):
+        process = left.name.removesuffix(".partial").rpartition(".")[2]
+        try:
+            is_old = time.time() - left.stat().st_mtime >= least_seconds
+            if is_old and process.isdigit() and not Path(f"/proc/{process}").exists():
+                left.unlink()
+        except OSError:  # another process has removed it, or may
+            continue
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:

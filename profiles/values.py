@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -183,7 +183,7 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML with the scalars of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema): 25e9 is a
     number, and 1:20, 1_000, no and 2020-01-01 are texts. A mapping has a key once."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the library declares it
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

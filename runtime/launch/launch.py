@@ -30,6 +30,7 @@ from meshwright.runtime.launch import failing
 from meshwright.runtime.launch.gathering import BACKEND
 from meshwright.runtime.launch.interruption import heed_again, listen, passed_on, shield_helpers
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of
+from meshwright.runtime.launch.scratch import scratch
 
 T = TypeVar("T")
 
@@ -91,16 +92,17 @@ def launch(
     are_forked = preload is not None and preparation.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([preload])
+    lasting = scratch()  # before multiprocessing makes a directory
     if are_forked:
         shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        failures = Path(scratch) / "failures"
+    with tempfile.TemporaryDirectory(dir=lasting) as directory:
+        failures = Path(directory) / "failures"
         failures.mkdir()
-        mark = Path(scratch) / "stop" if may_stop else None
+        mark = Path(directory) / "stop" if may_stop else None
         config = LaunchConfig(
             min_nodes=1 if rendezvous.attempt else rendezvous.nodes,
             max_nodes=rendezvous.nodes,
@@ -115,7 +117,7 @@ def launch(
             max_restarts=0,
             monitor_interval=0.05,
             start_method="forkserver" if are_forked else "spawn",
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            logs_specs=DefaultLogsSpecs(log_dir=directory),
             signals_to_handle="SIGQUIT" if may_stop else _SIGNALS,
         )
         launcher = _Launcher(os.getpid(), rendezvous.address, failures, mark)

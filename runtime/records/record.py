@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshwright.planner.analysis.compare import Comparison, StepTimes
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.chrome_trace import chrome_trace
-from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.documents import remove_partials, write_atomically
 from meshwright.profiles.segments import SEGMENT_BYTES, files_of, move_log
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
@@ -191,6 +191,7 @@ class Recorder:
         """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
         if not self._is_writer:
             return
+        remove_partials(self._out, least_seconds=0.0)  # nobody else writes here
         self._put_aside_another_plan(first_step)
         write_plan(self._out / "plan.json", self._plan)
         (self._out / NEXT_PLAN).unlink(missing_ok=True)

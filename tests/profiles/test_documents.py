@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from meshwright.profiles.documents import (
     parse,
     read_json,
     read_yaml,
+    remove_partials,
     write_atomically,
 )
 from meshwright.profiles.errors import BadInput, RunFailed
@@ -135,3 +138,19 @@ def test_a_text_that_would_command_a_terminal_is_refused_wherever_it_stands(tmp_
         parse(Bike, text, "bike")
     assert str(one.value).isprintable()
     assert parse(Bike, '{"name": "\\\\u001b \\t\\n"}', "bike").name == "\\u001b \t\n"
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed_by_who_writes_it_next(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead, living = int(ended.stdout), os.getppid()
+    names = [f".plan.json.{dead}.partial", f".plan.json.{living}.partial", f".other.json.{dead}.partial"]
+    for name in (*names, "mine.partial"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / f".plan.json.{dead}.new.{dead}.partial").touch()  # perhaps of another machine that is writing it
+    write_atomically(tmp_path / "plan.json", "text")
+    assert {one.name for one in tmp_path.iterdir()} == {
+        *("plan.json", names[1], names[2], "mine.partial", f".plan.json.{dead}.new.{dead}.partial")
+    }
+    remove_partials(tmp_path, least_seconds=0.0)
+    assert {one.name for one in tmp_path.iterdir()} == {"plan.json", names[1], "mine.partial"}
