@@ -15,7 +15,8 @@ from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import require_own_engine
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, require_number
-from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.execution.early_checks import require_data, require_nodes
+from meshwright.runtime.launch.rendezvous import Rendezvous, is_launched_rank
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.stopped import Stopped
@@ -65,13 +66,18 @@ def run(
     require_number("max_restarts", max_restarts, least=0)
     require_number("replan_every", replan_every, least=0)
     require_number("sample_every", sample_every, least=0)
+    place = Path(directory).resolve()
+    plan.require_of(job, place)
+    if not is_launched_rank(os.environ):
+        require_nodes(plan, rendezvous or Rendezvous())
+    data = require_data(job, place, allow_modules)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
     request = RunRequest(
         plan=plan,
         job=job,
-        directory=Path(directory).resolve(),
+        directory=place,
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
@@ -86,7 +92,7 @@ def run(
         table=table,
         allowed_modules=tuple(allow_modules),
     )
-    return run_plan(request, rendezvous)
+    return run_plan(request, rendezvous, data)
 
 
 def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tuple[Path, ...]:

@@ -13,12 +13,13 @@ from functools import partial
 import torch.distributed as dist
 
 from meshwright.planner.program.deadlines import away_seconds, patience_seconds
-from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.early_checks import require_nodes
 from meshwright.runtime.execution.planning_again import for_those_who_came
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.restarting import again, with_restarts
 from meshwright.runtime.execution.resume import require_shared
 from meshwright.runtime.execution.run import RankRun
+from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.launch.joining import NodePlace, Seat, join
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
@@ -28,11 +29,13 @@ from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.stopped import Stopped
 
 
-def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | Stopped | None:
+def run_plan(
+    request: RunRequest, rendezvous: Rendezvous | None = None, data: PromptData | None = None
+) -> RunSummary | Stopped | None:
     """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
 
     A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
-    whatever can be known to be wrong before anything starts.
+    whatever can be known to be wrong before anything starts. `data` are the job's, where they have been read.
     """
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
     if seat := Seat.of(os.environ):
@@ -46,9 +49,8 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
             token=rendezvous.token,
         )
         return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
-    if rendezvous.nodes != cluster.nodes:
-        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
-    check(request, rendezvous)
+    require_nodes(request.plan, rendezvous)
+    check(request, rendezvous, data)
     return with_restarts(_launched, request, rendezvous)
 
 
