@@ -38,13 +38,13 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     found: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         found[span.step].append(span)
-    times = StepTimes(plan)
+    times = MeasuredSteps(plan)
     for step, of_step in found.items():
         times.add(step, of_step)
     return times.beside(step_seconds)
 
 
-class StepTimes:
+class MeasuredSteps:
     """Seconds of each stage, and of all refits, in every step of a run, whose spans come step by step."""
 
     def __init__(self, plan: Plan) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.report.learning import Learned
+from meshwright.planner.report.learned_chart import Learned
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.trace import Run
 

@@ -13,7 +13,7 @@ from meshwright.planner.report.facts import facts, proof
 from meshwright.planner.report.glance import glance
 from meshwright.planner.report.html import Html, badge, tag
 from meshwright.planner.report.idle import idle
-from meshwright.planner.report.learning import learning
+from meshwright.planner.report.learned_chart import learning
 from meshwright.planner.report.memory_chart import memory
 from meshwright.planner.report.page import page
 from meshwright.planner.report.sizes_chart import sizes

@@ -11,7 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.fit_page import fit_page
-from meshwright.planner.report.learning import Learned
+from meshwright.planner.report.learned_chart import Learned
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import sweep
 from meshwright.planner.simulation.simulate import Simulation

@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import write_plan as put_plan
 from meshwright.planner.proof.document import Proof
 from meshwright.planner.proof.document import read_proof as proof_in
 from meshwright.planner.proof.document import write_proof as put_proof
-from meshwright.planner.report.learning import CURVES, HELD_OUT, Learned, ShownSample
+from meshwright.planner.report.learned_chart import CURVES, HELD_OUT, Learned, ShownSample
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.segments import files_of
 from meshwright.profiles.table import Table
@@ -24,9 +24,9 @@ from meshwright.profiles.table import read_table as table_in
 from meshwright.profiles.table import write_table as put_table
 from meshwright.profiles.trace import Run, is_number, read_most_spans
 from meshwright.runtime.api.given import Pathname
+from meshwright.runtime.records.kept_responses import last_samples
 from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.run_lines import read_lines
-from meshwright.runtime.records.samples import last_samples
 
 _MOST_SAMPLES = 12
 """Responses that a report shows."""

@@ -87,8 +87,8 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
     for row in summary.comparisons:
-        error = difference(row.error) if row.measured_seconds > least else ""
-        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error)
+        share = difference(row.error) if row.measured_seconds > least else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", share)
     console.print(table)
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "

@@ -29,7 +29,7 @@ from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.filling import GroupSampling
 from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
-from meshwright.runtime.execution.kept_samples import samples_of
+from meshwright.runtime.execution.keeping_responses import samples_of
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.next_plan import NextPlan
@@ -49,11 +49,11 @@ from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.model.chosen_kernels import ChosenKernels, agreed, own_kernels
+from meshwright.runtime.records.kept_responses import drop_samples, write_samples
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import Recorder, RunSummary, evaluations
 from meshwright.runtime.records.run_file import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observation, observations
-from meshwright.runtime.records.samples import drop_samples, write_samples
 from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshwright.planner.analysis.compare import Comparison, StepTimes
+from meshwright.planner.analysis.compare import Comparison, MeasuredSteps
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import remove_partials, write_atomically
@@ -274,7 +274,7 @@ class Recorder:
         if not self._is_writer:
             return None
         self.stop()
-        times, use, last = StepTimes(self._plan), ResourceUse(self._plan), deque[list[Span]]()
+        times, use, last = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
         first, num_last = sys.maxsize, 0
         for step, spans in by_step(iter_spans(self._out / "trace.jsonl")):
             times.add(step, spans)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.house.modules import PACKAGES, all_modules, functions, modules
 
-MOST_MODULES = 26
+MOST_MODULES = 28
 """Of a folder."""
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION = 400, 60
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 410, 66
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -10,7 +10,7 @@ import pytest
 from meshwright import api
 from meshwright.profiles.trace import write_spans
 from meshwright.runtime.api.reading import read_learned
-from meshwright.runtime.records.samples import Sample, write_samples
+from meshwright.runtime.records.kept_responses import KeptResponse, write_samples
 
 
 def test_a_plan_that_was_written_is_read_again(small_plan: api.Plan, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_run_is_its_spans_named_by_its_directory(small_plan: api.Plan, tmp_pat
 def test_what_a_run_learned_is_read_from_its_directory(tmp_path: Path) -> None:
     lines = [{"step": step, "seconds": 1.0, "score": 0.5 * step, "name": "x"} for step in range(3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    kept = Sample(step=2, row=0, prompt="a", response="b", score=1.0, response_tokens=1, truncated=False)
+    kept = KeptResponse(step=2, row=0, prompt="a", response="b", score=1.0, response_tokens=1, truncated=False)
     write_samples(tmp_path, [kept])
     found = read_learned(tmp_path)
     assert found.curves == {"score": [(0, 0.0), (1, 0.5), (2, 1.0)], "seconds": [(0, 1.0), (1, 1.0), (2, 1.0)]}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from meshwright.runtime.execution.kept_samples import samples_of
+from meshwright.runtime.execution.keeping_responses import samples_of
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.end_tokens import ResponseEnds
-from meshwright.runtime.records.samples import SAMPLES_PER_STEP, Sample
+from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
 
 
 def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:
@@ -33,6 +33,6 @@ def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:
         batch.experience.put("truncated", row, torch.tensor([row == 1]))
     kept = samples_of(batch, data)
     assert len(kept) == SAMPLES_PER_STEP
-    assert kept[1] == Sample(
+    assert kept[1] == KeptResponse(
         step=10, row=1, prompt="one two", response="three one", score=0.5, response_tokens=2, truncated=True
     )

@@ -19,7 +19,7 @@ SAMPLES_PER_STEP = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class KeptResponse:
     """A prompt and a response to it as texts, and the score that the response was paid before penalties."""
 
     step: int
@@ -31,7 +31,7 @@ class Sample:
     truncated: bool
 
 
-def write_samples(out: Path, samples: Iterable[Sample]) -> None:
+def write_samples(out: Path, samples: Iterable[KeptResponse]) -> None:
     """Appends them to those of a run."""
     append_lines(out / SAMPLES, (json.dumps(asdict(sample), sort_keys=True) + "\n" for sample in samples))
 
@@ -41,16 +41,16 @@ def drop_samples(out: Path, first_step: int) -> None:
     keep_steps_before(out / SAMPLES, first_step)
 
 
-def last_samples(out: Path, most: int) -> tuple[Sample, ...]:
+def last_samples(out: Path, most: int) -> tuple[KeptResponse, ...]:
     """The last samples of a run, in their order. Raises BadInput naming a line that is none."""
-    found: deque[Sample] = deque(maxlen=most)
+    found: deque[KeptResponse] = deque(maxlen=most)
     for file in files_of(out / SAMPLES)[-2:]:
         found.extend(read_lines(file, _sample))
     return tuple(found)
 
 
-def _sample(line: dict[str, Any]) -> Sample:
-    sample = Sample(**line)
+def _sample(line: dict[str, Any]) -> KeptResponse:
+    sample = KeptResponse(**line)
     if not isinstance(sample.prompt, str) or not isinstance(sample.response, str):
         raise TypeError
-    return Sample(**{**line, "score": float(sample.score)})
+    return KeptResponse(**{**line, "score": float(sample.score)})

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.samples import SAMPLES, Sample, drop_samples, last_samples, write_samples
+from meshwright.runtime.records.kept_responses import SAMPLES, KeptResponse, drop_samples, last_samples, write_samples
 
 
-def sample(step: int, row: int = 0) -> Sample:
-    return Sample(
+def sample(step: int, row: int = 0) -> KeptResponse:
+    return KeptResponse(
         step=step, row=row, prompt="1 + 1 =", response=" 2\n\x1b", score=0.5, response_tokens=2, truncated=False
     )
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.samples import SAMPLES_PER_STEP, Sample
+from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
 
 
-def samples_of(batch: StepExperience, data: PromptData) -> tuple[Sample, ...]:
+def samples_of(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
     """The first rows of a batch of which all is held here; with groups they answer one prompt."""
     return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
 
 
-def _sample(batch: StepExperience, data: PromptData, row: int) -> Sample:
+def _sample(batch: StepExperience, data: PromptData, row: int) -> KeptResponse:
     tokens, first = batch.experience.get("tokens", row).tolist(), batch.prompt_length(row)
-    return Sample(
+    return KeptResponse(
         step=batch.step,
         row=row,
         prompt=data.text(tokens[:first]),
