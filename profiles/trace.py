@@ -44,8 +44,12 @@ step before which it was left."""
 MOST_AHEAD = 8
 """Lines of a trace are behind those of so many steps earlier: stages work ahead by less."""
 
-MOST_SPANS = 200_000
-"""Spans that are held at once: some 200 MiB. Of a longer trace the last steps are read, or one step after the other."""
+MOST_SPANS = 50_000
+"""Spans that are held at once: as events of a timeline some 400 MiB. Of a longer trace the last steps are read, or one
+step after the other."""
+
+_LEAST_STEPS = 20
+"""Steps that are read of any trace that has them, however many ranks there are: fewer say little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +134,9 @@ def read_spans(path: Path) -> tuple[Span, ...]:
     return tuple(iter_spans(path))
 
 
-def read_most_spans(path: Path, most: int = MOST_SPANS) -> tuple[Span, ...]:
-    """The spans of a trace that has at most so many; of a longer one those of the last steps that are whole, at least
-    of one. Raises BadInput naming the line that is not a span, of those that are read."""
+def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _LEAST_STEPS) -> tuple[Span, ...]:
+    """The spans of a trace that has at most so many; of a longer one those of the last steps that are whole, and of so
+    many steps at least. Raises BadInput naming the line that is not a span, of those that are read."""
     files, chosen, num_lines = files_of(path), list[Path](), 0
     for file in reversed(files):
         chosen.insert(0, file)
@@ -149,7 +153,8 @@ def read_most_spans(path: Path, most: int = MOST_SPANS) -> tuple[Span, ...]:
             dropped = max(dropped, span.step)
         else:
             kept.append(span)
-    return tuple(span for span in kept if span.step > dropped) or read_last_spans(path, 1)
+    whole = tuple(span for span in kept if span.step > dropped)
+    return whole if len({span.step for span in whole}) >= least_steps else read_last_spans(path, least_steps)
 
 
 def by_step(spans: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:

@@ -117,10 +117,11 @@ def test_of_a_trace_that_is_too_long_to_be_held_the_last_whole_steps_are_read(tm
     path = tmp_path / "trace.jsonl"
     spans = long_trace(path, 40)
     assert read_most_spans(path, 80) == tuple(spans)
-    last = read_most_spans(path, 10)
+    last = read_most_spans(path, 10, least_steps=1)
     assert 0 < len(last) <= 10
     assert last == tuple(one for one in spans if one.step >= last[0].step)
-    assert read_most_spans(path, 0) != ()
+    assert read_most_spans(path, 10) == tuple(one for one in spans if one.step > 20)
+    assert read_most_spans(path, 0, least_steps=3) == tuple(one for one in spans if one.step > 37)
 
 
 def test_the_steps_of_a_trace_come_whole_and_few_are_held(tmp_path: Path) -> None:
