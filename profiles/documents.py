@@ -5,9 +5,12 @@ Reading goes through JSON, also for YAML, so that a list may become a tuple whil
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -17,7 +20,8 @@ from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, g
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwright.profiles.errors import BadInput, suggestion
+from meshwright.profiles.errors import BadInput, RunFailed, is_full, suggestion
+from meshwright.profiles.printable import has_hidden
 from meshwright.profiles.values import MOST_JSON_BYTES, MOST_YAML_BYTES, json_value, yaml_value
 from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - told on
 
@@ -48,8 +52,7 @@ _LONGEST_NAME = 40
 
 def read_yaml(kind: type[D], path: Path, what: str) -> D:
     """The document in a YAML file. Raises BadInput for text that is not YAML or not this document."""
-    told = f"{what} {path}"
-    return parse(kind, json.dumps(yaml_value(read_text(path, what, MOST_YAML_BYTES), told)), told)
+    return parse_yaml(kind, read_text(path, what, MOST_YAML_BYTES), f"{what} {path}")
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
@@ -61,10 +64,66 @@ def read_json(kind: type[D], path: Path, what: str) -> D:
 
 def parse(kind: type[D], text: str, what: str) -> D:
     """The document in a JSON text. Raises BadInput with one sentence for the first thing that is wrong."""
+    _require_visible(text, what)
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
         raise BadInput(f"{what}: {_sentence(error, kind)}") from None
+
+
+def parse_yaml(kind: type[D], text: str, what: str) -> D:
+    """The document in a YAML text. Raises BadInput as `parse`.
+
+    Scalars are those of YAML 1.2, where `no` is a text; yes, no, on and off are booleans where the document has one.
+    """
+    value = yaml_value(text, what)
+    _require_visible(json.dumps(value), what)
+    try:
+        return kind.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        _say_booleans(value, error)
+    return parse(kind, json.dumps(value), what)
+
+
+def _require_visible(text: str, what: str) -> None:
+    """Raises BadInput for a JSON text of which a name, or any other text in it, would command a terminal."""
+    if not (_ESCAPED.search(text) or has_hidden(text)):
+        return
+    values: list[Any] = [json.loads(text)]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, str) and has_hidden(value):
+            raise BadInput(f"{what}: {_short(value)} has a character that a terminal does not show; remove it.")
+
+
+_ESCAPED = re.compile(r"\\(?:u00[0189]|u061|u20[026]|b|f|r)", re.IGNORECASE)
+"""How a JSON text writes such characters, and some others."""
+
+_BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
+
+
+def _say_booleans(value: Any, error: ValidationError) -> None:
+    """Puts booleans in the place of the words for them, where a boolean was asked."""
+    for one in error.errors():
+        word = str(one["input"]).lower()
+        if one["type"] != "bool_type" or word not in _BOOLEANS:
+            continue
+        holder = value
+        *path, last = one["loc"]
+        for part in path:  # which also names members of unions
+            if isinstance(holder, dict | list) and part in (holder if isinstance(holder, dict) else range(len(holder))):
+                holder = holder[part]  # type: ignore[index]
+        if isinstance(holder, dict | list) and _is_at(holder, last, one["input"]):
+            holder[last] = _BOOLEANS[word]  # type: ignore[index]
+
+
+def _is_at(holder: dict[Any, Any] | list[Any], key: Any, value: Any) -> bool:
+    found = holder.get(key) if isinstance(holder, dict) else dict(enumerate(holder)).get(key)
+    return found is value or found == value
 
 
 def canonical_json(document: BaseModel) -> str:
@@ -86,7 +145,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Writes beside the target, has the disk take it and renames, so that nobody ever sees half a file; a link stays
     one.
 
-    Raises BadInput, and leaves the target as it was, for one that is no file and for a disk that takes no more.
+    Leaves the target as it was and raises BadInput for one that is no file or may not be written, and RunFailed for a
+    disk that takes no more.
     """
     _replace(path, content, waits_for_disk=True)
 
@@ -104,6 +164,8 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
             raise BadInput(f"{path} is no file and is not replaced; name a file.")
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        if waits_for_disk:
+            remove_partials(target.parent, target.name)
         try:
             with partial.open("wb") as file:
                 file.write(content)
@@ -114,7 +176,22 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}; make room there or name another file.") from None
+        kind = RunFailed if is_full(error) else BadInput
+        raise kind(f"{path} cannot be written: {error.strerror}; make room there or name another file.") from None
+
+
+def remove_partials(directory: Path, name: str | None = None, *, least_seconds: float = 60.0) -> None:
+    """Removes what processes have left beside a file of this name, or of any, that were killed while they wrote it: the
+    part of a process which is not there any more, on this machine, and which was not written to for so long."""
+    names = glob.escape(name[:_LONGEST_NAME]) if name else "*"
+    for left in directory.glob(f".{names}.*.partial"):
+        process = left.name.removesuffix(".partial").rpartition(".")[2]
+        try:
+            is_old = time.time() - left.stat().st_mtime >= least_seconds
+            if is_old and process.isdigit() and not Path(f"/proc/{process}").exists():
+                left.unlink()
+        except OSError:  # another process has removed it, or may
+            continue
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:

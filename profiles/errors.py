@@ -3,7 +3,7 @@
 MeshwrightError
 ├── BadInput      what the user gave breaks a rule            exit code 2
 ├── Infeasible    no plan fits; carries the binding limits    exit code 3
-└── RunFailed     a run started and did not finish            exit code 4
+└── RunFailed     a run, or what it writes, was not finished  exit code 4
 
 Each message is one sentence that names the thing, the value, the rule and the way out.
 """
@@ -12,6 +12,7 @@ Each message is one sentence that names the thing, the value, the rule and the w
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -34,9 +35,18 @@ class Infeasible(MeshwrightError):
 
 
 class RunFailed(MeshwrightError):
-    """A run began and could not be completed."""
+    """A run began and could not be completed, or a disk takes no more of what is written."""
 
     exit_code = 4
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""A disk that takes no more, or has failed: not what the user has given."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it is the disk that could not take what was written, which another try may find with room."""
+    return error.errno in _FULL
 
 
 def require_none(violations: Iterable[str], of: str = "") -> None:

@@ -83,15 +83,21 @@ def require_file(path: Path, what: str, most_bytes: int) -> None:
         raise BadInput(f"{what} {path} has {size}, and {most} is the most that is read; name another file.")
 
 
+def load_json(text: str) -> Any:
+    """What a JSON text says that others have written, such as a line of a file. Raises DoubledKeyError for an object
+    with a key twice, and ValueError or RecursionError for a text that is not JSON."""
+    return json.loads(text, object_pairs_hook=_once)
+
+
 def json_value(text: str, told: str) -> Any:
     """What a JSON text says. Raises BadInput, beginning with `told`, for one that is not JSON."""
     try:
         return whole_characters(
             json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_float=_finite), text, told
         )
-    except _TwiceError as error:
+    except DoubledKeyError as error:
         line = _line_of_second(text)
-        raise BadInput(f"{told}: the key {str(error)!r} is given twice, again at line {line}; keep one.") from None
+        raise BadInput(f"{told}: the key {error.key!r} is given twice, again at line {line}; keep one.") from None
     except _NotFiniteError as error:
         line = _line_of_number(text, str(error))
         raise BadInput(f"{told}: {error} at line {line} is no finite number; write one.") from None
@@ -115,8 +121,12 @@ def whole_characters(value: Any, text: str, told: str) -> Any:
     return value
 
 
-class _TwiceError(ValueError):
+class DoubledKeyError(ValueError):
     """A key that an object has twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} is given twice; keep one")
+        self.key = key
 
 
 class _NotFiniteError(ValueError):
@@ -127,7 +137,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise _TwiceError(next(key for key in keys if keys.count(key) > 1))
+        raise DoubledKeyError(next(key for key in keys if keys.count(key) > 1))
     return found
 
 
@@ -170,8 +180,10 @@ def _line_of_number(text: str, number: str) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 25e9 is a number, as in YAML 1.2 (https://github.com/yaml/pyyaml/issues/173), and a mapping
-    has a key once."""
+    """Safe YAML with the scalars of YAML 1.2's core schema (https://yaml.org/spec/1.2.2/#103-core-schema): 25e9 is a
+    number, and 1:20, 1_000, no and 2020-01-01 are texts. A mapping has a key once."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the library declares it
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -191,9 +203,26 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"[-+]?(\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN", list("-+.")),
+    ("merge", r"<<", ["<"]),  # of YAML 1.1, and used by many
 )
+"""What a plain scalar is, by the first of these that it is as a whole, and how it begins."""
+
+for _kind, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})$"), _first)
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node))
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 _MANY_OPENED = re.compile(rf"(?:[\[{{]\s*){{{_DEEPEST + 1}}}")

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from meshwright.profiles.errors import BadInput, MeshwrightError
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_full
+from meshwright.profiles.printable import printable
 from meshwright.runtime.commands.listed import Commands
+from meshwright.runtime.records.lasting_output import open_standard_streams
 
 _INTERRUPTED = 130
 """What a shell makes of Ctrl-C."""
@@ -48,6 +50,7 @@ def of_all_commands(
 
 def main() -> None:
     """Runs the command line; an error is one sentence and an exit code."""
+    open_standard_streams()
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
@@ -60,7 +63,10 @@ def main() -> None:
         code = 0
     except OSError as error:
         path = f" {error.filename}" if error.filename else ""
-        code = _tell(BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions."))
+        if is_full(error):
+            code = _tell(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
+        else:
+            code = _tell(BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions."))
     except MemoryError:
         code = _tell(BadInput("this takes more memory than there is; ask for less."))
     if code == _INTERRUPTED:
@@ -75,16 +81,8 @@ def _of_usage(error: TyperException) -> str:
     return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
-class _Shown(dict[int, str]):
-    """Characters that a terminal would not show, such as those that move its cursor, as they are escaped."""
-
-    def __missing__(self, character: int) -> str:
-        shown = chr(character)
-        return shown if shown.isprintable() else shown.encode("unicode_escape").decode()
-
-
 def _tell(error: MeshwrightError) -> int:
     """Prints the error on one line, whatever it names."""
-    told = escape(" ".join(str(error).split("\n")).translate(_Shown()))
+    told = escape(printable(" ".join(str(error).split("\n"))))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
     return error.exit_code

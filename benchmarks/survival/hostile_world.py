@@ -22,8 +22,9 @@ from benchmarks.survival.mutations import Form
 from meshwright.planner.plan.plan import write_plan
 from meshwright.runtime.execution.resume import best_step, latest_checkpoint
 from meshwright.runtime.generation.in_flight_state import read_all_underway
-from meshwright.runtime.records.record import elapsed_seconds, evaluations, observations
+from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
+from meshwright.runtime.records.run_lines import elapsed_seconds, observations
 from meshwright.runtime.training.manifest import damage
 from meshwright.runtime.training.plain_pickles import require_plain
 

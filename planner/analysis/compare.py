@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.stages import StageGraph
@@ -36,31 +35,50 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
 
     A step in which something was not recorded, as a stage that works ahead of the first turn, does not count for it.
     """
-    first = min(step_seconds)
-    steps = [step for step in step_seconds if step > first] or [first]
-    found: dict[tuple[str, int], list[Span]] = defaultdict(list)
+    found: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.instruction if span.kind == "stage" else span.kind, span.step].append(span)
+        found[span.step].append(span)
+    times = MeasuredSteps(plan)
+    for step, of_step in found.items():
+        times.add(step, of_step)
+    return times.beside(step_seconds)
 
-    def measured(name: str, seconds: Callable[[list[Span]], float]) -> float:
-        seen = [seconds(found[name, step]) for step in steps if (name, step) in found]
+
+class MeasuredSteps:
+    """Seconds of each stage, and of all refits, in every step of a run, whose spans come step by step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._seconds: dict[str, dict[int, float]] = defaultdict(dict)
+
+    def add(self, step: int, spans: Iterable[Span]) -> None:
+        """Takes all spans of a step."""
+        found: dict[str, list[Span]] = defaultdict(list)
+        for span in spans:
+            found[span.instruction if span.kind == "stage" else span.kind].append(span)
+        for p in self._plan.placements:
+            if p.stage in found:
+                self._seconds[p.stage][step] = stage_seconds(self._plan.stage(p.stage), p.layout, found[p.stage])
+        if "refit" in found:
+            self._seconds["refit"][step] = refit_seconds(found["refit"])
+
+    def beside(self, step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
+        """As `compare`, of the steps that were taken."""
+        first = min(step_seconds)
+        steps = [step for step in step_seconds if step > first] or [first]
+        predicted = {p.stage: p.cost.total for p in sorted(self._plan.placements, key=lambda p: p.start_seconds)}
+        if self._plan.refits:
+            predicted["refit"] = sum(refit.cost.total for refit in self._plan.refits)
+        rows = [
+            Comparison(name=name, predicted_seconds=seconds, measured_seconds=self._median(name, steps))
+            for name, seconds in predicted.items()
+        ]
+        whole = statistics.median(step_seconds[step] for step in steps)
+        return (*rows, Comparison(name="step", predicted_seconds=self._plan.period_seconds, measured_seconds=whole))
+
+    def _median(self, name: str, steps: Iterable[int]) -> float:
+        seen = [self._seconds[name][step] for step in steps if step in self._seconds[name]]
         return statistics.median(seen) if seen else 0.0
-
-    rows = [
-        Comparison(
-            name=p.stage,
-            predicted_seconds=p.cost.total,
-            measured_seconds=measured(p.stage, partial(stage_seconds, plan.stage(p.stage), p.layout)),
-        )
-        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
-    ]
-    if plan.refits:
-        predicted = sum(refit.cost.total for refit in plan.refits)
-        rows.append(
-            Comparison(name="refit", predicted_seconds=predicted, measured_seconds=measured("refit", refit_seconds))
-        )
-    whole = statistics.median(step_seconds[step] for step in steps)
-    return (*rows, Comparison(name="step", predicted_seconds=plan.period_seconds, measured_seconds=whole))
 
 
 def step_ends(graph: StageGraph, spans: Iterable[Span]) -> dict[int, float]:

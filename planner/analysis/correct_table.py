@@ -30,7 +30,7 @@ from meshwright.profiles.observations import (
     unprofiled,
 )
 from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, TrafficCorrection, shape_of
-from meshwright.profiles.trace import Span, read_spans
+from meshwright.profiles.trace import Span, read_most_spans
 from meshwright.profiles.workload import Workload
 
 _WITHOUT_TABLE = "calibrate without a table"
@@ -75,10 +75,11 @@ class Calibration:
 
 
 def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
-    """The trace of a run of this plan. Raises BadInput for a directory without one, and for a run of another plan."""
+    """The trace of a run of this plan, of a long one its last steps. Raises BadInput for a directory without one, and
+    for a run of another plan."""
     if read_plan(directory / "plan.json") != plan:
         raise BadInput(f"{directory} is a run of another plan; give the plan.json that it holds.")
-    return read_spans(directory / "trace.jsonl")
+    return read_most_spans(directory / "trace.jsonl")
 
 
 def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:

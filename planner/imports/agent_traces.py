@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import read_text
+from meshwright.profiles.values import DoubledKeyError, load_json, read_text
 
 _CONVERSATIONS = ("messages", "trajectory", "history")
 _MOST_PARTS = 64
@@ -89,12 +89,14 @@ class _Message:
 
 def _messages(line: str, what: str) -> Iterator[_Message]:
     try:
-        found = json.loads(line)
+        found = load_json(line)
         messages = next(found[name] for name in _CONVERSATIONS if name in found)
         for message in messages:
             calls = message.get("tool_calls")
             text = _text(message.get("content")) + (json.dumps(calls) if calls else "")
             yield _Message(message["role"] == "assistant", text, _seconds(message.get("timestamp")))
+    except DoubledKeyError as error:
+        raise BadInput(f"{what}: {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
         raise BadInput(
             f"{what} is no rollout; write an object with {' or '.join(_CONVERSATIONS)}, each message with a role and a "

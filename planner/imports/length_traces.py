@@ -19,7 +19,7 @@ from meshwright.profiles.documents import parse
 from meshwright.profiles.environment.seen_lengths import SeenLengths, as_seen
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.observations import met, observe
-from meshwright.profiles.trace import is_number, read_spans
+from meshwright.profiles.trace import is_number, read_most_spans
 from meshwright.profiles.values import json_value, read_text
 
 FIELDS = MappingProxyType(
@@ -63,7 +63,7 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
     layouts = {placement.stage: placement.layout for placement in plan.placements}
-    seen = observe(read_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
+    seen = observe(read_most_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
     if seen.response_tokens is None:
         raise BadInput(f"the trace of {trace} tells no tokens; give the directory of a `meshwright run`.")
     found = as_seen(met(plan.facts.workload, seen))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.planner.plan.job import Job, resolve
-from meshwright.profiles.documents import parse
+from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import yaml_value
 
 _RANKS_PER_NODE = 8
 
@@ -35,7 +34,7 @@ class FirstJob:
         neither whole nodes of 8 nor a part of one.
         """
         text = self._text(directory)
-        job = parse(Job, json.dumps(yaml_value(text, "job")), "job")
+        job = parse_yaml(Job, text, "job")
         resolve(job, directory)
         return text
 

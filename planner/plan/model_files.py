@@ -5,7 +5,6 @@ A directory may hold a config.json alone: then it gives a shape to plan with, an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHERS, Role
-from meshwright.profiles.values import read_text
+from meshwright.profiles.values import load_json, read_text
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = "tokenizer.json"
@@ -150,7 +149,7 @@ class _Words:
     def read(cls, path: Path, text: str) -> _Words:
         """Of BPE, WordPiece and WordLevel, whose vocabulary is a mapping, and of Unigram, where it is a list."""
         try:
-            document = json.loads(text)
+            document = load_json(text)
             model: Mapping[str, Any] = document["model"]
             vocabulary = model["vocab"]
             if isinstance(vocabulary, list):

@@ -20,13 +20,19 @@ from meshwright.profiles.values import whole_number
 
 @dataclass(frozen=True, order=True)
 class Ranks:
-    """Consecutive ranks, written `first:number`."""
+    """Consecutive ranks, written `first:number` in a pin, where `first-last` is read too."""
 
     first_rank: int
     num_ranks: int
 
     def __str__(self) -> str:
         return f"{self.first_rank}:{self.num_ranks}"
+
+    @property
+    def told(self) -> str:
+        """The ranks as they are shown everywhere: 4-7, or 4 alone."""
+        last = self.first_rank + self.num_ranks - 1
+        return f"{self.first_rank}-{last}" if self.num_ranks > 1 else str(self.first_rank)
 
     @property
     def ranks(self) -> range:
@@ -130,10 +136,16 @@ def _count(text: str, value: str) -> int:
 
 
 def _ranks(text: str, value: str) -> Ranks:
-    first, _, number = value.partition(":")
-    first_rank, num_ranks = whole_number(first), whole_number(number)
+    first, to_last, last = value.partition("-")
+    if not to_last:
+        first, _, number = value.partition(":")
+    first_rank, last_rank = whole_number(first), whole_number(last)
+    if to_last and first_rank is not None and last_rank is not None:
+        num_ranks: int | None = max(0, last_rank + 1 - first_rank)
+    else:
+        num_ranks = None if to_last else whole_number(number)
     if first_rank is None or not num_ranks:
-        raise BadInput(f"{_told(text)}: {value!r} is not a pool; write first:number, such as 0:4.")
+        raise BadInput(f"{_told(text)}: {value!r} is not a pool; write first:number, such as 0:4, or 0-3.")
     return Ranks(first_rank, num_ranks)
 
 

@@ -76,7 +76,7 @@ def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tup
     if first_rank + num_ranks > cluster.num_ranks:
         legal = nearest(first_rank, first_ranks(cluster, num_ranks))
         return (
-            f"ranks {first_rank} to {first_rank + num_ranks - 1} leave the cluster of {cluster.num_ranks} ranks; "
+            f"ranks {first_rank}-{first_rank + num_ranks - 1} leave the cluster of {cluster.num_ranks} ranks; "
             f"start at rank {legal}.",
         )
     if first_rank not in first_ranks(cluster, num_ranks):
@@ -91,7 +91,7 @@ def crossing_violations(one: range, other: range) -> tuple[str, ...]:
     if not common or common in (one, other):
         return ()
     return (
-        f"ranks {one.start} to {one.stop - 1} and ranks {other.start} to {other.stop - 1} have only a part in common; "
+        f"ranks {one.start}-{one.stop - 1} and ranks {other.start}-{other.stop - 1} have only a part in common; "
         "of two pools one lies in the other, or they are apart.",
     )
 

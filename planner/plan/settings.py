@@ -17,6 +17,7 @@ from meshwright.planner.plan.job_limits import require_possible
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.values import DoubledKeyError, load_json
 
 Value: TypeAlias = Any
 """Plain data: a number, a text, a list, an object."""
@@ -66,7 +67,9 @@ def _values(text: str) -> tuple[Value, ...]:
 def _value(text: str) -> Value:
     """The JSON value, else the text itself. Raises BadInput for a number that is none."""
     try:
-        value = json.loads(text)
+        value = load_json(text)
+    except DoubledKeyError as error:
+        raise BadInput(f"--set: {error}.") from None
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and not math.isfinite(value):

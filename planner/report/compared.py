@@ -45,7 +45,10 @@ def compared(contents: Contents) -> Html:
     )
     told = ", then ".join(runs)
     entries = (("c-other", "faint", "predicted"), ("c-other", "solid", f"below it: {told}"))
-    said = ["Of a stage the slowest rank, of many steps the median, the first left out."]
+    said = [
+        "Of a stage the slowest rank, of many steps the median, the first left out. The error is what was predicted "
+        "less what was measured, in parts of the latter."
+    ]
     if any(clock(run) == "REHEARSAL" for run in contents.runs):
         said.append("A rehearsal waits where a device would compute: it shows scheduling and messages, not computing.")
     return section(
@@ -54,7 +57,8 @@ def compared(contents: Contents) -> Html:
 
 
 def _rows(plan: Plan, run: Run) -> dict[str, Comparison]:
-    return {row.name: row for row in compare(plan, run.spans, step_seconds(plan.graph, run.spans))}
+    seconds = run.step_seconds or step_seconds(plan.graph, run.spans)
+    return {row.name: row for row in compare(plan, run.spans, seconds)}
 
 
 def _bar(plan: Plan, lane: int, name: str, told: str, seconds: float) -> Box:
@@ -74,10 +78,10 @@ def _table(names: list[str], runs: Mapping[str, Mapping[str, Comparison]]) -> Ht
     for name in names:
         cells = [f"{next(iter(runs.values()))[name].predicted_seconds:.3f}"]
         for found in runs.values():
-            measured, predicted = found[name].measured_seconds, found[name].predicted_seconds
-            cells += [f"{measured:.3f}", words.difference(measured / predicted - 1) if predicted else ""]
+            measured = found[name].measured_seconds
+            cells += [f"{measured:.3f}", words.difference(found[name].error) if measured else ""]
         rows.append((name, *cells))
     headings = ["", "predicted s"]
     for told in runs:
-        headings += [f"{told} s", "against predicted"]
+        headings += [f"{told} s", "error"]
     return table(headings, rows, numbers=range(1, len(headings)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.report.learned_chart import Learned
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.trace import Run
 
@@ -14,12 +15,14 @@ from meshwright.profiles.trace import Run
 class Contents:
     """`simulation` has its spans; `runs` are measured or rehearsed runs of this plan, each with a name of its own.
 
-    `sizes` are plans of the same job on other numbers of ranks, None when they were not asked for.
+    `learned` is what runs learned. `sizes` are plans of the same job on other numbers of ranks, None when they were not
+    asked for.
     """
 
     plan: Plan
     simulation: Simulation
     runs: tuple[Run, ...] = ()
+    learned: tuple[Learned, ...] = ()
     sizes: WhatIf | None = None
 
 

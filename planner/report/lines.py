@@ -30,19 +30,24 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """Points from left to right. A guide only leads the eye: dashed, without its points."""
+    """Points from left to right, as circles where they are `marked`. A guide only leads the eye: dashed, without its
+    points."""
 
     name: str
     colour: str
     points: tuple[PlotPoint, ...]
     joined: bool = True
     guide: bool = False
+    marked: bool = True
 
 
 def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Html:
-    """`names` are the texts of the ticks across, `what` is swept, `up` says what is drawn and in which unit."""
-    highest = max((point.y for one in series for point in one.points), default=1.0)
-    upwards = linear(0.0, highest * 1.08 or 1.0)
+    """`names` are the texts of the ticks across, `what` is swept, `up` says what is drawn and in which unit. Upwards it
+    goes from zero, or from the lowest value below it."""
+    values = [point.y for one in series for point in one.points]
+    lowest, highest = min(0.0, *values, 0.0), max(values, default=1.0)
+    room = 0.08 * (highest - lowest)
+    upwards = linear(lowest - room if lowest < 0 else 0.0, highest + room or 1.0)
     drawn = [
         *_grid(across, upwards, names),
         *(_line(one, across, upwards) for one in series),
@@ -79,7 +84,7 @@ def _line(series: Series, across: Axis, upwards: Axis) -> Html:
             tag("title", f"{series.name} {point.title}".strip()),
             tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT[point.sound]),
         )
-        for point in (() if series.guide else series.points)
+        for point in (series.points if series.marked and not series.guide else ())
     ]
     return tag("g", *lines, *points, class_=series.colour)
 

@@ -13,6 +13,7 @@ from meshwright.planner.report.facts import facts, proof
 from meshwright.planner.report.glance import glance
 from meshwright.planner.report.html import Html, badge, tag
 from meshwright.planner.report.idle import idle
+from meshwright.planner.report.learned_chart import learning
 from meshwright.planner.report.memory_chart import memory
 from meshwright.planner.report.page import page
 from meshwright.planner.report.sizes_chart import sizes
@@ -28,6 +29,7 @@ _SECTIONS = (
     ("idle", "Idle time"),
     ("terms", "Costs"),
     ("compared", "Predicted and observed"),
+    ("learning", "Training"),
     ("sizes", "Other numbers of GPUs"),
     ("proof", "Proof"),
     ("facts", "Facts"),
@@ -47,6 +49,7 @@ def report(contents: Contents) -> str:
         idle(contents.simulation, plan.graph),
         terms(plan),
         compared(contents),
+        learning(contents.learned),
         sizes(contents.sizes),
         proof(plan),
         facts(plan),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.planner.plan.plan import SearchWork
+from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import StageGraph
 
@@ -62,8 +63,8 @@ def consecutive(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Consecutive ranks as ranges: 0–7, 12."""
-    return ", ".join(f"{first}–{last}" if last > first else str(first) for first, last in consecutive(numbers))
+    """Consecutive ranks as ranges: 0-7, 12."""
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in consecutive(numbers))
 
 
 def schedule(found: Schedule) -> str:
@@ -103,15 +104,23 @@ def step(steps_ahead: int) -> str:
 
 
 COLOURS = tuple(f"c-{number}" for number in range(7))
-"""Those of the stages in their order; of more stages two have the same."""
+"""Those of the stages of PPO, in their order."""
 
 
 def colour(name: str, graph: StageGraph) -> str:
-    """The class that colours a stage, a refit or a wait for one of them; the same in every picture."""
+    """The class that colours a stage, a refit or a wait for one of them: the same in every picture, and for a stage of
+    PPO in every algorithm. Others have the colours that are left; where none is, two have the same."""
     if name.startswith("refit"):
         return "c-refit"
-    place = next((graph.position[word] for word in name.split() if word in graph.position), None)
-    return "c-other" if place is None else COLOURS[place % len(COLOURS)]
+    stage = next((word for word in name.split() if word in graph.position), None)
+    if stage is None:
+        return "c-other"
+    own = [one for one in graph.names if one not in PPO_GRAPH.position]
+    if stage not in own:
+        return COLOURS[PPO_GRAPH.position[stage]]
+    left = [one for one, of_ppo in zip(COLOURS, PPO_GRAPH.names, strict=True) if of_ppo not in graph.position]
+    free = left or list(COLOURS)
+    return free[own.index(stage) % len(free)]
 
 
 def search_work(work: SearchWork) -> str:

@@ -11,6 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.fit_page import fit_page
+from meshwright.planner.report.learned_chart import Learned
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import sweep
 from meshwright.planner.simulation.simulate import Simulation
@@ -24,19 +25,25 @@ Played: TypeAlias = Run | Rehearsal | Simulation
 
 
 def report(
-    plan: Plan, simulation: Simulation, *, runs: Iterable[Run | Rehearsal] = (), sizes: WhatIf | None = None
+    plan: Plan,
+    simulation: Simulation,
+    *,
+    runs: Iterable[Run | Rehearsal] = (),
+    learned: Iterable[Learned] = (),
+    sizes: WhatIf | None = None,
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
 
-    `sizes` are answers about other numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation
-    that was not traced.
+    `learned` is what `read_learned` finds of them, and `sizes` are answers about other numbers of ranks. Raises
+    BadInput for a plan that breaks a rule and for a simulation that was not traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
     """
     require_valid(plan)
     _run(plan, simulation)
-    return drawn(Contents(plan=plan, simulation=simulation, runs=tuple(_run(plan, run) for run in runs), sizes=sizes))
+    drawn_runs = tuple(_run(plan, run) for run in runs)
+    return drawn(Contents(plan=plan, simulation=simulation, runs=drawn_runs, learned=tuple(learned), sizes=sizes))
 
 
 def plot(found: WhatIf) -> str:

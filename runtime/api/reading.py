@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.analysis.compare import step_ends
 from meshwright.planner.environment.measured_latency import from_table
@@ -15,12 +16,20 @@ from meshwright.planner.plan.plan import write_plan as put_plan
 from meshwright.planner.proof.document import Proof
 from meshwright.planner.proof.document import read_proof as proof_in
 from meshwright.planner.proof.document import write_proof as put_proof
+from meshwright.planner.report.learned_chart import CURVES, HELD_OUT, Learned, ShownSample
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.segments import files_of
 from meshwright.profiles.table import Table
 from meshwright.profiles.table import read_table as table_in
 from meshwright.profiles.table import write_table as put_table
-from meshwright.profiles.trace import Run, read_spans
+from meshwright.profiles.trace import Run, is_number, read_most_spans
 from meshwright.runtime.api.given import Pathname
+from meshwright.runtime.records.kept_responses import last_samples
+from meshwright.runtime.records.record import evaluations
+from meshwright.runtime.records.run_lines import read_lines
+
+_MOST_SAMPLES = 12
+"""Responses that a report shows."""
 
 
 def read_job(path: Pathname) -> Job:
@@ -79,18 +88,45 @@ def write_table(path: Pathname, table: Table) -> None:
 
 
 def read_run(directory: Pathname, plan: Plan) -> Run:
-    """The spans that a run or a rehearsal of this plan left in its directory; the run is named after it.
+    """The spans that a run or a rehearsal of this plan left in its directory, of a long run those of its last steps;
+    the run is named after it.
 
     Raises BadInput for a directory without a trace, a trace without a whole step, and a run of another plan.
     """
     place = Path(directory)
     path = place / "trace.jsonl"
-    if not path.exists():
+    if not files_of(path):
         what = "holds no trace.jsonl" if place.is_dir() else "is not a directory"
         raise BadInput(f"{place} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
     if plan_in(place / "plan.json") != plan:
         raise BadInput(f"{place} is a run of another plan; report the plan.json that it holds.")
-    spans = read_spans(path)
+    spans = read_most_spans(path)
     if not step_ends(plan.graph, spans):
         raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
-    return Run(spans=spans, pools={pool.name: pool.ranks for pool in plan.pools}, name=str(place))
+    pools, first = {pool.name: pool.ranks for pool in plan.pools}, min(span.step for span in spans)
+    told = read_lines(place / "metrics.jsonl", lambda line: (int(line["step"]), float(line["seconds"])))
+    return Run(
+        spans=spans, pools=pools, name=str(place), step_seconds={step: one for step, one in told if step >= first}
+    )
+
+
+def read_learned(directory: Pathname) -> Learned:
+    """The curves of a run, and the last responses that it has kept, from its directory; of a rehearsal there is none.
+
+    Raises BadInput for lines that no run writes.
+    """
+    place = Path(directory)
+    curves: dict[str, list[tuple[int, float]]] = {name: [] for name in (*CURVES, HELD_OUT)}
+
+    def note(line: dict[str, Any]) -> None:
+        for name in CURVES:
+            if is_number(line.get(name)):
+                curves[name].append((line["step"], float(line[name])))
+
+    read_lines(place / "metrics.jsonl", note)
+    curves[HELD_OUT] = [(one.step, one.told_score) for one in evaluations(place)]
+    samples = [
+        ShownSample(step=one.step, prompt=one.prompt, response=one.response, score=one.score)
+        for one in last_samples(place, _MOST_SAMPLES)
+    ]
+    return Learned(run=str(place), curves={name: points for name, points in curves.items() if points}, samples=samples)

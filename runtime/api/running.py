@@ -15,7 +15,8 @@ from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.frameworks import require_own_engine
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, require_number
-from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.execution.early_checks import require_data, require_nodes
+from meshwright.runtime.launch.rendezvous import Rendezvous, is_launched_rank
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.stopped import Stopped
@@ -41,6 +42,7 @@ def run(
     export_every: int = 0,
     max_restarts: int = 0,
     replan_every: int = 0,
+    sample_every: int = 10,
     table: Table | None = None,
     allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
@@ -52,10 +54,10 @@ def run(
     One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left. Every
     `replan_every` steps, 0 is never, a look is taken whether another plan is better from here, under which the run goes
     on where that is earned in the steps that are left. `table` is the one that the plan was made with, if it was.
-    Metrics, the trace and checkpoints go to `out`. A run that was asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, is
-    `Stopped`; None comes back on a machine without rank 0. Rewards may be built-in functions and those of
-    `allow_modules`. Ranks import the program's main module, which therefore needs `if __name__ == "__main__":`; under
-    torchrun this process is one of them.
+    Metrics, the trace, some responses of every `sample_every` steps and checkpoints go to `out`. A run that was asked
+    to stop, by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C, is `Stopped`; None comes back on a machine without rank 0. Rewards
+    may be built-in functions and those of `allow_modules`. Ranks import the program's main module, which therefore
+    needs `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
@@ -63,13 +65,19 @@ def run(
     require_number("keep", keep, least=1)
     require_number("max_restarts", max_restarts, least=0)
     require_number("replan_every", replan_every, least=0)
+    require_number("sample_every", sample_every, least=0)
+    place = Path(directory).resolve()
+    plan.require_of(job, place)
+    if not is_launched_rank(os.environ):
+        require_nodes(plan, rendezvous or Rendezvous())
+    data = require_data(job, place, allow_modules)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
     request = RunRequest(
         plan=plan,
         job=job,
-        directory=Path(directory).resolve(),
+        directory=place,
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
@@ -80,10 +88,11 @@ def run(
         export_every=export_every,
         max_restarts=max_restarts,
         replan_every=replan_every,
+        sample_every=sample_every,
         table=table,
         allowed_modules=tuple(allow_modules),
     )
-    return run_plan(request, rendezvous)
+    return run_plan(request, rendezvous, data)
 
 
 def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tuple[Path, ...]:

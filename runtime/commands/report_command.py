@@ -17,7 +17,7 @@ from meshwright.runtime.api.clocks import simulate
 from meshwright.runtime.api.drawing import report as drawn
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.api.planning import whatif
-from meshwright.runtime.api.reading import read_run
+from meshwright.runtime.api.reading import read_learned, read_run
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps, timeline_at
 from meshwright.runtime.commands.sizes_option import parse_sizes
@@ -58,7 +58,8 @@ def report(
     table = table_in(profile)
     simulation = simulate(document, table, steps=steps, seed=seed, traced=True)
     planned = whatif(document, asked, table, replan=True) if asked else None
-    write_atomically(output, drawn(document, simulation, runs=found, sizes=planned))
+    learned = [read_learned(directory) for directory in runs or ()]
+    write_atomically(output, drawn(document, simulation, runs=found, learned=learned, sizes=planned))
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
     if trace:
         write_atomically(trace, timeline(document, simulation, *found))

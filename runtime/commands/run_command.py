@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from meshwright.planner.plan.job import read_job
-from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.runtime.api.running import run as trained
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.rendezvous_token import read_token
+from meshwright.runtime.records.lasting_output import lasting_output
 from meshwright.runtime.records.stopped import STOPPED, Stopped
 
 EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run
@@ -40,6 +41,10 @@ MaxRestarts = Annotated[
 ReplanEvery = Annotated[
     int,
     typer.Option(min=0, max=10**9, help="Steps between looks at whether another plan is better from here; 0 is none."),
+]
+SampleEvery = Annotated[
+    int,
+    typer.Option(min=0, max=10**9, help="Steps between those of which some responses are kept as texts; 0 is none."),
 ]
 PlannedWith = Annotated[
     Path | None, typer.Option("--profile", help="The table that the plan was made with, for planning again.")
@@ -67,6 +72,7 @@ def run(
     export_every: ExportEvery = 0,
     max_restarts: MaxRestarts = 0,
     replan_every: ReplanEvery = 0,
+    sample_every: SampleEvery = 10,
     profile: PlannedWith = None,
     allow_module: AllowModule = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
@@ -78,32 +84,38 @@ def run(
 ) -> None:
     """Train as the plan says, and compare measured with predicted times.
 
-    Asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and ends with
-    exit code 75: run it again with --resume. Asked twice by SIGTERM or Ctrl-C it stops at once.
+    Asked to stop, by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and
+    ends with exit code 75: run it again with --resume. Asked twice by SIGTERM, SIGHUP or Ctrl-C it stops at once.
 
     With --max-restarts it is started again when it fails, on the nodes that are left; with --replan-every it goes on
     under another plan where that is faster at the lengths and speeds met, and earned in the steps that are left.
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
-    summary = trained(
-        read_plan(plan),
-        read_job(job),
-        out,
-        steps=steps,
-        directory=job.parent,
-        checkpoint_every=checkpoint_every,
-        checkpoint_minutes=checkpoint_minutes,
-        keep=keep,
-        export_every=export_every,
-        resume=resume,
-        draw_again=draw_again,
-        max_restarts=max_restarts,
-        replan_every=replan_every,
-        table=table_in(profile),
-        allow_modules=allow_module or (),
-        rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
-    )
+    with lasting_output():
+        _train_and_show(
+            read_plan(plan),
+            read_job(job),
+            out,
+            steps=steps,
+            directory=job.parent,
+            checkpoint_every=checkpoint_every,
+            checkpoint_minutes=checkpoint_minutes,
+            keep=keep,
+            export_every=export_every,
+            resume=resume,
+            draw_again=draw_again,
+            max_restarts=max_restarts,
+            replan_every=replan_every,
+            sample_every=sample_every,
+            table=table_in(profile),
+            allow_modules=allow_module or (),
+            rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
+        )
+
+
+def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
+    summary = trained(plan, job, out, steps=steps, export_every=export_every, **options)
     if isinstance(summary, Stopped):
         show.stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)

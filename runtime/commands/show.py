@@ -20,7 +20,7 @@ from meshwright.planner.analysis.quantised_copy import quantised_copy
 from meshwright.planner.analysis.trained_share import adapted
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
-from meshwright.planner.report.words import schedule, search_work, size
+from meshwright.planner.report.words import difference, ranks, schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
@@ -45,7 +45,7 @@ def plan(found: Plan, path: Path) -> None:
         if isinstance(item, Refit):
             table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
-        names = str(found.choice(item.stage, "pool"))
+        names = ranks(found.pool_of(item.stage).ranks)
         told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), told)
     ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""
@@ -87,8 +87,8 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
     for row in summary.comparisons:
-        difference = f"{row.error:+.0%}" if row.measured_seconds > least else ""
-        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", difference)
+        share = difference(row.error) if row.measured_seconds > least else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", share)
     console.print(table)
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "

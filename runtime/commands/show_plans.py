@@ -109,7 +109,7 @@ def _choice(placed: Placed | None) -> object:
 
 def _told(placed: Placed) -> tuple[str, ...]:
     ahead = f", {placed.steps_ahead} ahead" if placed.steps_ahead else ""
-    return f"{placed.seconds:.3f}", str(placed.pool), str(placed.layout), schedule(placed.schedule) + ahead
+    return f"{placed.seconds:.3f}", placed.pool.told, str(placed.layout), schedule(placed.schedule) + ahead
 
 
 def _table(*headings: str) -> Table:

@@ -13,7 +13,7 @@ from meshwright.planner.plan.evaluate import items, name_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Run, read_spans
+from meshwright.profiles.trace import Run, read_most_spans
 from meshwright.runtime.api.clocks import simulate as simulated
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
@@ -68,7 +68,7 @@ def simulate(
 
 def _beside(path: Path, plan: Plan) -> Run:
     """Raises BadInput for the trace of another plan, as far as can be told where no plan lies beside it."""
-    spans, planned = read_spans(path), path.with_name("plan.json")
+    spans, planned = read_most_spans(path), path.with_name("plan.json")
     if planned.exists() and read_plan(planned) != plan:
         raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")
     names = {name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}

@@ -17,10 +17,10 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
-from meshwright.runtime.environment.allowed import require_functions, require_tool
+from meshwright.runtime.execution.early_checks import require_data, require_node_rank
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.execution.resume_rules import changes
-from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.model.model_check import require_weights
@@ -28,6 +28,7 @@ from meshwright.runtime.model.model_shard import planned_only
 from meshwright.runtime.records.lock import require_free
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.run_lines import ended_after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class RunRequest:
     """Times that it was, and that it went on under another plan."""
     replan_every: int = 0
     """Steps between looks at whether another plan is better from here; 0 is none."""
+    sample_every: int = 10
+    """Steps between those of which some responses are kept as texts; 0 is none."""
     table: Table | None = None
     """That the plan was made with, if it was made with one; asked where it is planned again."""
     launched: float = 0.0
@@ -78,8 +81,9 @@ class RunRequest:
         return " ".join((digest(self.plan), digest(self.job), options))
 
 
-def check(request: RunRequest, rendezvous: Rendezvous) -> None:
-    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind."""
+def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None = None) -> None:
+    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind. `data` are the
+    job's, where they have been read."""
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
     for placement in plan.placements:
@@ -92,10 +96,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     _require_known_losses(request.job)
     if request.replan_every:
         _require_telling(request)
-    if rendezvous.node_rank is not None and rendezvous.node_rank >= cluster.nodes:
-        raise BadInput(
-            f"--node-rank {rendezvous.node_rank} is not one of the plan's {cluster.nodes} nodes; they count from 0."
-        )
+    require_node_rank(plan, rendezvous)
     if cluster.kind == "cuda" and host.num_cuda_devices() < cluster.ranks_per_node:
         raise BadInput(
             f"the plan uses {cluster.ranks_per_node} CUDA devices per node and this machine has "
@@ -104,7 +105,7 @@ def check(request: RunRequest, rendezvous: Rendezvous) -> None:
     require_weights(plan, request.job, request.directory)
     require_directory("--out", request.out)
     require_free(request.out)
-    _check_resume(request)
+    _check_resume(request, data)
     request.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -131,17 +132,10 @@ def _require_known_losses(job: Job) -> None:
         )
 
 
-def _check_resume(request: RunRequest) -> None:
+def _check_resume(request: RunRequest, data: PromptData | None) -> None:
     """Raises BadInput for data that cannot be read, and unless the directory holds what is to be continued, if anything
     is."""
-    data = read_data(request.job, request.directory)
-    require_functions(request.job.rewards, request.allowed_modules, has_answers=data.has_answers)
-    if request.job.tool:
-        require_tool(request.job.tool, request.allowed_modules)
-    elif request.job.workload.turns:
-        raise BadInput(
-            "job: workload.turns has rollouts of several turns and no tool answers them; give tool.function."
-        )
+    data = data or require_data(request.job, request.directory, request.allowed_modules)
     done = latest_step(request.out)
     if done is not None and not request.resume:
         raise BadInput(
@@ -149,7 +143,7 @@ def _check_resume(request: RunRequest) -> None:
         )
     if request.resume and done is None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
-    if done is not None and done >= request.steps:
+    if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
     if done is not None:
         changes(read_run_file(request.out), request.asked(data))

@@ -69,7 +69,10 @@ def _noted(request: RunRequest, number: int, reason: str) -> str:
         reached=steps_recorded(request.out),
         saved=latest_step(request.out) or 0,
     )
-    write_restart(request.out, restart)
+    try:
+        write_restart(request.out, restart)
+    except OSError as error:  # the disk may be what failed
+        return f"{restart.told} (not written down: {error.strerror})"
     return restart.told
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.deadlines import away_seconds
 from meshwright.planner.program.in_waves import in_waves
 from meshwright.planner.program.program import MoveWeights, Program, lower, owners
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device import host
 from meshwright.runtime.device.abilities import abilities
@@ -29,6 +29,7 @@ from meshwright.runtime.execution.agreement import Agreement, Wish
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.filling import GroupSampling
 from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
+from meshwright.runtime.execution.keeping_responses import samples_of
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.next_plan import NextPlan
@@ -48,15 +49,11 @@ from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.model.chosen_kernels import ChosenKernels, agreed, own_kernels
+from meshwright.runtime.records.kept_responses import drop_samples, write_samples
 from meshwright.runtime.records.outcome import Outcome
-from meshwright.runtime.records.record import (
-    Recorder,
-    RunSummary,
-    elapsed_seconds,
-    observation,
-    observations,
-)
+from meshwright.runtime.records.record import Recorder, RunSummary, evaluations
 from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.run_lines import elapsed_seconds, observation, observations
 from meshwright.runtime.records.stopped import Stopped
 from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
 from meshwright.runtime.training.offload import HostMemory
@@ -90,13 +87,19 @@ class RankRun:
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, StepExperience] = {}
-        self.began = _agree(steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
+        self.began = _agree(lambda: steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._host_groups = [_gloo_group() for _ in range(5)]
         self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
         reporting, transport, evaluating = map(Transport, self._host_groups[2:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
-        self._controllers = Control(plan, reporting, self.turns, _agree(observations(request.out, self.steps.start)))
+        observed = _agree(lambda: observations(request.out, self.steps.start))
+        self._controllers = Control(plan, reporting, self.turns, observed)
         self._host_memory = HostMemory(plan, self.copies)
+        actor = self.copies[plan.graph.train_stage[Role.ACTOR]]
+        self._keeps_samples = self.data.tokenizer is not None and dist.get_rank() == actor.mesh.ranks[0]
+        """Whether this rank writes some responses down: it has all that it trains on."""
+        if self._keeps_samples:
+            drop_samples(request.out, done)
         scores_here = job.rewards and dist.get_rank() in owners(plan, GENERATE)
         self._environment = build_environment(plan, job.rewards) if scores_here else None
         calls_here = plan.facts.workload.turns and self.copies[plan.copy_of(GENERATE)].mesh.is_first_of_replica
@@ -190,7 +193,10 @@ class RankRun:
         self._agree_on_what_follows(turn)
         if self._environment:
             self._environment.forget(turn)
-        return self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
+        batch = self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
+        if self._keeps_samples and _is_due(turn, self._request.sample_every) and batch.rows:
+            write_samples(self._request.out, samples_of(batch, self.data))
+        return batch
 
     def _agree_on_what_follows(self, turn: int) -> None:
         """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
@@ -322,6 +328,10 @@ class RankRun:
             self._batches[step] = StepExperience(step=step, rows=range(self.data.batch_size))
         return self._batches[step]
 
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the policy after so many updates was evaluated, in this run or before it was resumed."""
+        return _agree(lambda: any(one.step == step for one in evaluations(self._request.out)))
+
     def evaluate(self, step: int) -> None:
         """Scores of the held-out prompts under the present policy, always with the same draws."""
         if not self.data.held_out:
@@ -389,8 +399,8 @@ def _gloo_group() -> dist.ProcessGroup:
     return group
 
 
-def _agree(mine: T) -> T:
-    """Rank 0's value on every rank."""
-    values = [mine]
+def _agree(answer: Callable[[], T]) -> T:
+    """Rank 0's answer on every rank; no other one reads for it."""
+    values: list[T] = [answer()] if dist.get_rank() == 0 else [cast(T, None)]
     dist.broadcast_object_list(values)
     return values[0]

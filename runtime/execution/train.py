@@ -13,25 +13,29 @@ from functools import partial
 import torch.distributed as dist
 
 from meshwright.planner.program.deadlines import away_seconds, patience_seconds
-from meshwright.profiles.errors import BadInput
+from meshwright.runtime.execution.early_checks import require_nodes
 from meshwright.runtime.execution.planning_again import for_those_who_came
 from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.execution.restarting import again, with_restarts
 from meshwright.runtime.execution.resume import require_shared
 from meshwright.runtime.execution.run import RankRun
+from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.launch.joining import NodePlace, Seat, join
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records.lasting_output import lasting_output
 from meshwright.runtime.records.lock import locked
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.stopped import Stopped
 
 
-def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSummary | Stopped | None:
+def run_plan(
+    request: RunRequest, rendezvous: Rendezvous | None = None, data: PromptData | None = None
+) -> RunSummary | Stopped | None:
     """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
 
     A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
-    whatever can be known to be wrong before anything starts.
+    whatever can be known to be wrong before anything starts. `data` are the job's, where they have been read.
     """
     rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
     if seat := Seat.of(os.environ):
@@ -45,9 +49,8 @@ def run_plan(request: RunRequest, rendezvous: Rendezvous | None = None) -> RunSu
             token=rendezvous.token,
         )
         return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
-    if rendezvous.nodes != cluster.nodes:
-        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {cluster.nodes} nodes of the plan's cluster.")
-    check(request, rendezvous)
+    require_nodes(request.plan, rendezvous)
+    check(request, rendezvous, data)
     return with_restarts(_launched, request, rendezvous)
 
 
@@ -76,7 +79,7 @@ def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary |
 
 def _work_alone(request: RunRequest) -> RunSummary | Stopped | None:
     """What one rank does; the first keeps other runs out of the directory meanwhile."""
-    with locked(request.out) if dist.get_rank() == 0 else nullcontext():
+    with lasting_output(), locked(request.out) if dist.get_rank() == 0 else nullcontext():
         return _work(request)
 
 
@@ -91,10 +94,14 @@ def _work(request: RunRequest) -> RunSummary | Stopped | None:
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:
         run.evaluate(0)
-    for turn in run.turns:
-        run.turn(turn)
-        if run.behind_turn(max(turn + 1, run.steps.start)):
-            return run.stop(turn + 1)
+    if run.steps:
+        for turn in run.turns:
+            run.turn(turn)
+            if run.behind_turn(max(turn + 1, run.steps.start)):
+                return run.stop(turn + 1)
+    elif request.export_every:  # the run ended between its last checkpoint and this
+        run.export(request.steps)
     run.finish()
-    run.evaluate(request.steps)
+    if run.steps or not run.is_evaluated(request.steps):
+        run.evaluate(request.steps)
     return run.close()

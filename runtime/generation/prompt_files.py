@@ -6,7 +6,6 @@ columns that are named are read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,15 @@ from types import ModuleType
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import is_file_name, json_value, read_text, require_file, whole_characters
+from meshwright.profiles.values import (
+    DoubledKeyError,
+    is_file_name,
+    json_value,
+    load_json,
+    read_text,
+    require_file,
+    whole_characters,
+)
 
 _MOST_BYTES = 64 * 2**30
 """Of a file of which a part is in memory at a time."""
@@ -71,7 +78,9 @@ def _json_lines(path: Path) -> Iterator[Any]:
     text = read_text(path, "prompts").removesuffix("\n")
     for number, line in enumerate(text.split("\n") if text else (), start=1):  # a text may hold other ends of lines
         try:
-            row = json.loads(line)
+            row = load_json(line)
+        except DoubledKeyError as error:
+            raise BadInput(f"prompts {path} line {number}: {error}.") from None
         except (ValueError, RecursionError):
             raise BadInput(f"prompts {path} line {number} is not a JSON object; write one on every line.") from None
         yield whole_characters(row, line, f"prompts {path} line {number}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
+from meshwright.profiles.printable import printable
 
 _records: list[Path] = []
 
@@ -40,7 +41,7 @@ def end(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
     if _records:
         _write(sentence, "", None)
     else:
-        sys.stderr.write(f"error: {sentence}\n")
+        sys.stderr.write(f"error: {printable(sentence)}\n")
         sys.stderr.flush()
     for process in silent:
         with contextlib.suppress(ProcessLookupError):

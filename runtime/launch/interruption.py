@@ -1,9 +1,9 @@
 """A run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
 
-SIGTERM, SIGINT and SIGUSR1 ask. The last never ends a run: a scheduler sends it while there is time left, and SIGTERM
-when there is none, which then finds a checkpoint on its way. Where the process that launched the ranks gets one, it
-makes a mark that they look for, so that what it sends them itself still ends them: that is how torch elastic clears up
-behind a rank that failed. A scheduler and a terminal signal the ranks as well.
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask. The last never ends a run: a scheduler sends it while there is time left, and
+SIGTERM when there is none, which then finds a checkpoint on its way. Where the process that launched the ranks gets
+one, it makes a mark that they look for, so that what it sends them itself still ends them: that is how torch elastic
+clears up behind a rank that failed. A scheduler and a terminal signal the ranks as well.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-_ENDING = (signal.SIGTERM, signal.SIGINT)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALS = (*_ENDING, signal.SIGUSR1)
 
 _AGAIN_SECONDS = 1.0
@@ -36,9 +37,14 @@ def listen(launcher: int | None = None, mark: Path | None = None) -> None:
 
     To be called in the main thread before there are others, which would take the signals.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _heeded())
     _marks[:] = [mark] if mark else []
     threading.Thread(target=_wait, args=(launcher,), name="signals", daemon=True).start()
+
+
+def _heeded() -> tuple[signal.Signals, ...]:
+    """The signals that ask; nohup has SIGHUP ignored, which stays so."""
+    return tuple(one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN)
 
 
 def is_asked() -> bool:
@@ -52,7 +58,7 @@ def is_asked_within(seconds: float) -> bool:
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         return asked.wait(seconds)
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in _SIGNALS}
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in _heeded()}
     try:
         return asked.wait(seconds)
     finally:
@@ -63,12 +69,29 @@ def is_asked_within(seconds: float) -> bool:
 def _wait(launcher: int | None) -> None:
     first = math.inf
     while True:
-        found = signal.sigwaitinfo(_SIGNALS)
+        found = signal.sigwaitinfo(_heeded())
         if found.si_signo in _ENDING:
             first = min(first, time.monotonic())
             if found.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
                 os._exit(128 + found.si_signo)
         _asked.set()
+
+
+def shield_helpers() -> None:
+    """Starts the processes from which multiprocessing forks and by which it clears up, deaf to signals that ask: they
+    reach all processes of a terminal or a job, and a run whose helpers have ended cannot end in order."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which that has let through again
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def heed_again() -> None:
+    """In a process that was forked from such a helper and does not listen: signals end it again."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
@@ -96,7 +119,7 @@ def passed_on(mark: Path) -> Iterator[None]:
                 "stopping behind the step that is under way, with a checkpoint; once more stops at once.\n"
             )
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    before = {number: signal.signal(number, ask) for number in _heeded()}
     try:
         yield
     finally:

@@ -21,14 +21,12 @@ from meshwright.planner.search.child_process import end_with
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.launch.interruption import listen
 from meshwright.runtime.launch.launch import Preparation, take_part
-from meshwright.runtime.launch.rendezvous import Arrival, node_order
+from meshwright.runtime.launch.rendezvous import Arrival, is_launched_rank, node_order
 
 T = TypeVar("T")
 
 _PATIENCE = timedelta(minutes=10)
 """Ranks that a launcher started together are all there within this time."""
-
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class Seat:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
         """None where no launcher has started this process."""
-        if not all(name in environment for name in _VARIABLES):
+        if not is_launched_rank(environment):
             return None
         num_ranks = int(environment["WORLD_SIZE"])
         return cls(

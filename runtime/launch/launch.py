@@ -29,8 +29,9 @@ from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device.patience import have_patience, patience
 from meshwright.runtime.launch import failing
 from meshwright.runtime.launch.gathering import BACKEND
-from meshwright.runtime.launch.interruption import listen, passed_on
+from meshwright.runtime.launch.interruption import heed_again, listen, passed_on, shield_helpers
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of
+from meshwright.runtime.launch.scratch import scratch
 
 T = TypeVar("T")
 
@@ -95,14 +96,17 @@ def launch(
     are_forked = preload is not None and preparation.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
+    lasting = scratch()  # before multiprocessing makes a directory
+    if are_forked:
+        shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        failures = Path(scratch) / "failures"
+    with tempfile.TemporaryDirectory(dir=lasting) as directory:
+        failures = Path(directory) / "failures"
         failures.mkdir()
-        mark = Path(scratch) / "stop" if may_stop else None
+        mark = Path(directory) / "stop" if may_stop else None
         config = LaunchConfig(
             min_nodes=1 if rendezvous.attempt else rendezvous.nodes,
             max_nodes=rendezvous.nodes,
@@ -117,8 +121,8 @@ def launch(
             max_restarts=0,
             monitor_interval=0.05,
             start_method="forkserver" if are_forked else "spawn",
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            signals_to_handle="SIGHUP,SIGQUIT" if may_stop else _SIGNALS,
+            logs_specs=DefaultLogsSpecs(log_dir=directory),
+            signals_to_handle="SIGQUIT" if may_stop else _SIGNALS,
         )
         launcher = _Launcher(os.getpid(), rendezvous.address, failures, mark)
         try:
@@ -170,6 +174,8 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
     """
     if launcher.mark:
         listen(launcher.pid, launcher.mark)
+    else:
+        heed_again()
     end_with_parent(os.getppid())  # the launcher, or the process that ranks are forked from, which ends with it
     end_with(launcher.pid)
     failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
@@ -20,6 +20,13 @@ from meshwright.profiles.values import whole_number
 from meshwright.runtime.launch.rendezvous_token import opened, sealed
 
 _WAITING_CONNECTIONS = 1024
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_launched_rank(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun, or another launcher, has started this process as a rank."""
+    return all(name in environment for name in _RANK_VARIABLES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshwright.planner.analysis.compare import Comparison, compare
+from meshwright.planner.analysis.compare import Comparison, MeasuredSteps
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.chrome_trace import chrome_trace
-from meshwright.profiles.documents import write_atomically
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.documents import remove_partials, write_atomically
+from meshwright.profiles.segments import SEGMENT_BYTES, files_of, move_log
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
+    MOST_SPANS,
     NUM_CHUNK_TOKENS,
     NUM_DRAWN,
     NUM_DRAWN_TOKENS,
@@ -27,20 +30,19 @@ from meshwright.profiles.trace import (
     TRACE_UNTIL,
     Run,
     Span,
-    read_spans,
+    by_step,
+    iter_spans,
     write_spans,
 )
-from meshwright.profiles.values import read_text
 from meshwright.runtime.model.end_tokens import ResponseEnds
 from meshwright.runtime.records.boards import Board, open_boards
 from meshwright.runtime.records.outcome import Outcome
-from meshwright.runtime.records.resource_use import MemoryUse, memory_use, offload_seconds
+from meshwright.runtime.records.resource_use import MemoryUse, ResourceUse
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
+from meshwright.runtime.records.run_lines import append_line, keep_steps_before, read_lines
 from meshwright.runtime.records.stopped import NEXT_PLAN
-from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, KL_ERROR, KL_TO_TEACHERS, PROB_ERROR, Gap
-
-T = TypeVar("T")
+from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PROB_ERROR, Gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +175,12 @@ class Recorder:
         ends: ResponseEnds | None = None,
         kernels: str = "",
         notes: Sequence[str] = (),
+        most_spans: int = MOST_SPANS,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """`kernels`, those that the run computes with, and `notes` are said when it begins."""
+        """`kernels`, those that the run computes with, and `notes` are said when it begins. The timeline has the last
+        steps with at most `most_spans`, and the trace is cut into segments of `segment_bytes`."""
+        self._most_spans, self._segment_bytes = most_spans, segment_bytes
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
         self._asked, self._ends, self._kernels, self._notes = asked, ends, kernels, notes
         self._progress: Progress | None = None
@@ -185,14 +191,15 @@ class Recorder:
         """Begins at a step; lines of later steps, left by a run that was cut off, are dropped."""
         if not self._is_writer:
             return
+        remove_partials(self._out, least_seconds=0.0)  # nobody else writes here
         self._put_aside_another_plan(first_step)
         write_plan(self._out / "plan.json", self._plan)
         (self._out / NEXT_PLAN).unlink(missing_ok=True)
         if self._asked:
             write_run_file(self._out, self._asked)
-        for name in ("metrics.jsonl", "trace.jsonl"):
-            _keep_steps_before(self._out / name, first_step)
-        _keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
+        keep_steps_before(self._out / "metrics.jsonl", first_step)
+        keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
+        keep_steps_before(self._out / "trace.jsonl", first_step, with_evaluation=True)
         self._boards = open_boards(self._out, first_step)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -214,9 +221,9 @@ class Recorder:
         """With its trace: what is measured from here on is compared with this plan, and corrects what it was made
         from."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
-        if path.exists() and trace.exists() and (before := read_plan(path)) != self._plan:
+        if path.exists() and files_of(trace) and (before := read_plan(path)) != self._plan:
             write_plan(self._out / f"{PLAN_UNTIL}{first_step:06d}.json", before)
-            trace.rename(self._out / f"{TRACE_UNTIL}{first_step:06d}.jsonl")
+            move_log(trace, self._out / f"{TRACE_UNTIL}{first_step:06d}.jsonl")
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
         """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it
@@ -225,7 +232,7 @@ class Recorder:
         Its seconds go from the end of the turn before it, or from its own beginning where that is later.
         """
         spans = [span for outcome in outcomes for span in outcome.spans]
-        write_spans(self._out / "trace.jsonl", spans)
+        write_spans(self._out / "trace.jsonl", spans, segment_bytes=self._segment_bytes)
         begin = max(self._last_end, min(span.start_seconds for span in spans))
         self._last_end = max(span.end_seconds for span in spans)
         metrics = _trained(self._plan.graph, outcomes)
@@ -241,7 +248,7 @@ class Recorder:
             **_drawn(spans),
             **metrics,
         }
-        _append(self._out / "metrics.jsonl", line)
+        append_line(self._out / "metrics.jsonl", line)
         for board in self._boards:
             board.add("train", line, outcomes[0].turn)
         if self._progress:
@@ -250,10 +257,10 @@ class Recorder:
 
     def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
         """Writes an evaluation, and when it was made."""
-        _append(self._out / "evaluations.jsonl", asdict(evaluation))
+        append_line(self._out / "evaluations.jsonl", asdict(evaluation))
         for board in self._boards:
             board.add("held_out", asdict(evaluation), evaluation.step)
-        write_spans(self._out / "trace.jsonl", [span])
+        write_spans(self._out / "trace.jsonl", [span], segment_bytes=self._segment_bytes)
 
     def stop(self) -> None:
         """The run ends before its last step: what was written stays, without a summary."""
@@ -267,22 +274,30 @@ class Recorder:
         if not self._is_writer:
             return None
         self.stop()
-        spans = read_spans(self._out / "trace.jsonl")
-        run = Run(spans=spans, pools={pool.name: pool.ranks for pool in self._plan.pools})
+        times, use, last = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
+        first, num_last = sys.maxsize, 0
+        for step, spans in by_step(iter_spans(self._out / "trace.jsonl")):
+            times.add(step, spans)
+            use.add(spans)
+            last.append(spans)
+            first, num_last = min(first, step), num_last + len(spans)
+            while num_last > self._most_spans and len(last) > 1:
+                num_last -= len(last.popleft())
+        run = Run(spans=tuple(chain(*last)), pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))
-        lines, known = _read(self._out / "metrics.jsonl", _line), evaluations(self._out)
-        first = min((span.step for span in spans), default=lines[-1]["step"])  # under this plan
+        lines, known = read_lines(self._out / "metrics.jsonl", _summed), evaluations(self._out)
+        first = min(first, lines[-1]["step"])  # under this plan
         summary = RunSummary(
             steps=self._steps,
             comparisons=(
-                *offload_seconds(self._plan, spans),
-                *compare(self._plan, spans, {line["step"]: line["seconds"] for line in lines if line["step"] >= first}),
+                *use.offloads(),
+                *times.beside({line["step"]: line["seconds"] for line in lines if line["step"] >= first}),
             ),
             evaluations=known,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
             response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
             expected_response_tokens=self._plan.facts.workload.drawn_lengths.mean,
-            memory=memory_use(self._plan, spans),
+            memory=use.memory(),
             overhead=statistics.median(line["overhead"] for line in lines),
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in known]),
             ends=self._ends,
@@ -302,7 +317,7 @@ def _learned(metrics: Mapping[str, float]) -> str:
 
 def evaluations(out: Path) -> tuple[EvaluationRecord, ...]:
     """Those that a run has written."""
-    return tuple(_read(out / "evaluations.jsonl", _evaluation))
+    return tuple(read_lines(out / "evaluations.jsonl", _evaluation))
 
 
 def _evaluation(line: Mapping[str, Any]) -> EvaluationRecord:
@@ -311,16 +326,15 @@ def _evaluation(line: Mapping[str, Any]) -> EvaluationRecord:
     )
 
 
-def observations(out: Path, first_step: int) -> tuple[StepObservation, ...]:
-    """What controllers follow from of the steps before `first_step`, as a run has written it."""
-    return tuple(one for one in _read(out / "metrics.jsonl", observation) if one.step < first_step)
+_SUMMED = (
+    *("step", "seconds", "tokens_per_second", "response_tokens", "overhead"),
+    *("generator_gap", "max_generator_gap"),
+)
+"""What a summary reads of the line of a step."""
 
 
-def observation(line: Mapping[str, Any]) -> StepObservation:
-    """What controllers follow from of one step's metrics."""
-    ages = range(len([name for name in line if name.startswith(AGE_ROWS)]))
-    begun = tuple((int(line[AGE_ROWS + str(age)]), float(line.get(AGE_SCORE + str(age), 0.0))) for age in ages)
-    return StepObservation(step=line["step"], seconds=float(line["seconds"]), begun=begun)
+def _summed(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in _SUMMED if name in line}
 
 
 def _decided(spans: Sequence[Span]) -> dict[str, float]:
@@ -338,11 +352,6 @@ def _drawn(spans: Sequence[Span]) -> dict[str, float]:
     return {"drawn_tokens": tokens / number} if number else {}
 
 
-def elapsed_seconds(out: Path) -> float:
-    """When the last span that a run has written ended, in seconds since its start; 0 without a trace."""
-    return max(_read(out / "trace.jsonl", lambda line: float(line["end_seconds"])), default=0.0)
-
-
 def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The metrics of the training stages, and of a generation in waves; every rank of a stage reports the same, so the
     first one's are taken.
@@ -353,39 +362,3 @@ def _trained(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]
     for stage in (GENERATE, *graph.train_stage.values()):
         metrics |= next((outcome.metrics[stage] for outcome in outcomes if stage in outcome.metrics), {})
     return metrics
-
-
-def _append(path: Path, line: Mapping[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, sort_keys=True) + "\n")
-
-
-def _read(path: Path, made: Callable[[dict[str, Any]], T]) -> list[T]:
-    """What is made of the lines of a run; the last one, if it was cut short, is none.
-
-    Raises BadInput naming the first line of which nothing can be made.
-    """
-    if not path.exists():
-        return []
-    text = read_text(path, "the record of a run")
-    found, number = [], 0
-    try:
-        for number, line in enumerate(text.split("\n")[:-1], start=1):  # noqa: B007 - told when a line is wrong
-            value = json.loads(line)
-            if not isinstance(value["step"], int):
-                raise TypeError
-            found.append(made(value))
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
-        raise BadInput(f"{path} line {number} is none of a run; delete that line if the file was damaged.") from None
-    return found
-
-
-def _line(line: dict[str, Any]) -> dict[str, Any]:
-    return line
-
-
-def _keep_steps_before(path: Path, first_step: int) -> None:
-    """Drops the lines of steps that will run again."""
-    kept = [line for line in _read(path, _line) if line["step"] < first_step]
-    if path.exists():
-        write_atomically(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in kept))

@@ -29,38 +29,43 @@ class MemoryUse:
     measured_bytes: float
 
 
-def memory_use(plan: Plan, spans: Iterable[Span]) -> tuple[MemoryUse, ...]:
-    """Of every stage whose memory was measured, in the order of the plan."""
-    measured: dict[str, float] = {}
-    for span in spans:
-        if span.kind == "stage" and MEMORY in span.facts:
-            measured[span.instruction] = max(span.facts[MEMORY], measured.get(span.instruction, 0.0))
-    return tuple(
-        MemoryUse(stage=p.stage, planned_bytes=_planned_bytes(plan, p), measured_bytes=measured[p.stage])
-        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
-        if p.stage in measured
-    )
+class ResourceUse:
+    """What was used, of spans that come in any order and are not held."""
 
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._bytes: dict[str, float] = {}
+        self._moves: dict[str, dict[int, float]] = defaultdict(dict)  # by stage and step, of its slowest rank
 
-def offload_seconds(plan: Plan, spans: Iterable[Span]) -> tuple[Comparison, ...]:
-    """Seconds per turn that each offloaded state takes to come and go: the slowest rank's, median over turns."""
-    slowest: dict[tuple[str, int], float] = {}
-    for span in spans:
-        if MOVES[0] in span.facts:
-            key, seconds = (span.instruction, span.step), sum(span.facts[name] for name in MOVES)
-            slowest[key] = max(seconds, slowest.get(key, 0.0))
-    measured: dict[str, list[float]] = defaultdict(list)
-    for (stage, _), seconds in slowest.items():
-        measured[stage].append(seconds)
-    return tuple(
-        Comparison(
-            name=f"{p.stage} offload",
-            predicted_seconds=sum(term.amount for term in p.cost.terms if term.name in ("reload", "offload")),
-            measured_seconds=statistics.median(measured[p.stage]),
+    def add(self, spans: Iterable[Span]) -> None:
+        """Takes spans of a run."""
+        for span in spans:
+            stage, step = span.instruction, span.step
+            if span.kind == "stage" and MEMORY in span.facts:
+                self._bytes[stage] = max(span.facts[MEMORY], self._bytes.get(stage, 0.0))
+            if MOVES[0] in span.facts:
+                seconds = sum(span.facts[name] for name in MOVES)
+                self._moves[stage][step] = max(seconds, self._moves[stage].get(step, 0.0))
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """Of every stage whose memory was measured, in the order of the plan."""
+        return tuple(
+            MemoryUse(stage=p.stage, planned_bytes=_planned_bytes(self._plan, p), measured_bytes=self._bytes[p.stage])
+            for p in sorted(self._plan.placements, key=lambda p: p.start_seconds)
+            if p.stage in self._bytes
         )
-        for p in plan.placements
-        if p.schedule.offload is not Offload.NONE and measured[p.stage]
-    )
+
+    def offloads(self) -> tuple[Comparison, ...]:
+        """Seconds per turn that each offloaded state takes to come and go: the slowest rank's, median over turns."""
+        return tuple(
+            Comparison(
+                name=f"{p.stage} offload",
+                predicted_seconds=sum(term.amount for term in p.cost.terms if term.name in ("reload", "offload")),
+                measured_seconds=statistics.median(self._moves[p.stage].values()),
+            )
+            for p in self._plan.placements
+            if p.schedule.offload is not Offload.NONE and self._moves[p.stage]
+        )
 
 
 def _planned_bytes(plan: Plan, stage: Placement) -> float:

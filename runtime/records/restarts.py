@@ -7,6 +7,8 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.printable import printable
+from meshwright.profiles.segments import files_of, lines_of
 from meshwright.profiles.values import json_value, read_text
 
 _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
@@ -35,7 +37,7 @@ class Restart:
     def told(self) -> str:
         """In one sentence."""
         why = "; ".join(text for text in (self.reason.rstrip("."), self.planned_again) if text)
-        return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {why}"
+        return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {printable(why)}"
 
 
 _TYPES = (int, str, str, int, int, str)
@@ -61,10 +63,7 @@ def read_restarts(out: Path) -> tuple[Restart, ...]:
 
 def steps_recorded(out: Path) -> int:
     """The steps whose metrics a run has written."""
-    path = out / _METRICS
-    if not path.exists():
-        return 0
-    return sum(1 for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}"))
+    return sum(1 for line in lines_of(*files_of(out / _METRICS)) if line.is_whole)
 
 
 def _restart(line: str, told: str) -> Restart:

@@ -15,15 +15,12 @@ from meshwright.planner.analysis.measured_use import measured_use
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.simulation.simulate import Use
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Span, is_number, span_of
+from meshwright.profiles.trace import MOST_AHEAD, Span, is_number, read_last_spans, span_of
 from meshwright.runtime.records.lock import is_held
 from meshwright.runtime.records.tail import Tail
 
 RECENT = 20
 """Steps that are told about: medians and shares are over so many at most."""
-
-_MOST_AHEAD = 8
-"""Steps by which a stage may work ahead of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,7 @@ class Watching:
             what = "holds no plan.json" if directory.is_dir() else "is not a directory"
             raise BadInput(f"{directory} {what}; give the --out of `meshwright run`.")
         self._directory, self._plan = directory, read_plan(directory / "plan.json")
-        self._metrics, self._trace = Tail(directory / "metrics.jsonl"), Tail(directory / "trace.jsonl")
+        self._metrics, self._trace = Tail(directory / "metrics.jsonl", RECENT), Tail(directory / "trace.jsonl")
         self._evaluations = Tail(directory / "evaluations.jsonl")
         self._lines: list[dict[str, Any]] = []
         self._spans: list[Span] = []
@@ -92,13 +89,14 @@ class Watching:
         window = sorted(ends.values())[-RECENT - 1 :]
         begin = window[0] if len(ends) > len(recent) else min(span.start_seconds for span in self._spans)
         seconds = {line["step"]: line["seconds"] for line in recent}
+        comparisons = compare(plan, self._spans, seconds)
         return replace(
             standing,
             num_recent=len(recent),
             quiet_seconds=max(0.0, time.time() - (self._directory / "metrics.jsonl").stat().st_mtime),
-            step_seconds=statistics.median(seconds.values()),
+            step_seconds=comparisons[-1].measured_seconds,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in recent),
-            comparisons=compare(plan, self._spans, seconds),
+            comparisons=comparisons,
             uses=measured_use(plan, self._spans, begin, window[-1]) if window[-1] > begin else (),
         )
 
@@ -108,9 +106,11 @@ class Watching:
         begins, lines = self._evaluations.read()
         found = [_line(line, "mean_score", "standard_error") for line in lines]
         self._held_out = [*([] if begins else self._held_out), *found]
-        begins, lines = self._trace.read()
-        spans = [*([] if begins else self._spans), *(span_of(json.loads(line)) for line in lines)]
-        oldest = max((span.step for span in spans), default=0) - RECENT - 2 * _MOST_AHEAD
+        if self._trace.skip():
+            self._spans = list(read_last_spans(self._directory / "trace.jsonl", RECENT + 2 * MOST_AHEAD))
+        _, lines = self._trace.read()
+        spans = [*self._spans, *(span_of(json.loads(line)) for line in lines)]
+        oldest = max((span.step for span in spans), default=0) - RECENT - 2 * MOST_AHEAD
         self._spans = [span for span in spans if span.step >= oldest]
 
 

@@ -1,3 +1,7 @@
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +14,10 @@ from meshwright.profiles.documents import (
     parse,
     read_json,
     read_yaml,
+    remove_partials,
     write_atomically,
 )
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, RunFailed
 
 
 class Wheel(Document):
@@ -61,11 +66,11 @@ def test_equal_documents_have_equal_digests_and_others_do_not() -> None:
         ("name: a\nwheels: [{spokes: 0}]", "wheels.0.spokes is 0: input should be greater than 0."),
         ("name: a\nspare: {spokes: 3, metres: .nan}", "spare.metres is nan, which is no text and no finite number"),
         ("name: [", "is not YAML at line 1"),
-        ("name: 2020-01-01", "name is 2020-01-01, which is no text and no finite number"),
-        ("name: 2020-13-01", "month must be in 1..12"),
+        ("name: !!timestamp 2020-01-01", "name is 2020-01-01, which is no text and no finite number"),
+        ("name: !!timestamp 2020-13-01", "month must be in 1..12"),
         ("name: a\nspare: [{1: !!set {x}}]", "spare.0.1 is {'x'}, which is no text"),
         ("? [a, b]\n: c", "is not YAML"),
-        ("2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
+        ("!!timestamp 2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
         ("name: &a [*a]", "name.0.0.0.0.0.0.0.0... is nested too deep"),
     ],
 )
@@ -90,3 +95,62 @@ def test_a_missing_or_unreadable_file_is_refused(tmp_path: Path) -> None:
 def test_not_a_number_is_no_number() -> None:
     with pytest.raises(BadInput, match="metres"):
         parse(Wheel, '{"spokes": 3, "metres": NaN}', "wheel")
+
+
+def test_a_disk_that_takes_no_more_is_no_mistake_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run that meets one is started again, where a mistake is not."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailed, match=r"plan\.json cannot be written: No space left on device; make room there"):
+        write_atomically(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Bulb(Document):
+    is_lit: bool
+
+
+class Lamp(Bulb):
+    colour: str = "white"
+    spare: tuple[Bulb, ...] = ()
+
+
+@pytest.mark.parametrize(("word", "is_lit"), [("yes", True), ("no", False), ("On", True), ("OFF", False)])
+def test_a_word_for_a_boolean_is_one_only_where_a_boolean_is_asked(tmp_path: Path, word: str, is_lit: bool) -> None:
+    path = tmp_path / "lamp.yaml"
+    path.write_text(f"is_lit: {word}\ncolour: {word}\nspare:\n- is_lit: {word}\n")
+    assert read_yaml(Lamp, path, "lamp") == Lamp(is_lit=is_lit, colour=word, spare=(Bulb(is_lit=is_lit),))
+    path.write_text("is_lit: maybe\n")
+    with pytest.raises(BadInput, match="is_lit is 'maybe': input should be a valid boolean"):
+        read_yaml(Lamp, path, "lamp")
+
+
+@pytest.mark.parametrize("text", ['{"name": "\\u001b[2J"}', '{"parts": {"a\x9b": {"spokes": 1}}, "name": "a"}'])
+def test_a_text_that_would_command_a_terminal_is_refused_wherever_it_stands(tmp_path: Path, text: str) -> None:
+    """So device names and the like may be printed as they are."""
+    with pytest.raises(BadInput, match=r"bike: '.*' has a character that a terminal does not show; remove it") as one:
+        parse(Bike, text, "bike")
+    assert str(one.value).isprintable()
+    assert parse(Bike, '{"name": "\\\\u001b \\t\\n"}', "bike").name == "\\u001b \t\n"
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed_by_who_writes_it_next(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead, living = int(ended.stdout), os.getppid()
+    names = [f".plan.json.{dead}.partial", f".plan.json.{living}.partial", f".other.json.{dead}.partial"]
+    for name in (*names, "mine.partial"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / f".plan.json.{dead}.new.{dead}.partial").touch()  # perhaps of another machine that is writing it
+    write_atomically(tmp_path / "plan.json", "text")
+    assert {one.name for one in tmp_path.iterdir()} == {
+        *("plan.json", names[1], names[2], "mine.partial", f".plan.json.{dead}.new.{dead}.partial")
+    }
+    remove_partials(tmp_path, least_seconds=0.0)
+    assert {one.name for one in tmp_path.iterdir()} == {"plan.json", names[1], "mine.partial"}

@@ -1,16 +1,21 @@
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.segments import files_of
 from meshwright.profiles.trace import (
+    MOST_AHEAD,
     Ends,
     Span,
+    by_step,
     ends_of,
     instruction_name,
     read_last_spans,
+    read_most_spans,
     read_spans,
     write_spans,
 )
@@ -89,3 +94,46 @@ def test_fewer_steps_than_are_asked_for_are_all_read_and_none_of_an_empty_trace(
     path.write_text("{}\n" + path.read_text())
     with pytest.raises(BadInput, match="line 3 from its end is not a span"):
         read_last_spans(path, 3)
+
+
+def long_trace(path: Path, num_steps: int) -> list[Span]:
+    """Of two ranks, the second of which works a step ahead, cut into small segments."""
+    spans = [replace(span(rank), step=step + rank) for step in range(num_steps) for rank in range(2)]
+    for one in spans:
+        write_spans(path, [one], segment_bytes=1000)
+    return spans
+
+
+def test_a_trace_in_segments_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    spans = long_trace(path, 40)
+    assert len(files_of(path)) > 5
+    assert read_spans(path) == tuple(spans)
+    for number in (1, 3, 30, 99):
+        assert read_last_spans(path, number) == tuple(one for one in spans if one.step > 40 - number)
+
+
+def test_of_a_trace_that_is_too_long_to_be_held_the_last_whole_steps_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    spans = long_trace(path, 40)
+    assert read_most_spans(path, 80) == tuple(spans)
+    last = read_most_spans(path, 10, least_steps=1)
+    assert 0 < len(last) <= 10
+    assert last == tuple(one for one in spans if one.step >= last[0].step)
+    assert read_most_spans(path, 10) == tuple(one for one in spans if one.step > 20)
+    assert read_most_spans(path, 0, least_steps=3) == tuple(one for one in spans if one.step > 37)
+
+
+def test_the_steps_of_a_trace_come_whole_and_few_are_held(tmp_path: Path) -> None:
+    spans = long_trace(tmp_path / "trace.jsonl", 40)
+    given: list[Span] = []
+
+    def noted() -> Iterator[Span]:
+        for one in spans:
+            given.append(one)
+            yield one
+
+    for step, of_step in by_step(noted()):
+        assert of_step == [one for one in spans if one.step == step]
+        assert given[-1].step - step <= MOST_AHEAD
+    assert len(given) == len(spans)

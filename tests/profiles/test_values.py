@@ -14,6 +14,22 @@ def test_a_number_in_yaml_may_have_an_exponent(number: str) -> None:
     assert yaml_value(f"metres: {number}", "bike") == {"metres": 0.25}
 
 
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        *(
+            (text, text)
+            for text in ("1:20", "no", "Yes", "on", "OFF", "1_000", "2020-01-01", "0b11", "1:2:3.5", "=", "y")
+        ),
+        *(("010", 10), ("0o10", 8), ("0x1F", 31), ("-7", -7), ("+7", 7), ("1.", 1.0), (".5", 0.5), ("1e3", 1000.0)),
+        *(("true", True), ("FALSE", False), ("null", None), ("~", None), ("", None)),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(scalar: str, value: object) -> None:
+    found = yaml_value(f"it: {scalar}\n", "bike")["it"]
+    assert (found, type(found)) == (value, type(value))
+
+
 def test_a_key_that_is_given_twice_is_told_with_its_line() -> None:
     with pytest.raises(BadInput, match="bike is not YAML at line 3: the key 'name' is given twice; keep one"):
         yaml_value("name: a\nwheels: []\nname: b\n", "bike")
@@ -40,7 +56,7 @@ _MERGES = "m0: &m0 {k: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n -
         ("name: &a [*a]", "name.0.0.0.0.0.0.0.0... is nested too deep"),
         ('name: "\\ud800"', "bike has half a character"),
         ("name: .inf", "name is inf, which is no text and no finite number"),
-        ("2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
+        ("!!timestamp 2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
     ],
 )
 def test_no_yaml_takes_the_machine_and_only_plain_values_are_read(text: str, says: str) -> None:

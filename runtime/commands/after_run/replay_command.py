@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.profiles.printable import printable
 from meshwright.runtime.api.replaying import replay as replayed
 from meshwright.runtime.commands.options import AsJson
 from meshwright.runtime.records.replayed import BatchReplay
@@ -35,7 +36,7 @@ def replay(
 def _show(found: BatchReplay) -> None:
     typer.echo(f"{found.stage} of step {found.step}, with the weights after {found.weights_of_step} steps")
     for reason in found.reasons:
-        typer.echo(f"skipped: {reason}")
+        typer.echo(f"skipped: {printable(reason)}")
     for number, update in enumerate(found.updates):
         bad = f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
         loss = next(value for name, value in update.metrics.items() if name.endswith("_loss"))

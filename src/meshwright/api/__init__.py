@@ -67,6 +67,7 @@ from meshwright.runtime.api.measuring import calibrate, num_missing, profile
 from meshwright.runtime.api.planning import as_seen, compare, explain, fit, plan, structures, whatif
 from meshwright.runtime.api.reading import (
     read_job,
+    read_learned,
     read_plan,
     read_proof,
     read_run,
@@ -139,6 +140,7 @@ __all__ = [
     "profile",
     "prove",
     "read_job",
+    "read_learned",
     "read_plan",
     "read_proof",
     "read_run",

@@ -64,8 +64,7 @@ def test_of_two_pools_one_lies_in_the_other_or_they_are_apart() -> None:
     assert crossing_violations(range(0, 8), range(4, 8)) == ()
     assert crossing_violations(range(4, 6), range(0, 8)) == ()
     assert crossing_violations(range(0, 4), range(2, 6)) == (
-        "ranks 0 to 3 and ranks 2 to 5 have only a part in common; of two pools one lies in the other, or they are "
-        "apart.",
+        "ranks 0-3 and ranks 2-5 have only a part in common; of two pools one lies in the other, or they are apart.",
     )
 
 

@@ -60,7 +60,7 @@ def test_pools_that_cross_are_refused() -> None:
     assert verify(found) == ()
     moved = [p.model_copy(update={"first_rank": 2, "num_ranks": 4}) if p.first_rank == 4 else p for p in found.pools]
     broken = verify(found.model_copy(update={"pools": tuple(moved)}))
-    assert any("ranks 0 to 3 and ranks 2 to 5 have only a part in common" in sentence for sentence in broken)
+    assert any("ranks 0-3 and ranks 2-5 have only a part in common" in sentence for sentence in broken)
 
 
 def test_a_compiled_plan_is_clean(plan: Plan) -> None:

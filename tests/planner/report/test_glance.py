@@ -42,5 +42,5 @@ def test_of_many_nodes_some_share_a_label() -> None:
     plan = random_plan(7, small_facts(nodes=128, ranks_per_node=8, memory_bytes=2**50, batch_size=4096))
     labels = [text for text in Outline(glance(plan)).text if re.match(r"nodes? \d", text)]
     assert len(labels) <= 24
-    assert labels[0] == "nodes 0–5"
+    assert labels[0] == "nodes 0-5"
     assert labels[-1].endswith("127")

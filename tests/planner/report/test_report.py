@@ -13,7 +13,7 @@ from meshwright.planner.report.turn import turn
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
-SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "sizes", "proof", "facts"]
+SECTIONS = ["glance", "turn", "timelines", "memory", "idle", "terms", "compared", "learning", "sizes", "proof", "facts"]
 
 
 @pytest.fixture(scope="module")

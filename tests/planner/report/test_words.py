@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.planner.report import words
-from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 
 
@@ -54,7 +54,7 @@ def test_ranges_of_ranks_hold_each_rank_once(numbers: set[int]) -> None:
 
 
 def test_ranks_are_told_as_ranges() -> None:
-    assert words.ranks([12, 0, 1, 2, 3]) == "0–3, 12"
+    assert words.ranks([12, 0, 1, 2, 3]) == "0-3, 12"
     assert words.ranks([]) == ""
 
 
@@ -81,3 +81,19 @@ def test_a_stage_its_refit_and_a_wait_for_it_have_their_colours() -> None:
     assert words.colour("hand-over from actor_train", PPO_GRAPH) == words.colour("actor_train", PPO_GRAPH) == "c-5"
     assert words.colour("refit actor_generate", PPO_GRAPH) == "c-refit"
     assert words.colour("step", PPO_GRAPH) == "c-other"
+
+
+GRAPHS = (
+    graph_of("ppo", has_environment=True),
+    graph_of("grpo"),
+    graph_of("grpo", has_ref=False, has_reward=False, has_environment=True),
+    graph_of("distill", num_teachers=2),
+)
+
+
+def test_a_stage_has_one_colour_in_every_algorithm_and_no_two_of_a_job_share_one() -> None:
+    for graph in GRAPHS:
+        colours = {name: words.colour(name, graph) for name in graph.names}
+        assert len(set(colours.values())) == len(colours)
+        for name in colours.keys() & set(PPO_GRAPH.names):
+            assert words.colour(name, PPO_GRAPH) == colours[name]

@@ -130,7 +130,7 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
     [
         (["actor_train.pool=1:2"], "a pool of 2 ranks cannot start at rank 1; start at rank 0."),
         (["actor_train.pool=0:3"], "3 ranks are neither a power of two within a node nor whole nodes; use 2 ranks."),
-        (["actor_train.pool=4:4"], "ranks 4 to 7 leave the cluster of 4 ranks; start at rank 0."),
+        (["actor_train.pool=4:4"], "ranks 4-7 leave the cluster of 4 ranks; start at rank 0."),
         (["actor_train.layout=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
         (["actor_train.micro_batch_size=5"], "no legal choice has it; the nearest legal value is 4."),
         (["actor_train.layout=tp2", "actor_train.pool=0:4"], "the nearest legal value is tp2,pp1,dp2."),
@@ -179,5 +179,5 @@ def test_a_stage_on_all_ranks_does_not_stream() -> None:
 def test_two_pinned_pools_do_not_cross() -> None:
     facts = small_facts(nodes=3, ranks_per_node=2)
     check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:2", "ref_logprob.pool=4:2"], PPO_GRAPH))
-    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0 to 3 and ranks 2 to 5 have only a part in"):
+    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0-3 and ranks 2-5 have only a part in"):
         check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:4"], PPO_GRAPH))

@@ -37,7 +37,7 @@ def test_what_takes_next_to_nothing_of_a_step_has_no_error_beside_it(capsys: pyt
     refit = Comparison(name="refit", predicted_seconds=0.01, measured_seconds=0.002)
     unseen = Comparison(name="reward_score", predicted_seconds=0.1, measured_seconds=0.0)
     text = printed(capsys, train, refit, unseen)
-    assert line(text, "actor_train") == ["actor_train", "0.500", "0.400", "+25%"]
+    assert line(text, "actor_train") == ["actor_train", "0.500", "0.400", "+25.0%"]
     assert line(text, "refit") == ["refit", "0.010", "0.002"]
     assert line(text, "reward_score") == ["reward_score", "0.100", "0.000"]
     assert line(text, "step") == ["step", "1.000", "0.800", "+25%"]

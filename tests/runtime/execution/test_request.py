@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from meshwright.runtime.execution.request import RunRequest, check, check_seat
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.records import lock
 from meshwright.runtime.records.lock import locked
+from meshwright.runtime.records.run_file import write_run_file
+from tests.runtime.execution.test_resume import save
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
 
@@ -54,11 +58,23 @@ def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(asked: 
     refused(replace(asked, resume=True), "no checkpoint to resume from")  # an empty directory is none
     (saved / "manifest.json").touch()
     refused(asked, "holds a run of 2 steps; continue it with --resume")
-    refused(replace(asked, steps=2, resume=True), "has 2 already; ask for more")
+    refused(replace(asked, steps=1, resume=True), "has 2 already; ask for more")
     refused(replace(asked, out=tmp_path / "nothing", resume=True), "no checkpoint to resume from")
 
 
-def test_a_directory_that_a_run_holds_is_refused(asked: RunRequest) -> None:
+def test_a_run_that_was_cut_off_behind_its_last_checkpoint_is_resumed_to_its_end(asked: RunRequest) -> None:
+    asked.out.mkdir()
+    save(asked.out, asked.steps)
+    write_run_file(asked.out, asked.asked(read_data(asked.job, asked.directory)))
+    check(replace(asked, resume=True), Rendezvous())
+    (asked.out / "summary.json").write_text(json.dumps({"steps": asked.steps - 1}))  # of an earlier, shorter run
+    check(replace(asked, resume=True), Rendezvous())
+    (asked.out / "summary.json").write_text(json.dumps({"steps": asked.steps}))
+    refused(replace(asked, resume=True), f"has {asked.steps} already; ask for more")
+
+
+def test_a_directory_that_a_run_holds_is_refused(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.1)
     asked.out.mkdir()
     with locked(asked.out):
         refused(asked, "is in use by a run that has not ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -117,6 +118,17 @@ def test_a_run_that_stops_for_another_plan_goes_on_under_it_at_once_and_has_not_
 def test_a_run_that_is_asked_to_stop_while_it_looks_for_another_plan_stops(asked: RunRequest) -> None:
     stopped = Stopped(done=3, saved=3)
     assert with_restarts(lambda _request, _rendezvous: stopped, asked, Rendezvous()) is stopped
+
+
+def test_a_restart_that_a_full_disk_does_not_take_down_is_made_all_the_same(
+    asked: RunRequest, at_once: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_out: Path, _restart: Restart) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(restarting, "write_restart", full)
+    assert with_restarts(Failing(1), asked, Rendezvous()) == "done"
+    assert "failure 1 (not written down: No space left on device); starting again" in capsys.readouterr().err
 
 
 def test_what_the_user_has_done_wrong_is_not_tried_again(asked: RunRequest) -> None:

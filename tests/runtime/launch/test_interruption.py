@@ -28,6 +28,7 @@ from tests.runtime.small_job import OF_TIME, request, write_job
 from tests.seeds import cases
 
 PATIENCE = 600.0
+ASKING = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 AHEAD = {"overcommit": 8, "generation_slots": 16}
 
 
@@ -54,7 +55,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-@cases("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name, few=1)
+@cases("first", ASKING, ids=lambda number: number.name, few=1)
 def test_a_rank_is_asked_by_any_signal_and_ended_by_a_second_one_that_ends(first: signal.Signals) -> None:
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=one_thread) as rank:
@@ -74,7 +75,17 @@ def test_a_rank_is_asked_by_any_signal_and_ended_by_a_second_one_that_ends(first
         assert rank.wait(10) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("first", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruption.passed_on(tmp_path / "stop"):
+            signal.raise_signal(signal.SIGHUP)
+        assert not (tmp_path / "stop").exists()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first", ASKING, ids=lambda number: number.name)
 def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
     first: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +106,7 @@ def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
 @pytest.mark.parametrize(
     "is_ahead",
     [False, True],
-    ids=["synchronous, a rank is told by SIGTERM", "two ahead, the launcher is told by SIGUSR1"],
+    ids=["synchronous, all processes are told by SIGHUP", "two ahead, the launcher is told by SIGUSR1"],
 )
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))
@@ -112,7 +123,8 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
     wait_for_steps(agent, out, 2)
     launcher = psutil.Process(agent.process.pid)
     ranks = [child for child in launcher.children(recursive=True) if "tracker" not in " ".join(child.cmdline())]
-    launcher.send_signal(signal.SIGUSR1) if is_ahead else ranks[-1].send_signal(signal.SIGTERM)
+    for process in [launcher] if is_ahead else [launcher, *launcher.children(recursive=True)]:
+        process.send_signal(signal.SIGUSR1 if is_ahead else signal.SIGHUP)
     end = agent.end(PATIENCE)
     assert end.code == STOPPED, end.err
     [done] = saved_steps(out)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.lock import locked, require_free
+from meshwright.runtime.records import lock
+from meshwright.runtime.records.lock import is_held, locked, require_free
 
 
-def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(tmp_path: Path) -> None:
+def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.1)
     script = (
         "import sys, time; from pathlib import Path; from meshwright.runtime.records.lock import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
@@ -45,3 +51,29 @@ def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> No
     os.mkfifo(tmp_path / "run.lock")
     with pytest.raises(BadInput, match=r"the lock of a run .* is a device or a pipe"):
         require_free(tmp_path)
+
+
+def test_a_run_that_is_being_ended_is_waited_for_and_who_only_asks_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock, "_SILENT_SECONDS", 0.2)
+    held, waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path):
+            held.set()
+            waiting.wait(10)
+            time.sleep(0.5)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert held.wait(10)
+    start = time.monotonic()
+    assert is_held(tmp_path)
+    assert time.monotonic() - start < 0.2
+    waiting.set()
+    require_free(tmp_path)
+    with locked(tmp_path):
+        pass
+    other.join()
+    assert f"waiting for the run in {tmp_path} to end" in capsys.readouterr().err

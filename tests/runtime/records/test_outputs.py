@@ -132,8 +132,8 @@ def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> No
             text=True,
             check=False,
         )
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("error: cannot use")
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("error: cannot write")
     assert ended.stderr.count("\n") == 1
 
 

@@ -10,16 +10,15 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.segments import files_of
 from meshwright.profiles.trace import Span, read_spans, write_spans
 from meshwright.runtime.records.outcome import Outcome
 from meshwright.runtime.records.record import (
     EvaluationRecord,
     Recorder,
     RunSummary,
-    elapsed_seconds,
-    observations,
 )
+from meshwright.runtime.records.run_lines import elapsed_seconds
 from meshwright.runtime.records.stopped import NEXT_PLAN
 from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
@@ -137,6 +136,46 @@ def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared
     assert summary.generator_gap.measured_on == "training responses"
 
 
+def record_of(plan: Plan, out: Path, steps: range, **options: int) -> RunSummary:
+    """So many steps of an actor that takes longer and longer; it may be a resume."""
+    recorder = Recorder(plan, out, steps.stop, is_writer=True, **options)
+    recorder.open(steps.start)
+    for step in steps:
+        spans = tuple(span(step, "actor_train", rank, 1.0 + 0.1 * step + rank) for rank in range(2))
+        learned = {"actor_train": {"response_tokens": 4.0}}
+        recorder.turn([Outcome(turn=step, spans=spans[:1], metrics=learned), Outcome(turn=step, spans=spans[1:])])
+    summary = recorder.close()
+    assert summary is not None
+    return summary
+
+
+def test_a_trace_in_segments_is_summarised_and_resumed_as_one(plan: Plan, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    assert record_of(plan, whole, range(60)) == record_of(plan, cut, range(60), segment_bytes=2000)
+    assert len(files_of(cut / "trace.jsonl")) > 5
+    assert elapsed_seconds(cut) == elapsed_seconds(whole)
+    for begin in (55, 20):
+        again = record_of(plan, cut, range(begin, 61), segment_bytes=2000)
+        assert again == record_of(plan, whole, range(begin, 61))
+        assert read_spans(cut / "trace.jsonl") == read_spans(whole / "trace.jsonl")
+
+
+def test_the_timeline_of_a_long_run_has_its_last_steps(plan: Plan, tmp_path: Path) -> None:
+    record_of(plan, tmp_path, range(60), most_spans=21)
+    events = json.loads((tmp_path / "trace.chrome.json").read_text())["traceEvents"]
+    assert [event["args"]["step"] for event in events if event["ph"] == "X"] == [n for n in range(50, 60) for _ in "ab"]
+
+
+def test_when_an_evaluation_was_made_stays_known_behind_a_resume(plan: Plan, tmp_path: Path) -> None:
+    record_of(plan, tmp_path, range(4))
+    made = span(4, "evaluate", 0, 1.0, kind="evaluate")
+    write_spans(tmp_path / "trace.jsonl", [span(4, "actor_train", 0, 1.0), made])
+    Recorder(plan, tmp_path, 9, is_writer=True).open(4)
+    assert [one for one in read_spans(tmp_path / "trace.jsonl") if one.step == 4] == [made]
+
+
 def test_only_the_writing_rank_leaves_a_record(plan: Plan, tmp_path: Path) -> None:
     recorder = Recorder(plan, tmp_path, 1, is_writer=False)
     recorder.open(0)
@@ -157,13 +196,3 @@ def test_what_was_measured_under_an_earlier_plan_is_put_aside(plan: Plan, tmp_pa
     assert read_plan(tmp_path / "plan-until-000002.json") == plan
     assert read_plan(tmp_path / "plan.json") == other
     assert not (tmp_path / NEXT_PLAN).exists()
-
-
-def test_a_line_that_was_cut_short_is_dropped_and_another_that_is_wrong_is_told(tmp_path: Path) -> None:
-    (tmp_path / "evaluations.jsonl").write_text("")
-    (tmp_path / "trace.jsonl").write_text('{"step": 0, "end_seconds": 2.5}\n{"step": 1, "end_sec')
-    assert elapsed_seconds(tmp_path) == 2.5
-    for wrong in ("[1]", "{}", "{", '{"step": "x"}', "[" * 100_000):
-        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "seconds": 1.0}}\n{wrong}\n{{"step": 1}}\n')
-        with pytest.raises(BadInput, match=r"metrics\.jsonl line 2 is none of a run"):
-            observations(tmp_path, 9)

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import Span
-from meshwright.runtime.records.resource_use import memory_use, offload_seconds
+from meshwright.runtime.records.resource_use import ResourceUse
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
@@ -15,6 +15,12 @@ PLAN = plan_by_hand(
     small_facts(ranks_per_node=2),
     {"other": Where("0:1"), "actor_train": Where("0:2", "dp2", AWAY), "critic_train": Where("1:1")},
 )
+
+
+def used(*spans: Span) -> ResourceUse:
+    use = ResourceUse(PLAN)
+    use.add(spans)
+    return use
 
 
 def ran(stage: str, rank: int, step: int, **facts: float) -> Span:
@@ -32,12 +38,12 @@ def ran(stage: str, rank: int, step: int, **facts: float) -> Span:
 
 def test_memory_is_that_of_the_fullest_rank_and_turn() -> None:
     spans = [ran("actor_train", 0, 0, memory_bytes=5.0), ran("actor_train", 1, 1, memory_bytes=7.0), ran("x", 0, 0)]
-    (use,) = memory_use(PLAN, spans)
+    (use,) = used(*spans).memory()
     assert (use.stage, use.measured_bytes) == ("actor_train", 7.0)
 
 
 def test_the_plan_for_a_stage_is_what_all_keep_and_what_it_needs() -> None:
-    uses = memory_use(PLAN, [ran(p.stage, 0, 0, memory_bytes=1.0) for p in PLAN.placements])
+    uses = used(*(ran(p.stage, 0, 0, memory_bytes=1.0) for p in PLAN.placements)).memory()
     assert max(use.planned_bytes for use in uses) == pytest.approx(max(PLAN.peak_bytes_per_rank), abs=1)
     least = PLAN.placement("reward_score").resident.total
     assert all(use.planned_bytes > least for use in uses)
@@ -50,7 +56,7 @@ def test_moves_are_those_of_the_slowest_rank_and_the_median_turn() -> None:
         ran("actor_train", 1, 1, reload_seconds=1.0, offload_seconds=2.0),
         ran("actor_train", 0, 2, reload_seconds=2.0, offload_seconds=2.0),
     ]
-    (row,) = offload_seconds(PLAN, spans)
+    (row,) = used(*spans).offloads()
     assert (row.name, row.measured_seconds) == ("actor_train offload", 4.0)
     terms = {term.name: term.amount for term in PLAN.placement("actor_train").cost.terms}
     assert row.predicted_seconds == pytest.approx(terms["reload"] + terms["offload"])

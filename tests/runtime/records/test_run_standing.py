@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.segments import files_of
+from meshwright.profiles.trace import read_spans, write_spans
 from meshwright.runtime.records.lock import locked
 from meshwright.runtime.records.run_standing import RECENT, Watching
 from tests.planner.plans import random_plan
@@ -53,6 +55,26 @@ def test_looking_again_is_looking_anew(plan: Plan, tmp_path: Path) -> None:
     again, anew = watching.look(), Watching(tmp_path).look()
     assert (again.updates, again.comparisons, again.uses) == (6, anew.comparisons, anew.uses)
     assert again.held_out == ({"step": 0, "mean_score": 0.5, "standard_error": 0.1},)
+
+
+def test_a_run_whose_trace_becomes_a_segment_between_two_looks_is_seen_as_one_that_was_not(
+    plan: Plan, tmp_path: Path
+) -> None:
+    steps = RECENT + 30
+    for name in ("one", "cut"):
+        write_run(plan, tmp_path / name, steps=steps)
+    spans = read_spans(tmp_path / "cut" / "trace.jsonl")
+    trace = tmp_path / "cut" / "trace.jsonl"
+    trace.unlink()
+    watching = Watching(tmp_path / "cut")
+    for begin in range(0, len(spans), 40):
+        write_spans(trace, spans[begin : begin + 40], segment_bytes=20_000)
+        if begin > len(spans) // 2:
+            watching.look()
+    assert len(files_of(trace)) > 3
+    one, cut = Watching(tmp_path / "one").look(), watching.look()
+    assert (cut.comparisons, cut.uses) == (one.comparisons, one.uses)
+    assert Watching(tmp_path / "cut").look().comparisons == one.comparisons
 
 
 def test_a_run_that_has_just_begun_has_no_step(plan: Plan, tmp_path: Path) -> None:

@@ -44,3 +44,19 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadInput, match="is a device or a pipe"):
         Tail(tmp_path / "pipe").read()
+
+
+def test_a_long_file_may_be_passed_over_and_only_so_many_lines_are_held(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{number}\n" for number in range(30_000)) + "cut")
+    assert Tail(path, 3).read() == (True, ["29997", "29998", "29999"])
+    tail = Tail(path)
+    assert tail.skip()
+    assert not tail.skip()
+    with path.open("a") as file:
+        file.write(" off\nnew\n")
+    assert tail.read() == (False, ["cut off", "new"])
+    (tmp_path / "other").write_text("x" * 70_000)
+    other = Tail(tmp_path / "other")
+    assert other.skip()
+    assert other.read() == (False, [])

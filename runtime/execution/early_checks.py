@@ -1,0 +1,44 @@
+"""What is wrong with a run and can be known without torch, whose import takes seconds: nodes, ports, modules, data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.errors import BadInput
+from meshwright.runtime.environment.allowed import require_functions, require_tool
+from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.launch.rendezvous import Rendezvous
+
+
+def require_nodes(plan: Plan, rendezvous: Rendezvous) -> None:
+    """Raises BadInput for nodes that the plan does not have, and for a port that cannot be used."""
+    nodes = plan.facts.cluster.nodes
+    if rendezvous.nodes != nodes:
+        raise BadInput(f"--nodes {rendezvous.nodes} does not match the {nodes} nodes of the plan's cluster.")
+    require_node_rank(plan, rendezvous)
+    rendezvous.check()
+
+
+def require_node_rank(plan: Plan, rendezvous: Rendezvous) -> None:
+    """Raises BadInput for a node rank that the plan does not have."""
+    nodes = plan.facts.cluster.nodes
+    if rendezvous.node_rank is not None and rendezvous.node_rank >= nodes:
+        raise BadInput(f"--node-rank {rendezvous.node_rank} is not one of the plan's {nodes} nodes; they count from 0.")
+
+
+def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) -> PromptData:
+    """The data of a job. Raises BadInput for data that cannot be read or lacks a column, and for functions of modules
+    that were not allowed."""
+    require_functions(job.rewards, allowed_modules, has_answers=True)
+    if job.tool:
+        require_tool(job.tool, allowed_modules)
+    elif job.workload.turns:
+        raise BadInput(
+            "job: workload.turns has rollouts of several turns and no tool answers them; give tool.function."
+        )
+    data = read_data(job, directory)
+    require_functions(job.rewards, allowed_modules, has_answers=data.has_answers)
+    return data

@@ -1,0 +1,25 @@
+"""The responses of a batch that a run keeps as texts."""
+
+from __future__ import annotations
+
+from meshwright.runtime.generation.prompts import PromptData
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
+
+
+def samples_of(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
+    """The first rows of a batch of which all is held here; with groups they answer one prompt."""
+    return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
+
+
+def _sample(batch: StepExperience, data: PromptData, row: int) -> KeptResponse:
+    tokens, first = batch.experience.get("tokens", row).tolist(), batch.prompt_length(row)
+    return KeptResponse(
+        step=batch.step,
+        row=row,
+        prompt=data.text(tokens[:first]),
+        response=data.text(tokens[first:]),
+        score=float(batch.score(row)),
+        response_tokens=len(tokens) - first,
+        truncated=bool(batch.experience.get("truncated", row)),
+    )

@@ -1,0 +1,61 @@
+"""A directory for files that last as long as this process, and the removal of those that killed processes have left.
+
+A process holds a lock in its directory, which the kernel gives back however the process ends: a directory whose lock is
+free belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from functools import cache
+from multiprocessing import process
+from pathlib import Path
+
+_PREFIX, _LOCK = "meshwright-", "lock"
+
+_UNLOCKED_SECONDS = 86_400.0
+"""Age of a directory of code under test, which nobody locks and which is used for seconds, when it is removed."""
+
+_UNLOCKED = f"{_PREFIX}tests-"
+
+
+@cache
+def scratch() -> Path:
+    """This process's directory, made at the first call; multiprocessing keeps its sockets there too, in place of a
+    `pymp-*` of its own."""
+    parent = Path(tempfile.gettempdir())
+    remove_leftovers(parent)
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR)  # stays open as long as the process is there
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    config = vars(process.current_process())["_config"]
+    config.setdefault("tempdir", str(made))
+    return made
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes the directories of this user's processes that were killed."""
+    for found in parent.glob(f"{_PREFIX}*"):
+        try:
+            if found.is_dir() and found.stat().st_uid == os.getuid() and _is_left(found):
+                shutil.rmtree(found, ignore_errors=True)
+        except OSError:  # another process has removed it
+            continue
+
+
+def _is_left(directory: Path) -> bool:
+    if not (directory / _LOCK).exists():
+        age = time.time() - directory.stat().st_mtime
+        return directory.name.startswith(_UNLOCKED) and age > _UNLOCKED_SECONDS
+    with (directory / _LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
