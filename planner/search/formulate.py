@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import refit_name
+from meshwright.planner.plan.host_workers import reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
@@ -24,6 +25,7 @@ from meshwright.planner.solver.problem import (
     MAX_SUM,
     CallOptions,
     CallRun,
+    CarriedPrecedence,
     Option,
     Place,
     Precedence,
@@ -74,17 +76,42 @@ def precedences(
     ahead: StepsAhead,
     tick: float,
     may_stream: Callable[[Handover], bool],
+    *,
+    late: Collection[str] = (),
 ) -> tuple[Precedence, ...]:
     """What waits for what in a turn: stages for their weights, and for the stages that they read from and that work on
-    the same step."""
+    the same step. Stages that are `late` wait for rewards of what is generated too."""
     return (
         *(Precedence(refit_name(t), reader) for t in graph.refit_targets for reader in graph.refit_readers(t)),
         *(
-            Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=may_stream(h))
+            Precedence(
+                h.producer,
+                h.consumer,
+                math.floor(h.cost.total / tick),
+                streamed=may_stream(h),
+                late=h.producer == GENERATE and h.consumer in late,
+            )
             for h in handovers
             if ahead[h.producer] == ahead[h.consumer]
         ),
     )
+
+
+def carried(
+    handovers: Sequence[Handover], ahead: StepsAhead, tick: float, late: Collection[str] = ()
+) -> tuple[CarriedPrecedence, ...]:
+    """What waits for what across turns: a stage for those that it reads from and that work further ahead.
+
+    A turn of whole ticks may be a tick longer than one of seconds, and so may each turn in between: lags are shorter by
+    as much. What then takes no time is never late, as every stage ends within its turn.
+    """
+    found = []
+    for h in handovers:
+        if turns := ahead[h.producer] - ahead[h.consumer]:
+            lag, is_late = math.floor(h.cost.total / tick) - turns, h.producer == GENERATE and h.consumer in late
+            if lag > 0 or is_late:
+                found.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
+    return tuple(found)
 
 
 def formulate(
@@ -102,7 +129,8 @@ def formulate(
     all work on the same step where `ahead` is not given.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
-    tick = _tick_seconds(frontiers)
+    tick = _tick_seconds(frontiers, handovers)
+    late = reward_readers(facts)
     anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
     behind = {
         found.stage.name: tuple(
@@ -133,7 +161,10 @@ def formulate(
         device_blocks=device_blocks,
         calls=calls,
         tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
-        precedences=precedences(graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
+        precedences=precedences(
+            graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover), late=late
+        ),
+        carried=carried(handovers, ahead, tick, late),
         copies=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
@@ -156,12 +187,14 @@ def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
     )
 
 
-def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
+def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> float:
     """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
-    slowest choices of a large cluster would otherwise have too many to be added up."""
+    slowest choices of a large cluster, and what is handed over, would otherwise have too many to be added up."""
     every = [[c.seconds for found in fs.candidates.values() for c in found] for fs in frontiers]
     step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
     slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
+    latest = max((c.late_seconds for fs in frontiers for found in fs.candidates.values() for c in found), default=0.0)
+    slowest += math.fsum(h.cost.total + latest for h in handovers)
     digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
@@ -173,6 +206,7 @@ def _option(tick: float, ranks: Ranks, candidate: Candidate, *, part: int, is_sh
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
+        late_ticks=math.floor(candidate.late_seconds / tick),
         resident_blocks=weights + math.ceil(candidate.private_bytes / BLOCK_BYTES),
         shared_blocks=weights if is_shared else 0,
         transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES),

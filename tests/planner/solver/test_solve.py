@@ -18,11 +18,11 @@ from meshwright.planner.solver.problem import (
     Precedence,
     Problem,
     Transfer,
-    ends_of,
+    shortest_turn,
 )
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem
+from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
 
 SHAPES = (
     {"num_ranks": 4, "num_calls": 4, "num_options": 3},
@@ -46,7 +46,7 @@ def check(asked: Problem, result: Result) -> None:
         return
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
-    assert max(ends_of(asked, picked, order).values()) == result.objective
+    assert shortest_turn(asked, picked, order).makespan == result.objective
     assert max(everywhere(asked).memory(picked)) <= asked.device_blocks
     for name, option in picked.items():
         assert option in everywhere(asked).options(name)
@@ -67,6 +67,16 @@ def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: in
     assert 3 <= len(asked.calls) <= 9
     result = solve(asked, Limits())
     assert result.objective == best_makespan(asked)
+    check(asked, result)
+
+
+@pytest.mark.parametrize("seed", range(96))
+def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None:
+    make = random_blocks if seed % 4 < 3 else random_problem
+    asked = with_carried(seed, make(seed, num_ranks=4, num_calls=3, num_options=3))
+    result = solve(asked, Limits())
+    assert result.objective == best_makespan(everywhere(asked))
+    assert result.status == ("infeasible" if result.answer is None else "optimal")
     check(asked, result)
 
 

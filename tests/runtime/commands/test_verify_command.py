@@ -38,9 +38,36 @@ def test_a_plan_of_another_schema_version_is_refused(call: Call, plan: Path) -> 
     assert "schema_version=99" in outcome.err
 
 
-def test_nothing_is_said_of_a_plan_that_is_right(call: Call, plan: Path) -> None:
+def test_of_a_plan_that_is_right_only_the_bound_is_said_to_be_unchecked(call: Call, plan: Path) -> None:
+    """That a bound is the solver's word was not said, so that a forged one passed for a checked one."""
     outcome = call("verify", plan)
-    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, second = outcome.out.splitlines()
+    assert first == "its laws and costs hold."
+    assert re.match(r"its bound of \S+ s is the solver's word and was not checked: give a proof", second)
+
+
+@pytest.mark.parametrize("bound", [-1.0, 1e9])
+def test_a_bound_below_0_or_above_the_objective_is_refused(call: Call, plan: Path, bound: float) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        solver = document["solver"]
+        solver.update(bound_seconds=bound, gap=(solver["objective_seconds"] - bound) / solver["objective_seconds"])
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert "a bound lies between 0 and the objective" in outcome.err
+
+
+def test_a_stage_as_slow_as_a_run_has_shown_it_names_the_run(call: Call, plan: Path) -> None:
+    """Half the costs at a pace of 0.5 were accepted, of a plan that no run had shown anything of."""
+
+    def edit(document: dict[str, Any]) -> None:
+        placement = next(p for p in document["placements"] if p["stage"] == "actor_train")
+        placement["pace"] = 0.5
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert "actor_train: pace=0.5 is what a run has shown, and the plan names no trace of one" in outcome.err
 
 
 def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan: Path) -> None:
@@ -58,9 +85,14 @@ def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_
 ) -> None:
     table, measured = measured_table(job, tmp_path / "table.json"), tmp_path / "measured.json"
     assert call("plan", job, "--profile", table, "--gap", 0.5, "-o", measured).code == 0
-    assert call("verify", measured, "--profile", table).out == ""
+    assert "its costs" not in call("verify", measured, "--profile", table).out
     assert "its costs are of a measured table and were not checked" in call("verify", measured).out
-    assert json.loads(call("verify", measured, "--json").out) == {
+    told = json.loads(call("verify", measured, "--json").out)
+    assert [sentence.split(" was ")[0].split(" were ")[0][:10] for sentence in told.pop("not_checked")] == [
+        "its costs ",
+        "its bound ",
+    ]
+    assert told == {
         "violations": [],
         "costs_checked": False,
         "certified_seconds": None,
