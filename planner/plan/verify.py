@@ -313,7 +313,7 @@ def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
     if objective <= 0:
         yield f"the objective is {objective:.6g} s; a turn takes more than 0."
     elif not -_TOLERANCE * objective <= bound <= objective * (1 + _TOLERANCE):
-        yield f"the bound is {bound:.6g} s and the objective {objective:.6g} s; a bound lies between 0 and the objective."
+        yield f"the bound is {bound:.6g} s; a bound lies between 0 and the objective, {objective:.6g} s."
     elif abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
         expected = (objective - bound) / objective
         yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
@@ -323,8 +323,8 @@ def _paces_are_of_a_run(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
         if placement.pace != 1 and "trace" not in plan.digests:
             yield (
-                f"{placement.stage}: pace={placement.pace:g} is what a run has shown, and the plan names no trace of one; "
-                "plan the job again."
+                f"{placement.stage}: pace={placement.pace:g} is what a run has shown, and the plan names no trace of "
+                "one; plan the job again."
             )
 
 
