@@ -11,6 +11,7 @@ no plan    = when nothing fits: what binds, and the smallest changes that would 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from meshwright.planner.plan.host_workers import least_late_of, reward_readers, 
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.rules import workload_violations
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
@@ -32,7 +34,7 @@ from meshwright.planner.search.first_plan import FirstPlans, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
-from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
+from meshwright.planner.search.refusal import NoPlan, impossible, refuse, unexplained
 from meshwright.planner.search.searched import Formulated, Searched, likeliest_of
 from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
 from meshwright.planner.search.space import check_pins
@@ -40,6 +42,9 @@ from meshwright.planner.search.stage_costs import StageCosts, first_to_cost
 from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
+
+_REFUSAL_SECONDS = 60.0
+"""In which it is found out why there is no plan, where no other limit is given: it takes seconds as a rule."""
 
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
@@ -72,11 +77,16 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins, facts.graph)
     check_pins(facts, fixed)
+    if broken := workload_violations(facts):
+        return impossible(facts, broken)
     best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(best, Plan):
         return best
+    if limits.deadline is None:
+        limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
+    again = None if remodel is None else lambda changed: _until(limits, remodel(changed))
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=remodel)
+        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=again)
     except OutOfTimeError:
         return unexplained()
 

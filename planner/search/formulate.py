@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
@@ -37,7 +38,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
 BLOCK_BYTES = 2**20
-"""Of a block of memory: fine beside any device, and sums of blocks stay small whole numbers."""
+"""Of a block of memory, at least: fine beside any device. Of so many or so large choices that their blocks would add up
+to more than a solver handles exactly, blocks are twice as large, or more."""
 
 _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
@@ -55,13 +57,15 @@ _Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """The problem, how long its tick is, and the candidate and pool behind each option of each call.
+    """The problem, the length of its tick, the size of its block, and the candidate and pool behind each option of each
+    call.
 
     Where stages may be anywhere, the pool behind an option is the first of its size.
     """
 
     problem: Problem
     tick_seconds: float
+    block_bytes: int
     behind: Behind
 
 
@@ -142,15 +146,16 @@ def formulate(
         for found in frontiers
     }
     shared = {name: graph.by_name[name].may_share for name in behind}
-    device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
+    block_bytes = _block_bytes(facts.cluster.num_ranks, behind)
+    device_blocks = most_usable_bytes(facts.cluster) // block_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
         part = facts.cluster.part_of_pool(ranks.ranks)
-        return _option(tick, ranks, candidate, part=part, is_shared=is_shared)
+        return _option(tick, block_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     calls = (
         *(CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()),
-        *_lacking(facts.cluster, device_blocks),
+        *_lacking(facts.cluster, device_blocks, block_bytes),
     )
     known: _Known = {}
     transfers = tuple(
@@ -169,13 +174,27 @@ def formulate(
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, behind=behind)
+    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=behind)
 
 
-def _lacking(cluster: AnyCluster, device_blocks: int) -> Iterator[CallOptions]:
+def _block_bytes(num_ranks: int, behind: Behind) -> int:
+    """A power of two such that the blocks of all choices that may be on a rank add up to what a solver handles."""
+    opens = [0.0] * (num_ranks + 1)
+    for pairs in behind.values():
+        for ranks, one in pairs:
+            num_bytes = one.resident_bytes + one.weights_bytes + one.transient_bytes
+            opens[ranks.first_rank] += num_bytes
+            opens[ranks.first_rank + ranks.num_ranks] -= num_bytes
+    block, most = BLOCK_BYTES, max(accumulate(opens))
+    while most / block > MAX_SUM / _ROOM:
+        block *= 2
+    return block
+
+
+def _lacking(cluster: AnyCluster, device_blocks: int, block_bytes: int) -> Iterator[CallOptions]:
     """Calls that never run: what the devices of a part have less than the largest ones is held there by one."""
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
-        if lacking := device_blocks - part.device.usable_bytes // BLOCK_BYTES:
+        if lacking := device_blocks - part.device.usable_bytes // block_bytes:
             place = Place(first, part.num_ranks, "lacking")
             yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_blocks=lacking),))
 
@@ -199,17 +218,17 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) 
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
-def _option(tick: float, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
+def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
     """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host."""
-    weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
+    weights = math.ceil(candidate.weights_bytes / block_bytes)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
         late_ticks=math.floor(candidate.late_seconds / tick),
-        resident_blocks=weights + math.ceil(candidate.private_bytes / BLOCK_BYTES),
+        resident_blocks=weights + math.ceil(candidate.private_bytes / block_bytes),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES),
+        transient_blocks=math.ceil(candidate.transient_bytes / block_bytes),
     )
 
 

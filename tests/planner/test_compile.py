@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
@@ -100,3 +103,20 @@ def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
     assert isinstance(plan, Plan)
     assert plan.staleness == 0
     assert plan.solver.gap <= 0.03
+
+
+def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is_costed() -> None:
+    """The search ended without a plan and without a reason."""
+    facts = small_facts(batch_size=8)
+    facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"num_minibatches": 3})})
+
+    class Unasked(ToyModel):
+        def seconds(self, call: Call) -> Cost:
+            raise AssertionError(call)
+
+    found = compile_plan(facts, Unasked(facts))
+    assert isinstance(found, NoPlan)
+    assert {limit.sentence for limit in found.limits} == {
+        f"{name} has no legal choice: num_minibatches=3 does not divide batch_size=8; use 2."
+        for name in ("actor_train", "critic_train")
+    }
