@@ -84,11 +84,15 @@ def compile_plan(
         return best
     if limits.deadline is None:
         limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
-    again = None if remodel is None else lambda changed: _until(limits, remodel(changed))
+    heeding = partial(_remodelled, remodel, limits) if remodel else None
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=again)
+        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=heeding)
     except OutOfTimeError:
         return unexplained()
+
+
+def _remodelled(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
+    return _until(limits, remodel(facts))
 
 
 def _until(limits: Limits, model: CostModel) -> CostModel:

@@ -22,7 +22,7 @@ from meshwright.planner.environment.reward_tail import (
     tail_seconds,
 )
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.errors import suggestion
@@ -48,6 +48,17 @@ def least_cost(facts: Facts, consumer: str) -> Cost:
     seconds = least_tail_seconds([latency.resolve() for latency in latencies])
     source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
     return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
+
+
+def unknown_latencies(job: Job, facts: Facts) -> Iterator[str]:
+    """One sentence for each reward of which nobody has said, or measured, how long a call takes."""
+    for asked, planned in zip(job.rewards, facts.rewards, strict=True):
+        latency = planned.latency_seconds
+        if "latency_seconds" not in asked.model_fields_set and not latency.measured:
+            yield (
+                f"reward {asked.name}: no latency_seconds is given, and {latency.told} a call is assumed: "
+                "give it, or time its calls with `meshwright profile`."
+            )
 
 
 def host_seconds(edge: Edge) -> float:

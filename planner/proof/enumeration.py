@@ -218,7 +218,6 @@ class Enumeration:
             costs=costs,
             least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
             fits=lambda held: held.peak <= device_bytes and held.host <= host_bytes,
-            memory_grows=self.model.memory_grows,
         )
         for family in legal:
             front.add(family)

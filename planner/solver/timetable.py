@@ -63,7 +63,7 @@ class Timetable:
         self._like = [task[problem.lasts_like[one.name]] for one in problem.tasks]
         self._order = [task[name] for name in problem.order]
         self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
-        self._carried = [p._replace(before=task[p.before], after=task[p.after]) for p in problem.carried]
+        self._carried = [(task[p.before], task[p.after], p.turns, p.lag, p.late) for p in problem.carried]
         self._unordered = self._pairs(problem)
         self._moved: dict[int, Array] = {}
         shape = len(task), len(task)
