@@ -11,6 +11,7 @@ no plan    = when nothing fits: what binds, and the smallest changes that would 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,9 +20,12 @@ from typing import Literal, TypeAlias
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.edges import Handover, handovers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.host_workers import least_late_of, reward_readers, with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
+from meshwright.planner.plan.rules import workload_violations
 from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
@@ -30,7 +34,7 @@ from meshwright.planner.search.first_plan import FirstPlans, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
-from meshwright.planner.search.refusal import NoPlan, refuse, unexplained
+from meshwright.planner.search.refusal import NoPlan, impossible, refuse, unexplained
 from meshwright.planner.search.searched import Formulated, Searched, likeliest_of
 from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
 from meshwright.planner.search.space import check_pins
@@ -39,8 +43,15 @@ from meshwright.planner.search.worth import Key, Least, Worth
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 
+_REFUSAL_SECONDS = 60.0
+"""In which it is found out why there is no plan, where no other limit is given: it takes seconds as a rule."""
+
 _FROM_RANKS = 16
 """On fewer ranks all choices are costed sooner than a first plan is found."""
+
+_KEPT_OF_REWARDS = 0.95
+"""Part of the gap that is searched to where rewards are waited for: their wait is rounded down by less than the rest
+of it."""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """Why there is no plan: none fits, or the search ended before it found or excluded one."""
@@ -66,13 +77,22 @@ def compile_plan(
     limits = limits or Limits()
     fixed = parse_pins(pins, facts.graph)
     check_pins(facts, fixed)
+    if broken := workload_violations(facts):
+        return impossible(facts, broken)
     best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(best, Plan):
         return best
+    if limits.deadline is None:
+        limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
+    heeding = partial(_remodelled, remodel, limits) if remodel else None
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=remodel)
+        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=heeding)
     except OutOfTimeError:
         return unexplained()
+
+
+def _remodelled(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
+    return _until(limits, remodel(facts))
 
 
 def _until(limits: Limits, model: CostModel) -> CostModel:
@@ -104,40 +124,25 @@ def best_plan(
         edges=handovers(facts, model),
         pins=pins,
         ahead=allowed,
-        limits=limits,
+        limits=replace(limits, gap=limits.tolerance * _KEPT_OF_REWARDS) if facts.rewards else limits,
         progress=progress,
         start=start,
     )
     search.run()
     if search.best is None and start is None:
         return "out_of_limit" if search.is_open else "infeasible"
-    origins, solver, found = {**facts.digests(), **(digests or {})}, _record(search), []
+    origins, solver, found = {**facts.digests(), **(digests or {})}, _record(search, limits), []
     if start:
         found.append(start.model_copy(update={"digests": origins, "solver": solver}))
     if search.best:
         origin = Origin(digests=origins, pins=tuple(str(pin) for pin in pins), solver=solver)
         found.append(search.best.assembled(facts, model, origin))
-        found += _as_it_waits(search, found[-1], origin)
+        if with_gap(found[-1]).solver.gap > limits.tolerance:
+            found.append(evaluate(with_workers(found[-1], spare=0.0)))
     plan = with_gap(min(found, key=lambda one: one.period_seconds))
     broken = verify(plan)
     assert not broken, broken
     return plan
-
-
-def _as_it_waits(search: _Search, plan: Plan, origin: Origin) -> Iterator[Plan]:
-    """Where rewards on hosts keep a plan waiting for longer than every plan has to: of each pattern what would be best
-    if all waited as long as this one. What such a search proves holds for no other plan: the bound stays as it is."""
-    assert search.best is not None
-    if plan.period_seconds <= search.best.objective_seconds * (1 + search.limits.tolerance) or not plan.workers:
-        return
-    edges = tuple(replace(one, cost=edge.cost) for one, edge in zip(search.edges, plan.edges, strict=True))
-    for ahead in search.ahead:
-        again = _Search(
-            facts=search.facts, model=search.model, edges=edges, pins=search.pins, ahead=[ahead], limits=search.limits
-        )
-        again.run()
-        if again.best:
-            yield again.best.assembled(search.facts, search.model, origin)
 
 
 class _EnoughError(Exception):
@@ -204,7 +209,16 @@ class _Search:
         known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
         self.course.finds(known)
         enough = list(self._enough_seconds(known))
-        worth = Worth(self.facts.graph, cluster.num_ranks, self.scopes, enough, self.edges, least)
+        worth = Worth(
+            self.facts.graph,
+            cluster.num_ranks,
+            self.scopes,
+            enough,
+            self.edges,
+            least,
+            late=reward_readers(self.facts),
+            late_seconds=least_late_of(self.facts),
+        )
         for position in range(len(self.scopes)):
             self.course.learns(position, worth.least_seconds(position))
         return worth
@@ -386,12 +400,12 @@ class _Search:
         return self.costs.frontier(stage, scope, most)
 
 
-def _record(search: _Search) -> Solver:
+def _record(search: _Search, limits: Limits) -> Solver:
     """How the answer was found; a bound on every scope is one on all plans."""
     found = [search.best.objective_seconds] if search.best else []
     known = [*found, search.start.period_seconds] if search.start else found
     return solver_record(
-        search.limits,
+        limits,
         is_whole=search.is_enough or len(search.searched) == len(search.scopes),
         statuses={"beaten"} if search.is_enough else {one.result.status for one in search.searched.values()},
         bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from meshwright.planner.solver.problem import Option, Problem
 
@@ -18,7 +20,8 @@ def best_makespan(problem: Problem) -> int | None:
     for options in itertools.product(*(call.options for call in problem.calls)):
         picked = dict(zip(names, options, strict=True))
         if _may_be(options) and max(problem.memory(picked), default=0) <= problem.device_blocks:
-            found = _best_order(problem, picked, best)
+            shortest = _shortest_turn if problem.carried else _best_order
+            found = shortest(problem, picked, best)
             best = found if best is None else min(best, found)
     return best
 
@@ -49,6 +52,7 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
     ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
     ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
     early = {task.name: problem.early(task, picked) for task in problem.tasks}
+    late = {task.name: problem.late(task, picked) for task in problem.tasks}
     waits = {name: [p for p in problem.precedences if p.after == name] for name in ticks}
     free = dict.fromkeys(range(problem.num_ranks), 0)
     behind: dict[str, int] = {}  # the ticks from the end of a task to that of the longest line of tasks after it
@@ -67,7 +71,10 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
             if name in ends or any(p.before not in ends for p in waits[name]):
                 continue
             ready = max(
-                (p.earliest(ends[p.before] - ticks[p.before], ends[p.before], early[name]) for p in waits[name]),
+                (
+                    p.earliest(ends[p.before] - ticks[p.before], ends[p.before], early[name], late[p.before])
+                    for p in waits[name]
+                ),
                 default=0,
             )
             start = max(ready, max((free[rank] for rank in ranks[name]), default=0))
@@ -77,3 +84,74 @@ def _best_order(problem: Problem, picked: Mapping[str, Option], bound: int | Non
         return best
 
     return extend({}, free, 0, limit)
+
+
+def _shortest_turn(problem: Problem, picked: Mapping[str, Option], bound: int | None) -> int:
+    """The least length of a turn over all orders, or `bound` where none is shorter. What has to lie between the starts
+    of two tasks is one list of waits, whatever says it."""
+    ticks = {task.name: problem.duration(task, picked) for task in problem.tasks}
+    places = {name: option.place for name, option in picked.items()}
+    ranks = {task.name: problem.occupied(task, places) if ticks[task.name] else frozenset() for task in problem.tasks}
+    early = {task.name: problem.early(task, picked) for task in problem.tasks}
+    late = {task.name: problem.late(task, picked) for task in problem.tasks}
+    waits: list[_Wait] = []
+    for p in problem.precedences:
+        lag = ticks[p.before] + p.lag + late[p.before] * p.late
+        waits.append((p.before, p.after, lag - early[p.after] if p.streamed else lag, 0))
+        if p.streamed:
+            waits.append((p.before, p.after, 0, 0))
+    waits += [(c.before, c.after, ticks[c.before] + c.lag + late[c.before] * c.late, c.turns) for c in problem.carried]
+    best = problem.horizon + 1 if bound is None else bound
+    least = _best_order(replace(problem, carried=()), picked, best)
+
+    def extend(order: tuple[str, ...], ends: Mapping[str, int], best: int) -> int:
+        """The best of the orders that go on so, each task as early as it can."""
+        if len(order) == len(ticks):
+            turns = [(a, b, ticks[a], 0) for a, b in itertools.combinations(order, 2) if ranks[a] & ranks[b]]
+            return _least_length([*waits, *turns], ticks, best)
+        for name, lasts in ticks.items():
+            if (
+                best == least
+                or name in ends
+                or any(p.before not in ends for p in problem.precedences if p.after == name)
+            ):
+                continue
+            ready = [ends[b] - ticks[b] + lag for b, after, lag, turns in waits if after == name and not turns]
+            free = [ends[one] for one in order if ranks[one] & ranks[name]]
+            end = max([0, *ready, *free]) + lasts
+            if end < best:
+                best = extend((*order, name), {**ends, name: end}, best)
+        return best
+
+    return best if least >= best else extend((), {}, best)
+
+
+def _least_length(waits: Sequence[_Wait], ticks: Mapping[str, int], best: int) -> int:
+    """The least length of a turn that keeps the waits, or `best`: what fits into a turn fits into a longer one."""
+    if not _is_a_turn(best - 1, ticks, waits):
+        return best
+    low, high = 0, best - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_a_turn(middle, ticks, waits) else (middle + 1, high)
+    return low
+
+
+_Wait: TypeAlias = tuple[str, str, int, int]
+"""Two tasks, ticks from the start of one to that of the other, and how many turns later the other is."""
+
+
+def _is_a_turn(length: int, ticks: Mapping[str, int], waits: Sequence[_Wait]) -> bool:
+    """Whether all tasks fit into a turn of this length and keep their waits (Bellman and Ford)."""
+    starts = dict.fromkeys(ticks, 0)
+    for _ in range(len(ticks) + 1):
+        changed = False
+        for before, after, lag, turns in waits:
+            earliest = starts[before] + lag - turns * length
+            if earliest > starts[after]:
+                starts[after], changed = earliest, True
+        if any(starts[name] + ticks[name] > length for name in ticks):
+            return False
+        if not changed:
+            return True
+    return False

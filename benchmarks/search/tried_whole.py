@@ -27,7 +27,6 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
@@ -44,6 +43,9 @@ KEPT_OF = ((1, 3), (2, 6), (4, 8))
 """Samples of a prompt that are trained on, and how many they are the best of."""
 
 _EXACT = Limits(gap=0.0)
+
+_OF_REWARDS = 0.005
+"""Of a turn: what the wait for rewards is rounded down by, and fewer workers may add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,8 @@ def _formulation(job: RandomJob, model: CostModel, scope: Scope, *, by_pool: boo
 
 
 def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[str]:
-    """What is wrong with the plan of the whole search. Its turn may only be longer than the least one where it waits
-    for rewards on hosts for longer than every plan does; what is handed to a later turn is in neither."""
+    """What is wrong with the plan of the whole search. Its turn may only be longer than the least one by what the wait
+    for rewards on hosts is rounded down by."""
     plan = compile_plan(job.facts, model, pins=job.pins, limits=_EXACT)
     if not isinstance(plan, Plan):
         if least is not None:
@@ -118,9 +120,8 @@ def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[
     rounding = least * 1e-4
     if plan.solver.bound_seconds > least + rounding:
         yield f"seed {job.seed}: the bound is {plan.solver.bound_seconds:.6g} s and brute force takes {least:.6g} s"
-    turn = max(item.end_seconds for item in items(plan))
-    is_late = not job.facts.rewards and turn > least + rounding
-    if turn < least - rounding or is_late:
+    turn = plan.period_seconds
+    if turn < least - rounding or turn > least + rounding + _OF_REWARDS * least * bool(job.facts.rewards):
         yield f"seed {job.seed}: the turn of the plan takes {turn:.6g} s and that of brute force {least:.6g} s"
 
 

@@ -17,6 +17,12 @@ from meshwright.profiles.environment.latency import Latencies
 _NUM_TIMES = 1024
 """At which the probability that all is done is asked."""
 
+_NUM_CELLS = 2**14
+"""Of the grid of a bound."""
+
+_NEVER = -60.0
+"""The logarithm of a probability that is as good as none."""
+
 Seconds = NDArray[np.float64]
 
 
@@ -51,6 +57,35 @@ def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1
         for some in np.array_split(open_at_end, max(1, len(open_at_end) // _NUM_TIMES)):
             done *= one.within(times[:, None] + some[None, :]).prod(axis=1)
     return float((1 - done**num_replicas).mean() * longest)
+
+
+def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
+    """Below `tail_seconds`, by little, and much sooner known: waits are rounded up to a grid, and times to its next."""
+    ordered = np.sort(ends)
+    waits = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
+    pairs = [(wait, one.latencies) for wait, one in zip(waits, rewards, strict=True)]
+    longest = max(one.longest - float(wait.min()) for wait, one in pairs)
+    if longest <= 0:
+        return 0.0
+    cell, logs = longest / _NUM_CELLS, np.zeros(_NUM_CELLS)
+    for wait, one in pairs:
+        cells = np.ceil(wait[wait < one.longest] / cell).astype(np.int64)
+        first = int(cells.min(initial=0))  # negative where calls begin behind the last response
+        counts = np.bincount(cells - first, minlength=1)
+        times = np.arange(first + 1, first + _NUM_CELLS + len(counts)) * cell
+        with np.errstate(divide="ignore"):
+            known = np.maximum(np.log(one.within(times)), _NEVER)
+        size = 1 << len(times).bit_length()
+        spectrum = np.fft.rfft(known, size) * np.fft.rfft(counts, size).conj()
+        logs += np.fft.irfft(spectrum, size)[:_NUM_CELLS]
+    return float((1 - np.exp(logs * num_replicas)).mean() * longest)
+
+
+def least_arrival_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
+    """Seconds from the start of a generation before which its rewards are not all known, as `tail_seconds` expects
+    them: no call starts before the generation, and none of so many independent ones waits for another."""
+    served = [Served(one, num_samples) for one in latencies]
+    return tail_at_least_seconds(np.zeros(num_samples), served) if served and num_samples else 0.0
 
 
 def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random.Generator) -> float:

@@ -60,18 +60,43 @@ def evaluate(plan: Plan) -> Plan:
 
 
 def _times(plan: Plan) -> dict[str, Times]:
-    """Each task as early as it may be. Where rewards on hosts of an earlier turn would be late, what reads them begins
-    later in its turn, by as much as makes turns the shortest: the turn grows with it, and what is late shrinks."""
+    """Each task as early as it may be in the shortest turn. Where what an earlier turn hands over would be late, what
+    reads it is held: the turn grows with it, and what is late shrinks."""
     times = list_schedule(tasks(plan))
-    waits = any(_turns(plan, edge) for edge in plan.edges) and plan.workers
-    low, high = 0.0, period_seconds(plan, times)
-    if not waits or high <= _makespan(times):
+    low, high = _makespan(times), period_seconds(plan, times)
+    if high <= low:
         return times
+    if (shortest := _within(plan, low)) is not None:
+        return shortest
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        times = list_schedule(tasks(plan, middle))
-        low, high = (middle, high) if period_seconds(plan, times) > _makespan(times) else (low, middle)
-    return list_schedule(tasks(plan, high))
+        found = _within(plan, middle)
+        if found is None:
+            low = middle
+        else:
+            high, times = middle, found
+    return times
+
+
+def _within(plan: Plan, seconds: float) -> dict[str, Times] | None:
+    """The earliest times in a turn of so many seconds; None where it is too short.
+
+    They are longest paths, which go through each hand-over to a later turn once at most.
+    """
+    held: dict[str, float] = {}
+    for _ in range(sum(_turns(plan, edge) > 0 for edge in plan.edges) + 1):
+        times = list_schedule(tasks(plan, held))
+        if _makespan(times) > seconds:
+            return None
+        late = False
+        for edge in plan.edges:
+            if turns := _turns(plan, edge):
+                ready = times[edge.producer].end + edge.cost.total - turns * seconds
+                if times[edge.consumer].start < ready:
+                    held[edge.consumer], late = max(ready, held.get(edge.consumer, 0.0)), True
+        if not late:
+            return times
+    return None
 
 
 def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
@@ -118,10 +143,10 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
     return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
 
 
-def tasks(plan: Plan, held_seconds: float = 0.0) -> tuple[Task, ...]:
-    """The refits and stages of one turn in the order of their start; what reads rewards on hosts is held until so many
+def tasks(plan: Plan, held: Mapping[str, float] | None = None) -> tuple[Task, ...]:
+    """The refits and stages of one turn in the order of their start; those that are `held` do not begin before so many
     seconds have passed."""
-    position, held = plan.graph.position, {edge.consumer for edge in plan.graph.host_edges}
+    position, held = plan.graph.position, held or {}
     ordered = sorted(
         items(plan),
         key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage(i)]),
@@ -133,7 +158,7 @@ def tasks(plan: Plan, held_seconds: float = 0.0) -> tuple[Task, ...]:
             seconds=item.cost.total,
             after=_after(plan, item),
             beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
-            not_before=held_seconds if name_of(item) in held else 0.0,
+            not_before=held.get(name_of(item), 0.0),
         )
         for item in ordered
     )

@@ -6,17 +6,29 @@ follows from how a plan generates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.environment.reward_tail import Seconds, Served, least_tail_seconds, response_ends, tail_seconds
+from meshwright.planner.environment.reward_tail import (
+    Seconds,
+    Served,
+    least_arrival_seconds,
+    least_tail_seconds,
+    response_ends,
+    tail_at_least_seconds,
+    tail_seconds,
+)
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.errors import suggestion
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 
 LATENCY, WAITING = "reward latency", "rewards under way"
@@ -31,11 +43,22 @@ _WORTH = 0.01
 
 def least_cost(facts: Facts, consumer: str) -> Cost:
     """What a stage waits at least after the generation for rewards that it reads, in seconds."""
-    readers = _readers(facts)
+    readers = reward_readers(facts)
     latencies = [reward.latency_seconds for reward in facts.rewards]
     seconds = least_tail_seconds([latency.resolve() for latency in latencies])
     source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
     return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
+
+
+def unknown_latencies(job: Job, facts: Facts) -> Iterator[str]:
+    """One sentence for each reward of which nobody has said, or measured, how long a call takes."""
+    for asked, planned in zip(job.rewards, facts.rewards, strict=True):
+        latency = planned.latency_seconds
+        if "latency_seconds" not in asked.model_fields_set and not latency.measured:
+            yield (
+                f"reward {asked.name}: no latency_seconds is given, and {latency.told} a call is assumed: "
+                "give it, or time its calls with `meshwright profile`."
+            )
 
 
 def host_seconds(edge: Edge) -> float:
@@ -43,16 +66,44 @@ def host_seconds(edge: Edge) -> float:
     return edge.cost.amount(LATENCY, WAITING)
 
 
-def with_workers(plan: Plan) -> Plan:
+def late_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
+    """What readers of rewards wait at least beyond `least_cost` when the generation takes these seconds so, with the
+    most workers that rewards may have."""
+    rewards = [
+        Served(
+            _resolved(one.latency_seconds), (one.workers or _most_workers(facts, part, layout, one)) * one.batch_size
+        )
+        for one in facts.rewards
+    ]
+    ends = _response_ends(facts, layout, schedule, seconds)
+    return max(0.0, tail_at_least_seconds(ends, rewards, layout.dp) - _least_seconds(facts))
+
+
+def least_late_of(facts: Facts) -> Callable[[float], float]:
+    """The same by the seconds of a generation, whatever else is chosen of it."""
+    arrival, least = arrival_seconds(facts), _least_seconds(facts)
+    return lambda seconds: max(0.0, arrival - seconds - least)
+
+
+def arrival_seconds(facts: Facts) -> float:
+    """Seconds from the start of a generation before which the rewards that others wait for are not all known; 0 where
+    none waits."""
+    if not reward_readers(facts):
+        return 0.0
+    latencies = [_resolved(reward.latency_seconds) for reward in facts.rewards]
+    return least_arrival_seconds(latencies, facts.workload.candidates.batch_size)
+
+
+def with_workers(plan: Plan, *, spare: float = _WORTH) -> Plan:
     """The plan with workers for each reward on hosts, as few as keep the training waiting no longer than the most do,
-    and with what it then waits."""
+    or by a `spare` part of the generation's seconds longer, and with what it then waits."""
     facts = plan.facts
     if not facts.rewards:
         return plan
     ends = _ends(plan)
     most = [reward.workers or most_workers(plan, reward) for reward in facts.rewards]
     generation = plan.placement(GENERATE)
-    enough = tail(plan, ends, most) + _WORTH * generation.cost.total
+    enough = tail(plan, ends, most) + spare * generation.cost.total
     chosen = list(most)
     for index, reward in enumerate(facts.rewards):
         fewer = [2**k for k in range(most[index].bit_length()) if 2**k < most[index] and reward.workers is None]
@@ -60,30 +111,42 @@ def with_workers(plan: Plan) -> Plan:
             chosen[index] = number
             if tail(plan, ends, chosen) <= enough:
                 break
-    waiting, readers = tail(plan, ends, chosen), _readers(facts)
-    return plan.model_copy(
-        update={
-            "workers": tuple(
-                HostWorkers(reward=reward.name, workers=number)
-                for reward, number in zip(facts.rewards, chosen, strict=True)
-            ),
-            "edges": tuple(
-                _waiting(edge, waiting) if edge.producer == GENERATE and edge.consumer in readers else edge
-                for edge in plan.edges
-            ),
-        }
+    workers = tuple(
+        HostWorkers(reward=reward.name, workers=number) for reward, number in zip(facts.rewards, chosen, strict=True)
     )
+    return _with_wait(plan.model_copy(update={"workers": workers}), tail(plan, ends, chosen))
+
+
+def _with_wait(plan: Plan, seconds: float) -> Plan:
+    """The plan with hand-overs from the generation that wait so many seconds for rewards, where they are read."""
+    readers = reward_readers(plan.facts)
+    edges = tuple(
+        _waiting(edge, seconds) if edge.producer == GENERATE and edge.consumer in readers else edge
+        for edge in plan.edges
+    )
+    return plan.model_copy(update={"edges": edges})
+
+
+def with_its_workers(plan: Plan) -> Plan:
+    """The plan with what its readers of rewards wait with the workers that it names."""
+    known = {one.reward: one.workers for one in plan.workers}
+    if not plan.facts.rewards:
+        return plan
+    return _with_wait(plan, tail(plan, _ends(plan), [known[reward.name] for reward in plan.facts.rewards]))
 
 
 def most_workers(plan: Plan, reward: RewardLoad) -> int:
     """Workers that one reward of one replica may have: its share of a host's processors, or calls at a judge."""
+    return _most_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
+
+
+def _most_workers(facts: Facts, number: int, layout: Layout, reward: RewardLoad) -> int:
     if reward.is_remote:
         return MOST_CALLS
-    cluster, pool = plan.facts.cluster, plan.pool_of(GENERATE)
-    part = cluster.parts[plan.part_of(GENERATE)]
-    hosts = -(-pool.num_ranks // part.ranks_per_node)
-    replicas = -(-plan.placement(GENERATE).layout.dp // hosts)
-    return max(1, part.cpus // (replicas * sum(not one.is_remote for one in plan.facts.rewards)))
+    part = facts.cluster.parts[number]
+    hosts = -(-layout.num_ranks // part.ranks_per_node)
+    replicas = -(-layout.dp // hosts)
+    return max(1, part.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
 
 
 def tail(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
@@ -119,16 +182,31 @@ def worker_violations(plan: Plan) -> Iterator[str]:
 def _ends(plan: Plan) -> Seconds:
     """When the responses of the fullest replica end, in seconds from the start of a turn that is all that they have.
     Sequences that run on from turn to turn end no later."""
-    generation, workload = plan.placement(GENERATE), plan.facts.workload.candidates
-    num_rows = rows_of_replicas(workload.batch_size, generation.layout.dp)[0]
+    generation = plan.placement(GENERATE)
+    return _response_ends(plan.facts, generation.layout, generation.schedule, generation.cost.total)
+
+
+def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: float) -> Seconds:
+    workload = facts.workload.candidates
+    num_rows = rows_of_replicas(workload.batch_size, layout.dp)[0]
     dealt = np.random.default_rng(0).permutation(workload.response_lengths.strata(num_rows))
-    return response_ends(dealt.tolist(), generation.schedule.generation_slots, generation.cost.total)
+    return response_ends(dealt.tolist(), schedule.generation_slots, seconds)
 
 
-def _readers(facts: Facts) -> set[str]:
+def _least_seconds(facts: Facts) -> float:
+    """Those of `least_cost` for a stage that waits."""
+    return least_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
+
+
+@lru_cache(maxsize=32)  # every candidate of a generation asks for the same few
+def _resolved(latency: LatencySpec) -> Latencies:
+    return latency.resolve()
+
+
+def reward_readers(facts: Facts) -> set[str]:
     """The stages that wait for rewards behind the generation: none where it has waited for them itself, to choose what
     is kept."""
-    return set() if facts.workload.best_of else {edge.consumer for edge in facts.graph.host_edges}
+    return set() if facts.workload.best_of or not facts.rewards else {edge.consumer for edge in facts.graph.host_edges}
 
 
 def _waiting(edge: Edge, seconds: float) -> Edge:

@@ -312,9 +312,20 @@ def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
     objective, bound = plan.solver.objective_seconds, plan.solver.bound_seconds
     if objective <= 0:
         yield f"the objective is {objective:.6g} s; a turn takes more than 0."
+    elif not -_TOLERANCE * objective <= bound <= objective * (1 + _TOLERANCE):
+        yield f"the bound is {bound:.6g} s; a bound lies between 0 and the objective, {objective:.6g} s."
     elif abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
         expected = (objective - bound) / objective
         yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
+
+
+def _paces_are_of_a_run(plan: Plan) -> Iterator[str]:
+    for placement in plan.placements:
+        if placement.pace != 1 and "trace" not in plan.digests:
+            yield (
+                f"{placement.stage}: pace={placement.pace:g} is what a run has shown, and the plan names no trace of "
+                "one; plan the job again."
+            )
 
 
 def _residents(plan: Plan, rank: int) -> tuple[str, ...]:
@@ -332,6 +343,7 @@ _NAMES: tuple[Check, ...] = (
     _refits_name_stages,
     _digests_match_the_facts,
     _costs_are_sums_of_addends,
+    _paces_are_of_a_run,
 )
 _CHOICES: tuple[Check, ...] = (
     _steps_ahead_fall_along_the_edges,

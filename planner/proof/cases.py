@@ -6,6 +6,9 @@ rank. What they keep has to fit there, and what all stages keep has to fit the c
 Time: every stage takes its least ranks for its least seconds, and stages whose pools meet take turns. Of all schedules
 on so many ranks a shortest one comes of taking the stages in some order, each as early as it can (Kolisch, EJOR 90,
 1996, theorem 1). And between two stages the cluster has room for all the ranks x seconds that lie there.
+
+What a stage hands to a turn that comes k turns later arrives before its reader starts, and the reader starts while the
+line behind it still fits into its turn: (k + 1) turns last as long as the line up to the arrival and that line.
 """
 
 from __future__ import annotations
@@ -166,6 +169,13 @@ class _Turn:
             for reader in graph.refit_readers(target):
                 place = graph.position[reader]
                 self.ready[place] = max(self.ready[place], _refit_seconds(case, target))
+        space = case.space
+        self.arrival = [space.arrival_seconds if name == GENERATE else 0.0 for name in graph.names]
+        self.is_late = [name in space.late for name in graph.names]
+        self.carried = [
+            (graph.position[producer], graph.position[consumer], turns, lag)
+            for (producer, consumer), (turns, lag) in space.carried.items()
+        ]
         self.after: list[list[tuple[int, float]]] = [[] for _ in graph.names]
         for (producer, consumer), lag in case.space.lags.items():
             self.after[graph.position[consumer]].append((graph.position[producer], lag))
@@ -176,14 +186,38 @@ class _Turn:
     def by_work(self) -> float:
         """The longest way through the turn, where the work between two stages takes all ranks."""
         ends: list[float] = []
+        starts: list[float] = []
         for place in range(self.num_stages):
-            start = max([self.ready[place], *(ends[before] + lag for before, lag in self.after[place])])
+            arrivals = (
+                self._arrives(before, place, starts[before], ends[before], lag) for before, lag in self.after[place]
+            )
+            start = max([self.ready[place], *arrivals])
             for first in self.above[place]:
                 start = max(start, ends[first] + self._between(first, self.above[place]))
             start = max(start, self._between(None, self.above[place]))
+            starts.append(start)
             ends.append(start + self.seconds[place])
         rest = (ends[first] + self._between(first, range(self.num_stages)) for first in range(self.num_stages))
-        return max(*ends, *rest, self.all_work / self.num_ranks)
+        return max(*ends, *rest, self.all_work / self.num_ranks, *self._carried(starts, ends))
+
+    def _arrives(self, before: int, place: int, start: float, end: float, lag: float) -> float:
+        """When a stage has what an earlier one hands to it, rewards included."""
+        return max(end + lag, start + self.arrival[before]) if self.is_late[place] else end + lag
+
+    def _carried(self, starts: list[float], ends: list[float]) -> Iterator[float]:
+        """What turns last at least for what is handed to later ones, from the earliest times of stages."""
+        behind = [0.0] * self.num_stages
+        for place in reversed(range(self.num_stages)):
+            lines = (
+                lag + behind[later]
+                for later in range(self.num_stages)
+                for before, lag in self.after[later]
+                if before == place
+            )
+            behind[place] = self.seconds[place] + max([self._between(place, range(self.num_stages)), *lines])
+        for before, place, turns, lag in self.carried:
+            arrival = self._arrives(before, place, starts[before], ends[before], lag)
+            yield (arrival + behind[place]) / (turns + 1)
 
     def _between(self, first: int | None, before: Sequence[int] | set[int] | range) -> float:
         work = sum(self.work[place] for place in before if first is None or first in self.above[place])
@@ -221,7 +255,8 @@ class _Turn:
 
     def _start(self, place: int, placed: Sequence[tuple[float, float] | None]) -> float:
         """As early as what it reads is there and so many ranks are free."""
-        ready = max([self.ready[place], *((placed[p] or (0, 0))[1] + lag for p, lag in self.after[place])])
+        arrivals = (self._arrives(p, place, *(placed[p] or (0.0, 0.0)), lag) for p, lag in self.after[place])
+        ready = max([self.ready[place], *arrivals])
         beside = [(times, other) for other, times in enumerate(placed) if times and times[1] > ready]
         for start in sorted({ready, *(times[1] for times, _ in beside)}):
             end = start + self.seconds[place]

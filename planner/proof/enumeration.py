@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.host_workers import arrival_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
 from meshwright.planner.plan.rules import room_on, schedules, streaming_rules
@@ -73,8 +74,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of every stage under a scope; the seconds of what is handed over within a turn; and the least seconds
-    of every refit by the stage that it serves, [sites of the training stage, sites of the stage]."""
+    """The choices of every stage under a scope; the seconds of what is handed over within a turn, and of what is handed
+    to a turn that comes later, with by how many turns; the least seconds of every refit by the stage that it serves,
+    [sites of the training stage, sites of the stage]; and the seconds from the start of a generation before which the
+    stages that are `late` do not have the rewards that they read."""
 
     graph: StageGraph
     num_ranks: int
@@ -83,6 +86,9 @@ class Space:
     lags: Mapping[tuple[str, str], float]
     choices: Mapping[str, Choices]
     refits: Mapping[str, NDArray[np.float64]]
+    carried: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    arrival_seconds: float = 0.0
     _known: dict[object, float] = field(default_factory=dict)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
@@ -115,8 +121,8 @@ class Enumeration:
     def space(self, scope: Scope) -> Space:
         """All of a scope."""
         facts, ahead = self.facts, scope.ahead
-        edges = (h for h in handovers(facts, self.model) if ahead[h.producer] == ahead[h.consumer])
-        lags = {(edge.producer, edge.consumer): edge.cost.total for edge in edges}
+        edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in handovers(facts, self.model)]
+        lags = {(edge.producer, edge.consumer): edge.cost.total for edge, turns in edges if not turns}
         choices = self._allowed(scope, lags)
         return Space(
             graph=facts.graph,
@@ -125,8 +131,15 @@ class Enumeration:
             scope=scope,
             lags=lags,
             choices=choices,
+            carried={(edge.producer, edge.consumer): (turns, edge.cost.total) for edge, turns in edges if turns},
+            late=frozenset(reward_readers(facts)),
+            arrival_seconds=self._arrival_seconds,
             refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.is_refit},
         )
+
+    @cached_property
+    def _arrival_seconds(self) -> float:
+        return arrival_seconds(self.facts)
 
     @cached_property
     def _refits(self) -> Refits:
@@ -205,7 +218,6 @@ class Enumeration:
             costs=costs,
             least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
             fits=lambda held: held.peak <= device_bytes and held.host <= host_bytes,
-            memory_grows=self.model.memory_grows,
         )
         for family in legal:
             front.add(family)

@@ -32,12 +32,11 @@ class Front:
     costs: LayoutCosts
     least: Callable[[Schedule], float]
     fits: Callable[[Bytes], bool]
-    memory_grows: bool
     rows: list[Row] = field(default_factory=list)
     _least: dict[Schedule, float] = field(default_factory=dict)
 
     def add(self, family: Family) -> None:
-        """Those of a family, the smaller ones first."""
+        """Those of a family."""
         for schedule, quickest in family.members:
             if quickest not in self._least:
                 self._least[quickest] = self.least(quickest)
@@ -45,10 +44,8 @@ class Front:
             if not self.allowance.allows(self.num_ranks, least):
                 continue
             held = self.costs.bytes(schedule)
-            if self.fits(held):
+            if self.fits(held):  # of those that do not, others may: no law says that more at a time takes more memory
                 self._weighed(schedule, held, least)
-            elif self.memory_grows:  # those that follow take as much
-                return
 
     def _weighed(self, schedule: Schedule, held: Bytes, least: float) -> None:
         """One that fits: its seconds are asked only where its bytes and its least seconds do not say enough."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,8 @@ Amounts: TypeAlias = tuple[float, float, float, float, float]
 
 class Candidate(NamedTuple):
     """A legal choice and what it costs: seconds per turn, of them those that remain when what it streams has ended,
-    bytes on the fullest rank, of its resident ones those of its weights."""
+    bytes on the fullest rank, of its resident ones those of its weights. `late_seconds` are those that rewards on hosts
+    take at least after a generation, beyond what they take after every one (`host_workers.late_seconds`)."""
 
     layout: Layout
     schedule: Schedule
@@ -28,6 +29,7 @@ class Candidate(NamedTuple):
     weights_bytes: float
     transient_bytes: float
     host_bytes: float = 0.0
+    late_seconds: float = 0.0
 
     @property
     def choice(self) -> Choice:
@@ -67,7 +69,22 @@ def candidate_of(costs: LayoutCosts, layout: Layout, schedule: Schedule, seconds
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that no other beats; of equals the first stays."""
-    return tuple(candidates[index] for index in dominance.undominated([c.amounts for c in candidates]))
+    amounts = [(*c.amounts, c.seconds + c.late_seconds) for c in candidates]
+    return tuple(candidates[index] for index in dominance.undominated(amounts))
+
+
+def undominated_generations(
+    candidates: Sequence[Candidate], late: Callable[[Candidate], float]
+) -> tuple[Candidate, ...]:
+    """Those of a generation whose rewards are waited for; `late` tells for how long at least.
+
+    Of those with as many replicas and slots the faster one has its rewards sooner, so that few need be asked.
+    """
+    groups: dict[tuple[int, int], list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault((candidate.layout.dp, candidate.schedule.generation_slots), []).append(candidate)
+    kept = (one for same in groups.values() for one in undominated(same))
+    return undominated([one._replace(late_seconds=late(one)) for one in kept])
 
 
 def undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:

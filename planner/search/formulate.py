@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.evaluate import refit_name
+from meshwright.planner.plan.host_workers import reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
@@ -24,6 +26,7 @@ from meshwright.planner.solver.problem import (
     MAX_SUM,
     CallOptions,
     CallRun,
+    CarriedPrecedence,
     Option,
     Place,
     Precedence,
@@ -35,7 +38,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
 BLOCK_BYTES = 2**20
-"""Of a block of memory: fine beside any device, and sums of blocks stay small whole numbers."""
+"""Of a block of memory, at least: fine beside any device. Of so many or so large choices that their blocks would add up
+to more than a solver handles exactly, blocks are twice as large, or more."""
 
 _TICKS_PER_STEP = 10**6
 """Ticks in about one step: the bound is then good to a few millionths."""
@@ -53,13 +57,15 @@ _Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """The problem, how long its tick is, and the candidate and pool behind each option of each call.
+    """The problem, the length of its tick, the size of its block, and the candidate and pool behind each option of each
+    call.
 
     Where stages may be anywhere, the pool behind an option is the first of its size.
     """
 
     problem: Problem
     tick_seconds: float
+    block_bytes: int
     behind: Behind
 
 
@@ -74,17 +80,42 @@ def precedences(
     ahead: StepsAhead,
     tick: float,
     may_stream: Callable[[Handover], bool],
+    *,
+    late: Collection[str] = (),
 ) -> tuple[Precedence, ...]:
     """What waits for what in a turn: stages for their weights, and for the stages that they read from and that work on
-    the same step."""
+    the same step. Stages that are `late` wait for rewards of what is generated too."""
     return (
         *(Precedence(refit_name(t), reader) for t in graph.refit_targets for reader in graph.refit_readers(t)),
         *(
-            Precedence(h.producer, h.consumer, math.floor(h.cost.total / tick), streamed=may_stream(h))
+            Precedence(
+                h.producer,
+                h.consumer,
+                math.floor(h.cost.total / tick),
+                streamed=may_stream(h),
+                late=h.producer == GENERATE and h.consumer in late,
+            )
             for h in handovers
             if ahead[h.producer] == ahead[h.consumer]
         ),
     )
+
+
+def carried(
+    handovers: Sequence[Handover], ahead: StepsAhead, tick: float, late: Collection[str] = ()
+) -> tuple[CarriedPrecedence, ...]:
+    """What waits for what across turns: a stage for those that it reads from and that work further ahead.
+
+    A turn of whole ticks may be a tick longer than one of seconds, and so may each turn in between: lags are shorter by
+    as much. What then takes no time is never late, as every stage ends within its turn.
+    """
+    found = []
+    for h in handovers:
+        if turns := ahead[h.producer] - ahead[h.consumer]:
+            lag, is_late = math.floor(h.cost.total / tick) - turns, h.producer == GENERATE and h.consumer in late
+            if lag > 0 or is_late:
+                found.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
+    return tuple(found)
 
 
 def formulate(
@@ -102,7 +133,8 @@ def formulate(
     all work on the same step where `ahead` is not given.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
-    tick = _tick_seconds(frontiers)
+    tick = _tick_seconds(frontiers, handovers)
+    late = reward_readers(facts)
     anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
     behind = {
         found.stage.name: tuple(
@@ -114,15 +146,16 @@ def formulate(
         for found in frontiers
     }
     shared = {name: graph.by_name[name].may_share for name in behind}
-    device_blocks = most_usable_bytes(facts.cluster) // BLOCK_BYTES
+    block_bytes = _block_bytes(facts.cluster.num_ranks, behind)
+    device_blocks = most_usable_bytes(facts.cluster) // block_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
         part = facts.cluster.part_of_pool(ranks.ranks)
-        return _option(tick, ranks, candidate, part=part, is_shared=is_shared)
+        return _option(tick, block_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     calls = (
         *(CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()),
-        *_lacking(facts.cluster, device_blocks),
+        *_lacking(facts.cluster, device_blocks, block_bytes),
     )
     known: _Known = {}
     transfers = tuple(
@@ -133,18 +166,35 @@ def formulate(
         device_blocks=device_blocks,
         calls=calls,
         tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
-        precedences=precedences(graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover)),
+        precedences=precedences(
+            graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover), late=late
+        ),
+        carried=carried(handovers, ahead, tick, late),
         copies=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, behind=behind)
+    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=behind)
 
 
-def _lacking(cluster: AnyCluster, device_blocks: int) -> Iterator[CallOptions]:
+def _block_bytes(num_ranks: int, behind: Behind) -> int:
+    """A power of two such that the blocks of all choices that may be on a rank add up to what a solver handles."""
+    opens = [0.0] * (num_ranks + 1)
+    for pairs in behind.values():
+        for ranks, one in pairs:
+            num_bytes = one.resident_bytes + one.weights_bytes + one.transient_bytes
+            opens[ranks.first_rank] += num_bytes
+            opens[ranks.first_rank + ranks.num_ranks] -= num_bytes
+    block, most = BLOCK_BYTES, max(accumulate(opens))
+    while most / block > MAX_SUM / _ROOM:
+        block *= 2
+    return block
+
+
+def _lacking(cluster: AnyCluster, device_blocks: int, block_bytes: int) -> Iterator[CallOptions]:
     """Calls that never run: what the devices of a part have less than the largest ones is held there by one."""
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
-        if lacking := device_blocks - part.device.usable_bytes // BLOCK_BYTES:
+        if lacking := device_blocks - part.device.usable_bytes // block_bytes:
             place = Place(first, part.num_ranks, "lacking")
             yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_blocks=lacking),))
 
@@ -156,26 +206,29 @@ def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
     )
 
 
-def _tick_seconds(frontiers: Sequence[Frontier]) -> float:
+def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> float:
     """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
-    slowest choices of a large cluster would otherwise have too many to be added up."""
+    slowest choices of a large cluster, and what is handed over, would otherwise have too many to be added up."""
     every = [[c.seconds for found in fs.candidates.values() for c in found] for fs in frontiers]
     step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
     slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
+    latest = max((c.late_seconds for fs in frontiers for found in fs.candidates.values() for c in found), default=0.0)
+    slowest += math.fsum(h.cost.total + latest for h in handovers)
     digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
     return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
 
 
-def _option(tick: float, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
+def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
     """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host."""
-    weights = math.ceil(candidate.weights_bytes / BLOCK_BYTES)
+    weights = math.ceil(candidate.weights_bytes / block_bytes)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
-        resident_blocks=weights + math.ceil(candidate.private_bytes / BLOCK_BYTES),
+        late_ticks=math.floor(candidate.late_seconds / tick),
+        resident_blocks=weights + math.ceil(candidate.private_bytes / block_bytes),
         shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient_bytes / BLOCK_BYTES),
+        transient_blocks=math.ceil(candidate.transient_bytes / block_bytes),
     )
 
 

@@ -14,14 +14,22 @@ from typing import NamedTuple
 
 from meshwright.cost_models.question import Call, CostModel
 from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.host_workers import late_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
-from meshwright.planner.search.candidates import Candidate, costed, undominated, undominated_by_layout
+from meshwright.planner.search.candidates import (
+    Candidate,
+    costed,
+    undominated,
+    undominated_by_layout,
+    undominated_generations,
+)
 from meshwright.planner.search.costing import ANY_TIME, DOMINATED, TOO_SLOW, Asked, Most, Notes, OnLayout, Room
 from meshwright.planner.search.interleaved import Beside
 from meshwright.planner.search.space import choices_by_layout, pools
+from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 
@@ -145,10 +153,22 @@ class _Costing:
                     fitting.append(found)
                 else:
                     rejected[found] += 1
-        by_layout = self.stage.may_share or self.stage.is_trained
-        kept = tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
+        kept = self._undominated(fitting, kind.part)
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
+
+    def _undominated(self, fitting: Sequence[Candidate], part: int) -> tuple[Candidate, ...]:
+        by_layout = self.stage.may_share or self.stage.is_trained
+        if not (self.stage.generates and reward_readers(self.facts)):
+            return tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
+        groups: dict[Layout | None, list[Candidate]] = {}
+        for one in fitting:
+            groups.setdefault(one.layout if by_layout else None, []).append(one)
+
+        def late(one: Candidate) -> float:
+            return late_seconds(self.facts, part, one.layout, one.schedule, one.seconds)
+
+        return tuple(one for same in groups.values() for one in undominated_generations(same, late))
 
     def dealt(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
         """Schedules in place of the call's, with rows that are dealt by speed on two kinds of nodes."""

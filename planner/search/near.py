@@ -13,6 +13,7 @@ from dataclasses import replace
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.host_workers import late_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
@@ -91,6 +92,11 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
         near = (choice for choice in _choices(placement, facts, kind, scope) if agrees(choice, mine))
         calls = [call_of(facts, stage, one, deferral=deferral, part=kind.part) for one in near]
         found = [costed(costs.model, replace(call, schedule=costs.model.dealt(call))) for call in calls]
+        if stage.generates and reward_readers(facts):
+            found = [
+                one._replace(late_seconds=late_seconds(facts, kind.part, one.layout, one.schedule, one.seconds))
+                for one in found
+            ]
         asked.timed, asked.weighed = asked.timed + len(found), asked.weighed + len(found)
         device_bytes, host_bytes = room_on(facts, kind.part)
         fitting = [one for one in found if one.peak_bytes <= device_bytes and one.host_bytes <= host_bytes]

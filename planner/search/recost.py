@@ -9,7 +9,7 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.calls import call_in
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import with_workers
+from meshwright.planner.plan.host_workers import with_its_workers, with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
@@ -62,7 +62,7 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
             "refits": tuple(_refit(under, refit, model) for refit in plan.refits),
         }
     )
-    timed = evaluate(with_workers(moved))
+    timed = evaluate(with_its_workers(moved) if facts == plan.facts else with_workers(moved))
     update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 

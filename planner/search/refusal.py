@@ -20,10 +20,10 @@ from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import Scope, plain
 from meshwright.planner.search.candidates import Candidate
-from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
+from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier, frontier, frontiers
 from meshwright.planner.solver.dominance import undominated
-from meshwright.planner.solver.result import Limits
+from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
 from meshwright.profiles.layout import Layout
 
@@ -89,24 +89,52 @@ def refuse(
     limits: Limits,
     remodel: Remodel | None,
 ) -> NoPlan:
-    """Why this job has no plan. Without `remodel`, only more memory is looked for."""
+    """Why this job has no plan. Without `remodel`, only more memory is looked for.
+
+    `model` and the models of `remodel` raise OutOfTimeError once the time is over; what is known of changes is told
+    then, and that others were not asked about.
+    """
     if status == "out_of_limit":
         sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
         if limits.stop is not None and limits.stop.is_set():
             sentence = "no plan was found before the search was asked to stop; let it go on for longer."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
-    changes = list(_more_memory(facts, need))
+    changes, is_whole = list(_more_memory(facts, need)), True
     if remodel is not None:
         alone = [found.stage.name for found in need.stages if any(_limits_alone(facts, found))]
         fits = _asked_again(remodel, pins, limits, alone)
-        changes += [*_shorter_response(facts, fits), *_more_nodes(facts, fits)]
+        is_whole = _all_in_time(changes, _shorter_response(facts, fits), _more_nodes(facts, fits))
     return NoPlan(
         status="infeasible",
-        limits=tuple(_limits(facts, need)),
+        limits=(*_limits(facts, need), *(() if is_whole else (_UNASKED,))),
         changes=tuple(changes),
         rejected={found.stage.name: dict(found.rejected) for found in need.stages},
     )
+
+
+_UNASKED = Limit(
+    stage=None,
+    sentence="the time was over before all shorter responses and more nodes were tried; give more with --time-limit.",
+)
+
+
+def _all_in_time(changes: list[Change], *looked_for: Iterator[Change]) -> bool:
+    """Adds the changes that are found while there is time; whether there was for all."""
+    try:
+        for found in looked_for:
+            changes += found
+    except OutOfTimeError:
+        return False
+    return True
+
+
+def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
+    """No training of the workload breaks none of these rules, which is known before anything is costed."""
+    reasons = "; ".join(sentence.rstrip(".") for sentence in broken)
+    trains = [stage.name for stage in facts.graph.stages if stage.trains]
+    limits = tuple(Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.") for name in trains)
+    return NoPlan(status="infeasible", limits=limits, changes=(), rejected={})
 
 
 def unexplained() -> NoPlan:
@@ -127,8 +155,9 @@ def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -
     from meshwright.planner.solver.solve import least_memory
 
     small = [_small_ones(one) for one in found]
-    blocks = least_memory(formulate(facts, model, small, handovers(facts, model)).problem, limits)
-    return _Need(found, None if blocks is None else blocks * BLOCK_BYTES)
+    formulation = formulate(facts, model, small, handovers(facts, model))
+    blocks = least_memory(formulation.problem, limits)
+    return _Need(found, None if blocks is None else blocks * formulation.block_bytes)
 
 
 def _small_ones(found: Frontier) -> Frontier:

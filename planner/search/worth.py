@@ -13,18 +13,18 @@ kind of pool, whose transfers take no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshwright.planner.plan.edges import Handover
 from meshwright.planner.plan.steps_ahead import Scope, ScopeKey
 from meshwright.planner.search.costing import Most
-from meshwright.planner.search.formulate import precedences, refits
+from meshwright.planner.search.formulate import carried, precedences, refits
 from meshwright.planner.search.frontier import Frontier, PoolKind
 from meshwright.planner.solver.bounds import bounds_with, least_makespan
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
-from meshwright.profiles.stages import GENERATE, StageGraph
+from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
 _TICKS = 10**6
 """In the seconds that are enough."""
@@ -46,7 +46,8 @@ Key: TypeAlias = tuple[str, ScopeKey]
 class Worth:
     """Of the scopes that are searched with one plan known, with what is `enough_seconds` of each.
 
-    `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed.
+    `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed. Stages that
+    are `late` wait for rewards, `late_seconds` at least after a generation of so many seconds.
     """
 
     graph: StageGraph
@@ -55,6 +56,8 @@ class Worth:
     enough_seconds: Sequence[float]
     handovers: Sequence[Handover]
     least: dict[Key, Least]
+    late: Collection[str] = ()
+    late_seconds: Callable[[float], float] = lambda _: 0.0
 
     def most(self, stage: str, key: ScopeKey) -> dict[PoolKind, Most]:
         """What a choice of the stage may take in a plan that is worth finding, of any scope that offers the stage these
@@ -104,7 +107,7 @@ class Worth:
             for kind, seconds in self.least[name, scope.of(stage)].items()
             if seconds <= enough
         }
-        options = [_option(kind, s, streams, enough) for kind, each in tried.items() for s in each]
+        options = [self._option(stage, kind, s, streams, enough) for kind, each in tried.items() for s in each]
         if not options:
             return {}
         bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(name, tuple(options))).tolist())
@@ -124,7 +127,7 @@ class Worth:
                 CallOptions(
                     stage.name,
                     tuple(
-                        _option(kind, seconds, scope.streams(stage), enough)
+                        self._option(stage, kind, seconds, scope.streams(stage), enough)
                         for kind, seconds in self.least[stage.name, scope.of(stage)].items()
                     ),
                 )
@@ -143,10 +146,17 @@ class Worth:
                 scope.ahead,
                 enough / _TICKS,
                 lambda edge: edge.producer == GENERATE and scope.streams(self.graph.by_name[edge.consumer]),
+                late=self.late,
             ),
+            carried=carried(self.handovers, scope.ahead, enough / _TICKS, self.late),
         )
 
-
-def _option(kind: PoolKind, seconds: float, streams: bool, enough: float) -> Option:
-    ticks = math.floor(min(seconds / enough, _FAR) * _TICKS)
-    return Option(place=Place(0, kind.num_ranks, f"@{kind.part}"), ticks=ticks, early_ticks=ticks if streams else 0)
+    def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, enough: float) -> Option:
+        ticks = math.floor(min(seconds / enough, _FAR) * _TICKS)
+        late = self.late_seconds(seconds) if stage.generates and self.late else 0.0
+        return Option(
+            place=Place(0, kind.num_ranks, f"@{kind.part}"),
+            ticks=ticks,
+            early_ticks=ticks if streams else 0,
+            late_ticks=math.floor(min(late / enough, _FAR) * _TICKS),
+        )

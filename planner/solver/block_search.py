@@ -41,7 +41,7 @@ from meshwright.planner.solver.coarse import (
 )
 from meshwright.planner.solver.coarse_steps import Steps
 from meshwright.planner.solver.place_model import Solved, run
-from meshwright.planner.solver.problem import Option, Problem, ends_of
+from meshwright.planner.solver.problem import Option, Problem, shortest_turn
 from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.variables import TaskVariables
 
@@ -312,13 +312,11 @@ class _Best:
     def offer(self, answer: Answer) -> None:
         picked = picked_options(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
-        ends = ends_of(self.problem, picked, sorted(position, key=lambda name: (answer.starts[name], position[name])))
-        makespan = max(ends.values())
-        if self.answer is None or makespan < self.makespan:
-            tasks = {task.name: task for task in self.problem.tasks}
-            starts = {name: end - self.problem.duration(tasks[name], picked) for name, end in ends.items()}
-            self.answer, self.makespan = replace(answer, starts=starts), makespan
-            self.progress(makespan, self._proven)
+        order = sorted(position, key=lambda name: (answer.starts[name], position[name]))
+        turn = shortest_turn(self.problem, picked, order)
+        if self.answer is None or turn.makespan < self.makespan:
+            self.answer, self.makespan = replace(answer, starts=turn.starts), turn.makespan
+            self.progress(turn.makespan, self._proven)
 
     def result(self) -> Result:
         if self.answer is None:

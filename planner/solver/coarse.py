@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.dominance import undominated
-from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
+from meshwright.planner.solver.problem import CallOptions, Option, Place, Precedence, Problem, Transfer
 
 _FEW = 8
 """Parts of a device: in each a few options are chosen for a first answer."""
@@ -57,6 +57,7 @@ def fastest_few(problem: Problem) -> Problem:
             for part in range(1, _FEW + 1):
                 within_part = [option for option in same if _blocks_of(option) * _FEW <= problem.device_blocks * part]
                 chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
+                chosen.update(sorted(within_part, key=lambda option: option.ticks + option.late_ticks)[:1])
         return tuple(option for option in call.options if option in chosen)
 
     return problem.with_calls(tuple(CallOptions(call.name, few(call)) for call in problem.calls))
@@ -125,6 +126,7 @@ def _rounded(option: Option, part: int, ticks: int) -> Option:
         option,
         ticks=lasts,
         early_ticks=min(lasts, -(-option.early_ticks // ticks) * ticks),
+        late_ticks=option.late_ticks // ticks * ticks,
         resident_blocks=option.shared_blocks + (option.resident_blocks - option.shared_blocks) // part * part,
         transient_blocks=option.transient_blocks // part * part,
     )
@@ -173,19 +175,29 @@ def _serving(problem: Problem, call: str, options: Sequence[Option]) -> Callable
 def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, ...]]:
     """What has to be small in an option of a call.
 
-    Of options with more ranks than what streams to the call leaves, none can start early, as they meet all of it. What
-    streams from a call waits for its start, so that a short option that starts late cannot stand in for a long one.
+    Options with more ranks than what streams to the call leaves meet all of it, and can start early by no more than its
+    hand-over takes. What streams from a call waits for its start, so that a short option that starts late cannot stand
+    in for a long one.
     """
     room = problem.num_ranks - _least_ranks_of_producers(problem, call)
     runs = {name for name, of in problem.runs.items() if of == call}
+    lag = max((_longest_lag(problem, p) for p in problem.precedences if p.streamed and p.after in runs), default=0)
     is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
 
     def amounts(option: Option) -> tuple[int, ...]:
-        early = option.early_ticks if option.place.num_ranks <= room else 0
+        early = option.early_ticks if option.place.num_ranks <= room else min(option.early_ticks, lag)
         memory = option.resident_blocks, option.transient_blocks
-        return option.place.num_ranks, option.ticks, option.ticks - early, -early * is_streamed_from, *memory
+        arrives = option.ticks + option.late_ticks, option.ticks - early + option.late_ticks
+        return option.place.num_ranks, option.ticks, option.ticks - early, -early * is_streamed_from, *arrives, *memory
 
     return amounts
+
+
+def _longest_lag(problem: Problem, precedence: Precedence) -> int:
+    if not precedence.late:
+        return max(0, precedence.lag)
+    latest = max((option.late_ticks for option in problem.options(problem.runs[precedence.before])), default=0)
+    return max(0, precedence.lag + latest)
 
 
 def _least_ranks_of_producers(problem: Problem, call: str) -> int:
@@ -216,10 +228,14 @@ def _stand_in(num_ranks: int, options: Sequence[Option]) -> Option:
     """It may be done in the last ticks of the time in which any of them is."""
     ticks = min(option.ticks for option in options)
     rest = min(option.ticks - option.early_ticks for option in options)
+    early = max(0, ticks - rest)
+    arrives = min(option.ticks + option.late_ticks for option in options)
+    arrives_behind = min(option.ticks - option.early_ticks + option.late_ticks for option in options)
     return Option(
         place=Place(0, num_ranks, f"any of {num_ranks}"),
         ticks=ticks,
-        early_ticks=max(0, ticks - rest),
+        early_ticks=early,
+        late_ticks=max(0, min(arrives - ticks, arrives_behind - (ticks - early))),
         resident_blocks=min(option.resident_blocks - option.shared_blocks for option in options),
         transient_blocks=min(option.transient_blocks for option in options),
     )

@@ -40,6 +40,7 @@ def add_order_constraints(
     """The rules about when tasks run, wherever that is."""
     _a_task_ends_after_its_ticks(model, problem, times)
     _tasks_wait_for_their_predecessors(model, problem, pick, times)
+    _later_turns_wait_for_this_one(model, problem, pick, times)
 
 
 def add_memory_constraints(
@@ -189,7 +190,8 @@ def _tasks_wait_for_their_predecessors(
 ) -> None:
     """A task starts after what it waits for has ended and been handed over, or earlier where that is streamed to it."""
     call = problem.runs
-    for before, after, lag, streamed in problem.precedences:
+    for before, after, least, streamed, late in problem.precedences:
+        lag = least + _late(problem, pick, call[before]) if late else least
         if not streamed:
             model.add(times.start[after] >= times.end[before] + lag)
             continue
@@ -200,6 +202,25 @@ def _tasks_wait_for_their_predecessors(
         model.add(times.start[after] + early >= times.end[before] + lag)
         model.add(times.end[after] >= times.end[before] + lag + rest)  # redundant, for the bound
         model.add(times.start[after] >= times.start[before])
+
+
+def _later_turns_wait_for_this_one(
+    model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
+) -> None:
+    """What a task hands to a later turn has arrived there when the task that reads it starts."""
+    call = problem.runs
+    for before, after, turns, lag, late in problem.carried:
+        arrival = times.end[before] + lag + (_late(problem, pick, call[before]) if late else 0)
+        model.add(turns * times.makespan + times.start[after] >= arrival)
+
+
+def _late(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], call: str) -> cp_model.LinearExprT:
+    """Ticks after the end of a run until it has all that it hands over late."""
+    late = [option.late_ticks for option in problem.options(call)]
+    expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(
+        [pick[call, index] for index in range(len(late))], late
+    )
+    return expression
 
 
 def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:

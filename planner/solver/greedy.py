@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.crossing import Crossing
-from meshwright.planner.solver.problem import Option, Problem
+from meshwright.planner.solver.problem import Option, Problem, Turn, shortest_turn
 from meshwright.planner.solver.timetable import Columns, Timetable
 
 
@@ -46,7 +46,7 @@ class Greedy:
     """Scores choices of one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self._device = problem.device_blocks
+        self._problem, self._device = problem, problem.device_blocks
         call = {c.name: index for index, c in enumerate(problem.calls)}
         self.options = [c.options for c in problem.calls]
         self._tasks = [task.name for task in problem.tasks]
@@ -60,8 +60,8 @@ class Greedy:
         """The score of a choice."""
         columns = _columns(picks)
         excess, lasts = self._excess(columns), self._timetable.lasts(columns)
-        makespan, work = self._timetable.schedule(columns, lasts).max(), self._timetable.work(columns, lasts)
-        return Score(int(excess[0]), int(makespan), int(work[0]))
+        makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
+        return Score(int(excess[0]), int(makespan[0]), int(work[0]))
 
     def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Near) -> tuple[Picks, Score]:
         """The best change of these calls to options near them with its score, the first of equals; the choice as it
@@ -80,19 +80,25 @@ class Greedy:
             if not may_be.any():
                 return picks, score
             columns, lasts = _kept(columns, may_be), lasts.where(may_be)
-        makespans, work = self._timetable.schedule(columns, lasts).max(axis=1), self._timetable.work(columns, lasts)
+        makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         first = np.lexsort((work, makespans))[0]
         found = Score(least, int(makespans[first]), int(work[first]))
         if found >= score:
             return picks, score
         return tuple(int(column[first % len(column)]) for column in columns), found
 
-    def starts(self, picks: Picks) -> dict[str, int]:
-        """The start of each task in the greedy schedule."""
+    def turn(self, picks: Picks) -> Turn:
+        """The shortest turn in the order of the greedy schedule."""
         columns = _columns(picks)
         lasts = self._timetable.lasts(columns)
-        starts = self._timetable.schedule(columns, lasts) - lasts.ticks
-        return dict(zip(self._tasks, starts[0].tolist(), strict=True))
+        ends = self._timetable.schedule(columns, lasts)
+        known = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
+        if not self._problem.carried:
+            return Turn(int(ends.max()), known)
+        position = {name: index for index, name in enumerate(self._problem.order)}
+        order = sorted(position, key=lambda name: (known[name], position[name]))
+        picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}
+        return shortest_turn(self._problem, picked, order)
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
         """The options of a choice."""

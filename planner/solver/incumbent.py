@@ -49,7 +49,11 @@ class Incumbent:
         if near is not None:
             picks, score = descend_in_pairs(greedy, picks, score, near, self.limits)
         if score.excess_blocks == 0:
-            self.offer(greedy.picked(picks), score.makespan, greedy.starts(picks))
+            self._offer_picks(greedy, picks)
+
+    def _offer_picks(self, greedy: Greedy, picks: Picks) -> None:
+        turn = greedy.turn(picks)
+        self.offer(greedy.picked(picks), turn.makespan, dict(turn.starts))
 
     def consider(self, greedy: Greedy, picks: Picks, near: Near | None) -> None:
         """Descends from a choice that comes with what is near it, from others only when they would be fast enough."""
@@ -103,7 +107,7 @@ class Incumbent:
                 left = _KICKS if found[1].makespan < score.makespan else left
                 picks, score = found
         if score.excess_blocks == 0:
-            self.offer(greedy.picked(picks), score.makespan, greedy.starts(picks))
+            self._offer_picks(greedy, picks)
         return self.makespan != known
 
     def polish(self) -> None:
@@ -113,8 +117,10 @@ class Incumbent:
         picks, score = descend(greedy, picks, greedy.score(picks))
         assert self.makespan is not None
         if score.excess_blocks == 0 and score.makespan <= self.makespan:
-            self.makespan, self.starts = score.makespan, greedy.starts(picks)
-            self.options = greedy.picked(picks)
+            turn = greedy.turn(picks)
+            if turn.makespan <= self.makespan:
+                self.makespan, self.starts = turn.makespan, dict(turn.starts)
+                self.options = greedy.picked(picks)
 
     def result(self) -> Result:
         """The answer with what is proven of it."""

@@ -17,6 +17,8 @@ Constraints
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
              start[t'] >= end[t] + lag over the precedences, less the option's early ticks where t streams to t', and
              then start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
+             k makespan >= end[t] + lag - start[t'] over what is carried to the turn that is k later; where t hands over
+             late, its option's late ticks are part of the lag
     memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
 Redundant, for the proof
     between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves

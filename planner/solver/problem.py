@@ -38,7 +38,8 @@ class Place(NamedTuple):
 class Option:
     """One way to run a call. `shared_blocks` is the part of `resident_blocks` that a shared copy saves.
 
-    `early_ticks` is how long before the end of what streams to it a run of the call may start.
+    `early_ticks` is how long before the end of what streams to it a run of the call may start, `late_ticks` how long
+    after its end a run has all that it hands over late.
     """
 
     place: Place
@@ -47,6 +48,7 @@ class Option:
     shared_blocks: int = 0
     transient_blocks: int = 0
     early_ticks: int = 0
+    late_ticks: int = 0
 
     def at(self, first_rank: int) -> Option:
         """The same on other ranks."""
@@ -95,22 +97,41 @@ class Precedence(NamedTuple):
     """`after` starts no earlier than `lag` ticks past the end of `before`.
 
     When it is streamed, `after` is a run; it starts as many ticks earlier than that as its option's `early_ticks`,
-    and not before `before` starts.
+    and not before `before` starts. When it is late, `before` is a run whose option's `late_ticks` are waited for too.
     """
 
     before: str
     after: str
     lag: int = 0
     streamed: bool = False
+    late: bool = False
 
-    def earliest(self, start: int, end: int, early: int) -> int:
+    def earliest(self, start: int, end: int, early: int, late: int = 0) -> int:
         """The first tick at which `after` may start when `before` runs from `start` to `end`."""
-        return max(start, end + self.lag - early) if self.streamed else end + self.lag
+        arrival = end + self.lag + late * self.late
+        return max(start, arrival - early) if self.streamed else arrival
+
+
+class CarriedPrecedence(NamedTuple):
+    """`after` of the turn that comes so many `turns` later starts no earlier than `lag` ticks past the end of `before`:
+    turns x period >= end + lag - start, as in modulo scheduling. `late` as in `Precedence`."""
+
+    before: str
+    after: str
+    turns: int
+    lag: int = 0
+    late: bool = False
+
+    def arrival(self, end: int, late: int) -> int:
+        """The tick at which all is handed over when `before` ends at `end`."""
+        return end + self.lag + late * self.late
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Pick one option per call and an order of the tasks, so that the last task ends as early as possible.
+    """Pick one option per call and an order of the tasks, so that the turn is as short as possible: it lasts until the
+    last task ends, and as long as what is `carried` to later turns needs. All turns are alike. The length of a turn is
+    the makespan here and in the solver.
 
     `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
     that one's copy. Memory on a rank: the resident blocks of every copy on it, and the largest transient of its calls.
@@ -127,6 +148,7 @@ class Problem:
     calls: tuple[CallOptions, ...]
     tasks: tuple[Task, ...]
     precedences: tuple[Precedence, ...] = ()
+    carried: tuple[CarriedPrecedence, ...] = ()
     copies: tuple[tuple[str, ...], ...] = ()
     anywhere: bool = False
     step: int = 0
@@ -154,11 +176,16 @@ class Problem:
         used |= {name for group in self.copies for name in group}
         if unknown := used - {call.name for call in self.calls}:
             raise ValueError(f"there is no call named {sorted(unknown)}.")
-        ends = {name for precedence in self.precedences for name in (precedence.before, precedence.after)}
+        waits = self._waits
+        ends = {name for wait in waits for name in (wait.before, wait.after)}
         if unknown := ends - {task.name for task in self.tasks}:
             raise ValueError(f"there is no task named {sorted(unknown)}.")
         if others := {p.after for p in self.precedences if p.streamed} - set(self.runs):
             raise ValueError(f"only a run can be streamed to, not {sorted(others)}.")
+        if others := {wait.before for wait in waits if wait.late} - set(self.runs):
+            raise ValueError(f"only a run can be late, not {sorted(others)}.")
+        if odd := [wait for wait in self.carried if wait.turns < 1]:
+            raise ValueError(f"{odd[0].before} is carried by {odd[0].turns} turns to {odd[0].after}; use 1 or more.")
 
     @cached_property
     def runs(self) -> Mapping[str, str]:
@@ -167,11 +194,21 @@ class Problem:
 
     @cached_property
     def horizon(self) -> int:
-        """Ticks within which every schedule without idle time ends."""
+        """Ticks within which every schedule without idle time ends, and what is carried has arrived."""
         longest = {call.name: max((o.ticks for o in call.options), default=0) for call in self.calls}
         runs = sum(longest[task.call] for task in self.tasks if isinstance(task, CallRun))
         transfers = sum(max(t.ticks.values(), default=0) for t in self.tasks if isinstance(t, Transfer))
-        return runs + transfers + sum(precedence.lag for precedence in self.precedences)
+        return runs + transfers + sum(max(0, wait.lag) for wait in self._waits) + self._latest
+
+    @property
+    def _waits(self) -> tuple[Precedence | CarriedPrecedence, ...]:
+        return (*self.precedences, *self.carried)
+
+    @property
+    def _latest(self) -> int:
+        """Most ticks of all that may be late."""
+        latest = {call.name: max((o.late_ticks for o in call.options), default=0) for call in self.calls}
+        return sum(latest[self.runs[wait.before]] for wait in self._waits if wait.late)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -232,6 +269,10 @@ class Problem:
         """The ticks by which a task may start before the end of what streams to it."""
         return picked[task.call].early_ticks if isinstance(task, CallRun) else 0
 
+    def late(self, task: Task, picked: Mapping[str, Option]) -> int:
+        """The ticks after the end of a task until it has all that it hands over late."""
+        return picked[task.call].late_ticks if isinstance(task, CallRun) else 0
+
     def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
         """The ranks that a task occupies when its calls are at these places."""
         if isinstance(task, CallRun):
@@ -263,13 +304,17 @@ class Problem:
         return any(picked[owner].place == picked[call].place for owner in self.owners(call))
 
 
-def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]) -> dict[str, int]:
-    """When each task ends if the ranks take the tasks in this order, each as early as it can."""
-    tasks = {task.name: task for task in problem.tasks}
+def ends_of(
+    problem: Problem, picked: Mapping[str, Option], order: Iterable[str], held: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """When each task ends if the ranks take the tasks in this order, each as early as it can; those that are `held` not
+    before a tick."""
+    held, tasks = held or {}, {task.name: task for task in problem.tasks}
     waits: dict[str, list[Precedence]] = {name: [] for name in tasks}
     for precedence in problem.precedences:
         waits[precedence.after].append(precedence)
     places = {name: option.place for name, option in picked.items()}
+    late = {name: problem.late(task, picked) for name, task in tasks.items()}
     free = dict.fromkeys(range(problem.num_ranks), 0)
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
@@ -277,11 +322,62 @@ def ends_of(problem: Problem, picked: Mapping[str, Option], order: Iterable[str]
         ticks = problem.duration(tasks[name], picked)
         ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
         early = problem.early(tasks[name], picked)
-        ready = max((p.earliest(starts[p.before], ends[p.before], early) for p in waits[name]), default=0)
-        starts[name] = max(ready, max((free[rank] for rank in ranks), default=0))
+        ready = (p.earliest(starts[p.before], ends[p.before], early, late[p.before]) for p in waits[name])
+        starts[name] = max([held.get(name, 0), *ready, *(free[rank] for rank in ranks)])
         ends[name] = starts[name] + ticks
         free.update(dict.fromkeys(ranks, ends[name]))
     return ends
+
+
+class Turn(NamedTuple):
+    """A schedule of one turn: its length and when each task starts."""
+
+    makespan: int
+    starts: Mapping[str, int]
+
+
+def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> Turn:
+    """The shortest turn in which the ranks take the tasks in this order.
+
+    A task that would begin before what an earlier turn hands to it has arrived is held: that lengthens this turn, and
+    lets the earlier one be the shorter. For one length of the turn the least starts are longest paths, which go through
+    each carried precedence once at most.
+    """
+    tasks = {task.name: task for task in problem.tasks}
+    ticks = {name: problem.duration(task, picked) for name, task in tasks.items()}
+    late = {wait.before: problem.late(tasks[wait.before], picked) for wait in problem.carried}
+    ends = ends_of(problem, picked, order)
+
+    def arrival(wait: CarriedPrecedence, ends: Mapping[str, int]) -> int:
+        return wait.arrival(ends[wait.before], late[wait.before])
+
+    def within(makespan: int) -> dict[str, int] | None:
+        """The least ends in a turn of this length; None where it is too short."""
+        held: dict[str, int] = {}
+        for _ in range(len(problem.carried) + 1):
+            ends = ends_of(problem, picked, order, held)
+            if max(ends.values()) > makespan:
+                return None
+            needed = {w.after: arrival(w, ends) - w.turns * makespan for w in problem.carried}
+            for wait in problem.carried:
+                needed[wait.after] = max(needed[wait.after], arrival(wait, ends) - wait.turns * makespan)
+            late_starts = {name: tick for name, tick in needed.items() if tick > ends[name] - ticks[name]}
+            if not late_starts:
+                return ends
+            held.update(late_starts)
+        return None
+
+    low = max(ends.values())
+    waits = (-(-(arrival(w, ends) - ends[w.after] + ticks[w.after]) // w.turns) for w in problem.carried)
+    high = max(low, max(waits, default=0))
+    while low < high:
+        middle = (low + high) // 2
+        found = within(middle)
+        if found is None:
+            low = middle + 1
+        else:
+            high, ends = middle, found
+    return Turn(high, {name: end - ticks[name] for name, end in ends.items()})
 
 
 def _check_blocks(options: Sequence[Option], num_ranks: int, step: int) -> None:
@@ -306,6 +402,8 @@ def _check_options(call: CallOptions, num_ranks: int) -> None:
             raise ValueError(f"{call.name}: an option has a negative duration or memory.")
         if not 0 <= option.early_ticks <= option.ticks:
             raise ValueError(f"{call.name}: an option of {option.ticks} ticks starts {option.early_ticks} early.")
+        if option.late_ticks < 0:
+            raise ValueError(f"{call.name}: an option is {option.late_ticks} ticks late; use 0 or more.")
         if not 0 <= option.shared_blocks <= option.resident_blocks:
             raise ValueError(
                 f"{call.name}: {option.shared_blocks} of {option.resident_blocks} blocks cannot be shared."

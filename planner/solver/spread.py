@@ -90,11 +90,19 @@ class Spread:
             if isinstance(task, Transfer) and task.ticks:
                 self._set_transfer(task)
         early = {c.name: [float(o.early_ticks) for o in c.options] for c in self._problem.calls}
-        for before, after, lag, streamed in self._problem.precedences:
-            ends = (self._start[after], 1.0), (self._end[before], -1.0)
+        late = {c.name: [float(o.late_ticks) for o in c.options] for c in self._problem.calls}
+        for before, after, lag, streamed, is_late in self._problem.precedences:
+            ends = (
+                (self._start[after], 1.0),
+                (self._end[before], -1.0),
+                *(self._of(before, late, -1) if is_late else ()),
+            )
             self._add(lag, self._far, *ends, *(self._of(after, early, 1) if streamed else ()))
             if streamed:
                 self._add(0, self._far, (self._start[after], 1.0), (self._start[before], -1.0))
+        for before, after, turns, lag, is_late in self._problem.carried:
+            waits = (self._makespan, float(turns)), (self._start[after], 1.0), (self._end[before], -1.0)
+            self._add(lag, self._far, *waits, *(self._of(before, late, -1) if is_late else ()))
 
     def _set_transfer(self, transfer: Transfer) -> None:
         lasts = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)

@@ -29,10 +29,12 @@ _NEVER = -(2**61)
 
 class Lasts(NamedTuple):
     """Of some choices, [choices, tasks]: ticks of each task, those by which it may start before the end of what streams
-    to it, and those from its start to the end of the longest line of tasks behind it."""
+    to it, those after its end until it has all that it hands over late, and those from its start to the end of the
+    longest line of tasks behind it."""
 
     ticks: Array
     early: Array
+    late: Array
     tails: Array
 
     def where(self, kept: NDArray[np.bool_]) -> Lasts:
@@ -52,6 +54,7 @@ class Timetable:
         self._at = [_numbered([option.place for option in one.options]) for one in problem.calls]
         self._ticks = [_column([option.ticks for option in one.options]) for one in problem.calls]
         self._early = [_column([option.early_ticks for option in one.options]) for one in problem.calls]
+        self._late = [_column([option.late_ticks for option in one.options]) for one in problem.calls]
         self._tasks = problem.tasks
         self._ends = [
             (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
@@ -59,16 +62,21 @@ class Timetable:
         ]
         self._like = [task[problem.lasts_like[one.name]] for one in problem.tasks]
         self._order = [task[name] for name in problem.order]
-        self._waits = [(task[p.before], task[p.after], p.lag, p.streamed) for p in problem.precedences]
+        self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
+        self._carried = [(task[p.before], task[p.after], p.turns, p.lag, p.late) for p in problem.carried]
         self._unordered = self._pairs(problem)
         self._moved: dict[int, Array] = {}
         shape = len(task), len(task)
         self._counts = np.zeros(shape, dtype=np.int64)
         self._lags = {streamed: np.full(shape, _NEVER, dtype=np.int64) for streamed in (False, True)}
-        for before, after, lag, streamed in self._waits:
+        self._late_lags = np.full(shape, _NEVER, dtype=np.int64)
+        for before, after, lag, streamed, late in self._waits:
             self._counts[before, after] += 1
             self._lags[streamed][before, after] = max(lag, self._lags[streamed][before, after])
+            if late:
+                self._late_lags[before, after] = max(lag, self._late_lags[before, after])
         self._streams = self._lags[True] > _NEVER
+        self._is_late = bool((self._late_lags > _NEVER).any())
 
     def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
         """The pairs of tasks none of which starts after the other has ended, with the pairs of calls on whose ranks
@@ -95,19 +103,22 @@ class Timetable:
         for task, like in enumerate(self._like):
             ticks.append(ticks[like] if like < task else self._lasts(task, columns))
         runs = [isinstance(task, CallRun) for task in self._tasks]
-        early = [
-            self._early[call][columns[call]] if is_run else np.zeros(1, dtype=np.int64)
-            for is_run, (call, _) in zip(runs, self._ends, strict=True)
-        ]
+        early, late = (
+            [
+                amounts[call][columns[call]] if is_run else np.zeros(1, dtype=np.int64)
+                for is_run, (call, _) in zip(runs, self._ends, strict=True)
+            ]
+            for amounts in (self._early, self._late)
+        )
         tails = list(ticks)
         for task in reversed(self._order):
-            for before, after, lag, streamed in self._waits:
+            for before, after, lag, streamed, is_late in self._waits:
                 if before == task:
-                    wait = ticks[task] + lag
+                    wait = ticks[task] + lag + late[task] * is_late
                     wait = np.maximum(0, wait - early[after]) if streamed else wait
                     tails[task] = np.maximum(tails[task], wait + tails[after])
         size = max(len(column) for column in columns)
-        return Lasts(*(_side_by_side(amounts, size) for amounts in (ticks, early, tails)))
+        return Lasts(*(_side_by_side(amounts, size) for amounts in (ticks, early, late, tails)))
 
     def schedule(self, columns: Columns, lasts: Lasts) -> Array:
         """When each task ends, [choices, tasks]."""
@@ -125,10 +136,32 @@ class Timetable:
             start, end = start[:, np.newaxis], end[:, np.newaxis]
             begins = np.maximum(begins, np.where(meets[choices, task], end, 0))
             begins = np.maximum(begins, end + self._lags[False][task])
+            if self._is_late:
+                begins = np.maximum(begins, end + lasts.late[choices, task][:, np.newaxis] + self._late_lags[task])
             if self._streams.any():
                 streamed = np.maximum(start, end + self._lags[True][task] - lasts.early)
                 begins = np.maximum(begins, np.where(self._streams[task], streamed, 0))
         return ends
+
+    def makespans(self, columns: Columns, lasts: Lasts) -> Array:
+        """How long turns are with the greedy schedules, [choices]: where what is carried to later turns would be late,
+        as long as they would be if the line behind its reader could move to the end of the turn, or at least if the
+        reader comes before it on the same ranks."""
+        ends = self.schedule(columns, lasts)
+        found: Array = ends.max(axis=1)
+        for before, after, turns, lag, is_late in self._carried:
+            handed = ends[:, before] + lag + lasts.late[:, before] * is_late
+            moved = -(-(handed + lasts.tails[:, after]) // (turns + 1))
+            starts = ends[:, after] - lasts.ticks[:, after]
+            is_first = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
+            found = np.maximum(found, np.where(is_first, -(-(handed - starts) // turns), moved))
+        return found
+
+    def _share_ranks(self, columns: Columns, one: int, other: int) -> NDArray[np.bool_]:
+        """Whether two tasks have a rank in common, [choices]."""
+        on = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        pairs = product(self._occupants(one), self._occupants(other))
+        return np.asarray(sum(self._crossing.common[on[here], on[there]] for here, there in pairs) > 0)
 
     def work(self, columns: Columns, lasts: Lasts) -> Array:
         """Ticks of ranks, [choices]."""

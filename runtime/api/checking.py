@@ -47,6 +47,24 @@ def names_table(plan: Plan) -> bool:
     return "profile" in plan.digests
 
 
+def unchecked(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
+    """What `verify` cannot look at in a plan that it finds nothing wrong with: one sentence each, with what it would
+    take."""
+    found = []
+    if names_table(plan) and table is None:
+        found.append("its costs are of a measured table and were not checked: give the table as --profile.")
+    if slow := [placement.stage for placement in plan.placements if placement.pace != 1]:
+        found.append(
+            f"the paces of {', '.join(slow)} are of a run and were not checked: compare the plan with that run."
+        )
+    if proof is None and plan.solver.bound_seconds > 0:
+        found.append(
+            f"its bound of {plan.solver.bound_seconds:.6g} s is the solver's word and was not checked: give a proof of "
+            "it as --proof (plan --proof writes one)."
+        )
+    return tuple(found)
+
+
 def _unknown_costs(plan: Plan, table: Table | None) -> tuple[str, ...]:
     if names_table(plan) and table is None:
         return ("it was made with a measured table; give the table as --profile.",)

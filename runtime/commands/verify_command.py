@@ -8,7 +8,7 @@ import typer
 
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.proof.document import Proof, read_proof
-from meshwright.runtime.api.checking import names_table
+from meshwright.runtime.api.checking import names_table, unchecked
 from meshwright.runtime.api.checking import verify as wrong
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile, ProofIn
@@ -29,11 +29,13 @@ def verify(
     found, proven = read_plan(plan), read_proof(proof) if proof else None
     sentences = wrong(found, table_in(profile), proven)
     costs_checked = profile is not None or not names_table(found)
+    open_questions = () if sentences else unchecked(found, table_in(profile), proven)
     if as_json:
         certified = proven.bound_seconds if proven and not sentences else None
         told = {
             "violations": sentences,
             "costs_checked": costs_checked,
+            "not_checked": open_questions,
             "certified_seconds": certified,
             "engine": found.facts.engine,
         }
@@ -42,10 +44,8 @@ def verify(
         typer.echo("\n".join(sentences), err=True)
     elif proven:
         typer.echo(_certified(found, proven))
-    elif not costs_checked:
-        typer.echo(
-            "its laws hold; its costs are of a measured table and were not checked: give the table as --profile."
-        )
+    elif open_questions:
+        typer.echo("\n".join(("its laws hold." if not costs_checked else "its laws and costs hold.", *open_questions)))
     if sentences:
         raise typer.Exit(2)
 

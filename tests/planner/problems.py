@@ -8,7 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, Transfer
+from meshwright.planner.solver.problem import (
+    CallOptions,
+    CallRun,
+    CarriedPrecedence,
+    Option,
+    Place,
+    Precedence,
+    Problem,
+    Transfer,
+)
 from meshwright.planner.solver.symmetry import swaps
 
 
@@ -144,6 +153,24 @@ def _streamed(rng: random.Random, problem: Problem) -> Problem:
         p._replace(streamed=p.before in runs and p.after in runs and rng.random() < 0.6) for p in problem.precedences
     )
     return replace(problem, calls=calls, precedences=precedences)
+
+
+def with_carried(seed: int, problem: Problem) -> Problem:
+    """The problem with some hand-overs to later turns, and options that hand over late."""
+    rng = random.Random(seed)
+    runs = [call.name for call in problem.calls]
+    calls = tuple(
+        CallOptions(
+            call.name, tuple(replace(o, late_ticks=rng.choice((0, 0, rng.randrange(15)))) for o in call.options)
+        )
+        for call in problem.calls
+    )
+    precedences = tuple(p._replace(late=p.before in runs and rng.random() < 0.3) for p in problem.precedences)
+    carried = tuple(
+        CarriedPrecedence(*rng.sample(runs, 2), rng.choice((1, 1, 2)), rng.randrange(-2, 20), rng.random() < 0.5)
+        for _ in range(rng.randrange(1, 4))
+    )
+    return replace(problem, calls=calls, precedences=precedences, carried=carried)
 
 
 def _options(rng: random.Random, num_ranks: int, num_options: int, step: int) -> tuple[Option, ...]:

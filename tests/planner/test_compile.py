@@ -6,10 +6,17 @@ import time
 from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
+<<<<<<< HEAD
 from meshwright.planner.compile import best_plan, compile_plan
+=======
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.question import Call
+from meshwright.planner.compile import compile_plan
+>>>>>>> h5
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse
@@ -102,6 +109,7 @@ def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
     assert plan.solver.gap <= 0.03
 
 
+<<<<<<< HEAD
 def test_a_plan_names_what_else_it_was_made_of() -> None:
     facts = small_facts(ranks_per_node=1, batch_size=4)
     plan = compile_plan(facts, ToyModel(facts), digests={"profile": "0" * 64})
@@ -114,3 +122,20 @@ def test_a_search_without_time_does_not_say_that_nothing_fits() -> None:
     over = Limits(deadline=time.monotonic() - 1)
     assert best_plan(facts, ToyModel(facts), limits=over) == "out_of_limit"
     assert best_plan(crowded, ToyModel(crowded)) == "infeasible"
+=======
+def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is_costed() -> None:
+    """The search ended without a plan and without a reason."""
+    facts = small_facts(batch_size=8)
+    facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"num_minibatches": 3})})
+
+    class Unasked(ToyModel):
+        def seconds(self, call: Call) -> Cost:
+            raise AssertionError(call)
+
+    found = compile_plan(facts, Unasked(facts))
+    assert isinstance(found, NoPlan)
+    assert {limit.sentence for limit in found.limits} == {
+        f"{name} has no legal choice: num_minibatches=3 does not divide batch_size=8; use 2."
+        for name in ("actor_train", "critic_train")
+    }
+>>>>>>> h5

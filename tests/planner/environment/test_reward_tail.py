@@ -9,8 +9,10 @@ from meshwright.planner.environment.reward_tail import (
     Seconds,
     Served,
     drawn_tail_seconds,
+    least_arrival_seconds,
     least_tail_seconds,
     response_ends,
+    tail_at_least_seconds,
     tail_seconds,
 )
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
@@ -35,6 +37,18 @@ def played(ends: Seconds, latencies: Latencies, num_workers: int, times: int = 1
 def test_with_a_worker_for_each_response_the_tail_is_that_of_the_played_queue() -> None:
     for ends in (ENDS, ENDS / 8):
         assert tail_seconds(ends, [Served(SLOW, 64)]) == pytest.approx(at_once(ends, SLOW, 1), rel=0.03)
+
+
+@pytest.mark.parametrize("num_workers", [4, 16, 64])
+@pytest.mark.parametrize("part", [1, 8, 1000])
+def test_a_tail_is_just_above_what_it_is_at_least(num_workers: int, part: int) -> None:
+    served = [Served(SLOW, num_workers), Served(LatencySpec(fixed=0.5).resolve(), 64)]
+    for num_replicas in (1, 4):
+        found = tail_seconds(ENDS / part, served, num_replicas)
+        least = tail_at_least_seconds(ENDS / part, served, num_replicas)
+        assert 0.98 * found - 0.1 <= least <= found * (1 + 1e-3)
+        arrival = least_arrival_seconds([one.latencies for one in served], 64 * num_replicas)
+        assert arrival <= (ENDS.max() / part + found) * (1 + 1e-3)
 
 
 def test_the_slowest_of_several_replicas_is_that_of_played_queues() -> None:

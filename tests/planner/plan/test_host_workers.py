@@ -12,10 +12,19 @@ from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.analysis.stated import misstated
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
+from meshwright.planner.environment.rewards import HostWorkers, Reward, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import MOST_CALLS, host_seconds, least_cost, most_workers, with_workers
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.host_workers import (
+    MOST_CALLS,
+    host_seconds,
+    late_seconds,
+    least_cost,
+    least_late_of,
+    most_workers,
+    unknown_latencies,
+    with_workers,
+)
+from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.program import Receive, Send, lower
@@ -172,3 +181,34 @@ def test_a_simulation_that_draws_lengths_draws_calls_too(slow: Plan) -> None:
     found = simulate(slow, sampled, steps=40).steps
     assert found.p90 > found.p50 > 0
     assert found.mean == pytest.approx(slow.period_seconds, rel=0.2)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_no_pinned_plan_is_faster_where_a_judge_is_slow(staleness: int) -> None:
+    """A plan that let generation and training wait for each other's rewards was called the best: the bound knew of the
+    mean of a call alone, and nothing of what is handed to a later turn."""
+    facts = facts_with(load("judge", 0.05), staleness=staleness)
+    best, model = planned(facts), cost_model(facts.cluster, facts.workload, facts.precision, None)
+    assert best.solver.gap <= best.solver.asked_gap
+    for pin in ("actor_generate.pool=0:2", "actor_train.pool=0:1", "actor_train.pool=1:1", "ref_logprob.pool=0:2"):
+        pinned = compile_plan(facts, model, pins=(pin,))
+        if isinstance(pinned, Plan):
+            assert pinned.period_seconds >= best.solver.bound_seconds
+
+
+def test_what_a_generation_keeps_waiting_is_at_least_what_is_searched_with(slow: Plan) -> None:
+    facts, chosen = slow.facts, slow.placement(GENERATE)
+    least = least_cost(facts, "actor_train").total
+    found = late_seconds(facts, 0, chosen.layout, chosen.schedule, chosen.cost.total)
+    most = waits(with_workers(slow, spare=0.0))["actor_train"]
+    assert 0.98 * most <= least + found <= most
+    assert least_late_of(facts)(chosen.cost.total) <= found * (1 + 1e-9)
+
+
+def test_a_reward_of_unknown_latency_is_named() -> None:
+    """It was planned with 0.01 s a call, and nothing was said."""
+    known = Reward(name="known", function="maths_answer", latency_seconds=LatencySpec(fixed=0.01))
+    unknown = Reward(name="unknown", function="maths_answer")
+    job = Job.model_construct(rewards=(known, unknown))
+    (sentence,) = unknown_latencies(job, facts_with(known.load, unknown.load))
+    assert sentence.startswith("reward unknown: no latency_seconds is given, and 0.01 s a call is assumed")

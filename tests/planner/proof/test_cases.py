@@ -19,6 +19,7 @@ from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
 from meshwright.planner.proof.refits import Site
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan
 from tests.seeds import seeds
@@ -57,6 +58,17 @@ def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
         common = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
         related[frozenset((one, other))] = bool(common)
     return replace(case, left=left, related=related)
+
+
+def test_what_is_handed_to_a_later_turn_is_part_of_a_bound() -> None:
+    """Two turns are as long as the generation, its hand-over of 1000 s, and the training behind it."""
+    space = space_of(small_facts(batch_size=8).model_copy(update={"staleness": 2}), RandomModel(1), 1)
+    slow = replace(space, carried={pair: (turns, 1000.0) for pair, (turns, _) in space.carried.items()})
+    rewarded = replace(space, late=frozenset({"actor_train"}), arrival_seconds=2000.0)
+    assert set(slow.carried) == {(GENERATE, name) for _, name in space.carried}
+    assert Case.whole(space).least_seconds() < 400
+    assert 500 < Case.whole(slow).least_seconds() < 900
+    assert 1000 < Case.whole(rewarded).least_seconds() < 1400
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["in turns", "one ahead", "two ahead"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
+from meshwright.cost_models.question import Bytes, LayoutCosts
 from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.rules import room_on
 from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
+from meshwright.planner.proof.allowance import Allowance
 from meshwright.planner.proof.enumeration import Enumeration
+from meshwright.planner.proof.front import Front
+from meshwright.planner.proof.legal import families_in
 from meshwright.planner.proof.refits import Site
 from meshwright.planner.search.frontier import kinds_of
 from meshwright.planner.search.space import choices
@@ -36,6 +41,32 @@ def test_no_schedule_of_a_site_takes_less_of_something_than_all_that_are_kept(na
                 rows = of_site[Site(part, layout)] if amounts else np.zeros((6, 0))
                 beats = (rows <= np.array(amounts or [0.0] * 6)[:, np.newaxis]).all(axis=0)
                 assert amounts is None or beats.any(), (stage.name, layout, schedule)
+
+
+class Shrinking:
+    """Costs of a stage whose larger micro-batches take less memory."""
+
+    def bytes(self, schedule: Schedule) -> Bytes:
+        return Bytes(0.0, 0.0, 10.0 / schedule.micro_batch_size, 0.0)
+
+    def seconds(self, schedule: Schedule) -> float:
+        return 1.0 / schedule.micro_batch_size
+
+
+def test_a_schedule_that_fits_is_kept_where_smaller_ones_do_not() -> None:
+    """More at a time was believed to take no less memory, which no law says: what came behind was in no case."""
+    front = Front(
+        num_ranks=1,
+        shares=False,
+        most_seconds=10.0,
+        allowance=Allowance(10.0, 10.0),
+        costs=cast(LayoutCosts, Shrinking()),
+        least=lambda _: 0.0,
+        fits=lambda held: held.peak <= 5.0,
+    )
+    for family in families_in(Schedule(micro_batch_size=size) for size in (1, 2, 4)):
+        front.add(family)
+    assert [row[0] for row in front.rows] == [0.5, 0.25]
 
 
 def legal_choices(facts: Facts, stage: Stage, scope: Scope) -> Iterator[tuple[Site, Schedule]]:

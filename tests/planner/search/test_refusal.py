@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
+from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.refusal import Change, NoPlan
 from meshwright.planner.solver import solve
 from meshwright.planner.solver.problem import Place, Problem
 from meshwright.planner.solver.result import Limits
-from tests.planner.jobs import ToyModel, small_facts
+from meshwright.planner.solver.solve import least_memory
+from tests.planner.jobs import RandomModel, ToyModel, small_facts
 
 MIB = 2**20
 
@@ -168,3 +173,30 @@ def test_a_deadline_that_is_far_away_changes_no_choice() -> None:
         for deadline in (None, time.monotonic() + 1000)
     ]
     assert plans[0] == plans[1]
+
+
+def test_models_of_changed_jobs_heed_a_request_to_stop(facts: Facts) -> None:
+    """Only the model of the job itself did: a refusal went on for minutes after it was asked to stop."""
+    stop, asked = threading.Event(), []
+
+    def remodel(changed: Facts) -> CostModel:
+        asked.append(changed)
+        stop.set()
+        return ToyModel(changed)
+
+    answer = compile_plan(facts, ToyModel(facts), limits=Limits(stop=stop), remodel=remodel)
+    assert isinstance(answer, NoPlan)
+    assert len(asked) == 1
+    assert {change.key for change in answer.changes} == {"cluster.device.memory_bytes"}
+    assert "the time was over before all shorter responses and more nodes were tried" in answer.limits[-1].sentence
+
+
+def test_how_much_all_need_is_told_of_choices_larger_than_any_device() -> None:
+    """Blocks of a MiB summed past what the solver handles: a traceback told so."""
+    large = small_facts(ranks_per_node=2, memory_bytes=7 * MIB)
+    model = RandomModel(1, memory_scale=2.0**52)
+    answer = compile_plan(large, model)
+    assert isinstance(answer, NoPlan)
+    needed = formulate(large, model, frontiers(large, model, (), is_limited=False), handovers(large, model))
+    assert needed.block_bytes > BLOCK_BYTES
+    assert least_memory(needed.problem, Limits()) is not None

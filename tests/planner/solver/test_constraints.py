@@ -81,6 +81,6 @@ def test_the_order_alone_does_not_know_who_is_where() -> None:
     model.minimize(times.makespan)
     solver = solved(model)
     assert solver is not None
-    for before, after, lag, streamed in problem.precedences:
+    for before, after, lag, streamed, _ in problem.precedences:
         if not streamed:
             assert solver.value(times.start[after]) >= solver.value(times.end[before]) + lag

@@ -33,7 +33,7 @@ def test_a_score_is_the_makespan_of_its_schedule_and_never_below_the_best(seed: 
     greedy = Greedy(problem)
     for picks in list(every_choice(problem))[::9]:
         options = dict(zip((call.name for call in problem.calls), greedy.picked(picks), strict=True))
-        score, starts = greedy.score(picks), greedy.starts(picks)
+        score, starts = greedy.score(picks), greedy.turn(picks).starts
         position = {name: index for index, name in enumerate(problem.order)}
         order = sorted(starts, key=lambda name: (starts[name], position[name]))
         ends = ends_of(problem, options, order)

@@ -18,12 +18,11 @@ from meshwright.planner.solver.problem import (
     Precedence,
     Problem,
     Transfer,
-    ends_of,
+    shortest_turn,
 )
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
-from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem
-from tests.seeds import seeds
+from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
 
 SHAPES = (
     {"num_ranks": 4, "num_calls": 4, "num_options": 3},
@@ -47,13 +46,13 @@ def check(asked: Problem, result: Result) -> None:
         return
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
-    assert max(ends_of(asked, picked, order).values()) == result.objective
+    assert shortest_turn(asked, picked, order).makespan == result.objective
     assert max(everywhere(asked).memory(picked)) <= asked.device_blocks
     for name, option in picked.items():
         assert option in everywhere(asked).options(name)
 
 
-@seeds(20, all=640)
+@pytest.mark.parametrize("seed", range(640))
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
@@ -62,7 +61,7 @@ def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     check(asked, result)
 
 
-@seeds(12, all=300)
+@pytest.mark.parametrize("seed", range(300))
 def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: int) -> None:
     asked = random_graph(seed)
     assert 3 <= len(asked.calls) <= 9
@@ -71,8 +70,18 @@ def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: in
     check(asked, result)
 
 
+@pytest.mark.parametrize("seed", range(96))
+def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None:
+    make = random_blocks if seed % 4 < 3 else random_problem
+    asked = with_carried(seed, make(seed, num_ranks=4, num_calls=3, num_options=3))
+    result = solve(asked, Limits())
+    assert result.objective == best_makespan(everywhere(asked))
+    assert result.status == ("infeasible" if result.answer is None else "optimal")
+    check(asked, result)
+
+
 @pytest.mark.parametrize("gap", [0.02, 0.1, 0.5])
-@seeds(3, all=12)
+@pytest.mark.parametrize("seed", range(12))
 def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> None:
     asked = problem(seed)
     best, result = solve(asked, Limits()), solve(asked, Limits(gap=gap))
@@ -84,7 +93,7 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
     assert result.objective - result.bound <= gap * result.objective
 
 
-@seeds(8, all=64)
+@pytest.mark.parametrize("seed", range(64))
 def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int) -> None:
     asked = problem(seed)
     best = best_makespan(everywhere(asked))
@@ -96,7 +105,7 @@ def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int
     assert (result.status, result.answer, result.bound) == ("beaten", None, best)
 
 
-@seeds(4, all=16)
+@pytest.mark.parametrize("seed", range(16))
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     assert least_memory(asked, Limits()) == least_memory_by_brute_force(everywhere(asked))

@@ -38,9 +38,44 @@ def test_a_plan_of_another_schema_version_is_refused(call: Call, plan: Path) -> 
     assert "schema_version=99" in outcome.err
 
 
-def test_nothing_is_said_of_a_plan_that_is_right(call: Call, plan: Path) -> None:
+def test_nothing_is_said_of_a_plan_that_is_right_and_states_no_bound(call: Call, plan: Path) -> None:
     outcome = call("verify", plan)
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+def test_a_bound_without_a_proof_is_said_to_be_unchecked(call: Call, plan: Path) -> None:
+    """A bound that somebody made equal to the objective passed for a checked one."""
+
+    def edit(document: dict[str, Any]) -> None:
+        document["solver"].update(bound_seconds=document["solver"]["objective_seconds"], gap=0.0)
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert (outcome.code, outcome.err) == (0, "")
+    first, second = outcome.out.splitlines()
+    assert first == "its laws and costs hold."
+    assert re.match(r"its bound of \S+ s is the solver's word and was not checked: give a proof", second)
+
+
+def test_a_bound_below_0_is_refused(call: Call, plan: Path) -> None:
+    def edit(document: dict[str, Any]) -> None:
+        solver = document["solver"]
+        solver.update(bound_seconds=-1.0, gap=(solver["objective_seconds"] + 1.0) / solver["objective_seconds"])
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert "a bound lies between 0 and the objective" in outcome.err
+
+
+def test_a_stage_as_slow_as_a_run_has_shown_it_names_the_run(call: Call, plan: Path) -> None:
+    """Half the costs at a pace of 0.5 were accepted, of a plan that no run had shown anything of."""
+
+    def edit(document: dict[str, Any]) -> None:
+        placement = next(p for p in document["placements"] if p["stage"] == "actor_train")
+        placement["pace"] = 0.5
+
+    outcome = call("verify", edited_plan(plan, edit))
+    assert outcome.code == 2
+    assert "actor_train: pace=0.5 is what a run has shown, and the plan names no trace of one" in outcome.err
 
 
 def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan: Path) -> None:
@@ -58,9 +93,14 @@ def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_
 ) -> None:
     table, measured = measured_table(job, tmp_path / "table.json"), tmp_path / "measured.json"
     assert call("plan", job, "--profile", table, "--gap", 0.5, "-o", measured).code == 0
-    assert call("verify", measured, "--profile", table).out == ""
+    assert "its costs" not in call("verify", measured, "--profile", table).out
     assert "its costs are of a measured table and were not checked" in call("verify", measured).out
-    assert json.loads(call("verify", measured, "--json").out) == {
+    told = json.loads(call("verify", measured, "--json").out)
+    assert [sentence.split(" was ")[0].split(" were ")[0][:10] for sentence in told.pop("not_checked")] == [
+        "its costs ",
+        "its bound ",
+    ]
+    assert told == {
         "violations": [],
         "costs_checked": False,
         "certified_seconds": None,
