@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class _EndedError(BaseException):
+    """Raised in a thread whose call took too long; no code that a call runs catches it as an Exception."""
+
+
 class TimeLimited:
     """Makes calls one after another on a thread of its own, and ends what takes longer than `seconds`.
 
@@ -39,17 +43,20 @@ class TimeLimited:
             raise
 
     def _end(self) -> None:
-        """Raises SystemExit in the thread, at its next line of Python; later calls have another one."""
+        """Ends the thread at its next line of Python; later calls have another one."""
         assert self._thread is not None
         assert self._thread.ident is not None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(SystemExit))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_EndedError))
         self._calls = self._thread = None
 
 
 def _serve(calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]) -> None:
-    while True:
-        function, answer = calls.get()
-        try:
-            answer.set_result(function())
-        except Exception as error:
-            answer.set_exception(error)
+    try:
+        while True:
+            function, answer = calls.get()
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+    except _EndedError:
+        return
