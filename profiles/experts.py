@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.completed_config import count_or_none, flag, required_size
 from meshwright.profiles.routing import routing
-
-_LARGEST, _LARGEST_NUMBER = 2**40, 1e30
-"""Sizes of a model, and other numbers of a config, are below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,63 +109,36 @@ _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Experts:
-    """The experts that the keys of a Hugging Face config describe. Raises BadInput for a pattern of layers or a missing
-    size that is not known here."""
-    num_experts = next((required_size(config, key, name) for key in _COUNTS if config.get(key)), 0)
-    if not num_experts:
-        raise BadInput(f"model {name}: none of the config keys {', '.join(_COUNTS)} gives the number of experts.")
-    if (
-        config.get("decoder_sparse_step", 1) != 1
-        or config.get("mlp_only_layers")
-        or config.get("moe_layer_freq", 1) != 1
-    ):
+    """The experts that the keys of a completed Hugging Face config describe. Raises BadInput for a pattern of layers or
+    a size that is not known here."""
+    num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
+    if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise BadInput(
             f"model {name}: experts in some layers between others are not known; they must follow dense ones."
         )
     ffn_size = required_size(config, "intermediate_size" if family in _PLAIN_NAMES else "moe_intermediate_size", name)
-    shared = config.get("shared_expert_intermediate_size") or ffn_size * (config.get("n_shared_experts") or 0)
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
         ffn_size=ffn_size,
-        shared_ffn_size=shared,
+        shared_ffn_size=count_or_none(config, "shared_expert_intermediate_size", name)
+        or ffn_size * count_or_none(config, "n_shared_experts", name),
         shared_gate=family == "Qwen2Moe",
-        num_dense_layers=config.get("first_k_dense_replace") or 0,
-        normalized=family in _PLAIN_NAMES or bool(config.get("norm_topk_prob")),
+        num_dense_layers=count_or_none(config, "first_k_dense_replace", name),
+        normalized=family in _PLAIN_NAMES
+        or (config["norm_topk_prob"] is not None and flag(config, "norm_topk_prob", name)),
     )
 
 
 def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
-    """The latent attention that the keys of a Hugging Face config describe; raises BadInput for a missing size."""
-    if config.get("attention_bias"):
+    """The latent attention that the keys of a completed Hugging Face config describe; raises BadInput for a size that
+    is none."""
+    if flag(config, "attention_bias", name):
         raise BadInput(f"model {name}: attention_bias of latent attention is not known; set it to false.")
     return LatentAttention(
-        query_rank=config.get("q_lora_rank") or 0,
+        query_rank=count_or_none(config, "q_lora_rank", name),
         kv_rank=required_size(config, "kv_lora_rank", name),
         nope_dim=required_size(config, "qk_nope_head_dim", name),
         rope_dim=required_size(config, "qk_rope_head_dim", name),
         value_dim=required_size(config, "v_head_dim", name),
     )
-
-
-def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
-    """The value of a key that must be a positive integer; raises BadInput when it is not."""
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
-    if value > _LARGEST:
-        raise BadInput(f"model {name}: config key {key!r} is above {_LARGEST}; no model is so large.")
-    return value
-
-
-def size_or(config: Mapping[str, Any], key: str, otherwise: int, name: str) -> int:
-    """A size that a config may leave out; raises BadInput for one that is none."""
-    return required_size(config, key, name) if config.get(key) else otherwise
-
-
-def number_or(config: Mapping[str, Any], key: str, otherwise: float | None, name: str) -> float:
-    """A number that a config may leave out if there is another for it; raises BadInput for one that is none."""
-    value = config.get(key) or otherwise
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
-        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a number.")
-    return float(value)

@@ -19,11 +19,18 @@ from meshwright.profiles.experts import (
     LatentAttention,
     experts_from_config,
     latent_from_config,
-    number_or,
+)
+from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
+from meshwright.profiles.model_parts.completed_config import (
+    activation_of,
+    completed,
+    flag,
+    number,
     required_size,
     size_or,
 )
-from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.rope import RopeScaling, rope_from_config
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
 from meshwright.profiles.values import json_value, read_text
 
@@ -32,16 +39,6 @@ MOST_CONFIG_BYTES = 2**20
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's stretching of the rotary frequencies (Llama 3 report, arXiv:2407.21783, section 3.4.2)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +65,7 @@ class ModelSpec:
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    planned_rope: str = ""  # a type of rotary embedding that no cost depends on and that is not run ("yarn")
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -284,10 +282,9 @@ class ModelSpec:
 
 _QK_NORM = ("Qwen3", "Qwen3Moe")
 _LATENT = ("DeepseekV2", "DeepseekV3")
-_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", *EXPERT_FAMILIES)
 _HEADS = {"ForCausalLM": False, "ForSequenceClassification": True}
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-ARCHITECTURES = tuple(family + head for family in _FAMILIES for head in _HEADS)
+ARCHITECTURES = tuple(family + head for family in FAMILIES for head in _HEADS)
 
 
 def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
@@ -302,7 +299,7 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     config = json_value(read_text(config_path, "model config", MOST_CONFIG_BYTES), f"model config {config_path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {config_path} holds {type(config).__name__}; a JSON object is needed.")
-    name = path.name if path.is_dir() else path.parent.name or path.stem
+    name = (path if path.is_dir() else path.parent).absolute().name or path.stem
     return model_from_config(config, name=name, scalar_head=scalar_head)
 
 
@@ -312,22 +309,21 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     Raises BadInput for a key that is missing or that is not known here.
     """
     architecture, family, has_scalar_head = _architecture(config, name)
+    given, config = config, completed(config, family, name)
 
     def need(key: str) -> int:
         return required_size(config, key, name)
 
-    activation = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    activation = activation_of(given, family)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        if family != "Gemma" or activation != "gelu":
-            raise BadInput(f"model {name}: activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
-        activation = "gelu_pytorch_tanh"  # early Gemma configs say "gelu" and mean the tanh form
+        raise BadInput(f"model {name}: activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
     heads = need("num_attention_heads")
     hidden = need("hidden_size")
-    if not config.get("head_dim") and hidden % heads and family not in _LATENT:
+    if config.get("head_dim") is None and hidden % heads and family not in _LATENT:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
-    attention_bias = bool(config.get("attention_bias", family in ("Qwen2", "GptOss")))
-    costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
-    rope_theta, rope_scaling = _rope(config, name, costed_only=costed_only)
+    attention_bias = flag(config, "attention_bias", name)
+    rope = rope_from_config(given, need("max_position_embeddings"), family, name)
+    is_costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
     experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
     latent = latent_from_config(config, name) if family in _LATENT else None
     head_dim = latent.nope_dim + latent.rope_dim if latent else size_or(config, "head_dim", hidden // heads, name)
@@ -342,16 +338,17 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
         head_dim=head_dim,
         vocab_size=need("vocab_size"),
         max_positions=need("max_position_embeddings"),
-        tied_embeddings=bool(config.get("tie_word_embeddings", family == "Gemma")),
+        tied_embeddings=flag(config, "tie_word_embeddings", name),
         activation=_ACTIVATIONS[activation],
-        norm_epsilon=number_or(config, "rms_norm_eps", 1e-6, name),
+        norm_epsilon=number(config, "rms_norm_eps", name),
         norm_offset=1.0 if family == "Gemma" else 0.0,
         embedding_scale=float(hidden) ** 0.5 if family == "Gemma" else 1.0,
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        qkv_bias=family == "Qwen2" or bool(config.get("qkv_bias", family == "Qwen2Moe")) or attention_bias,
-        output_bias=attention_bias and family != "Qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        rope_theta=rope.theta,
+        rope_scaling=None if is_costed_only else rope.scaling,
+        planned_rope="" if is_costed_only else rope.planned_type,
+        qkv_bias=family == "Qwen2" or flag(config, "qkv_bias", name) or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=flag(config, "mlp_bias", name),
         qk_norm=family in _QK_NORM,
         scalar_head=has_scalar_head if scalar_head is None else scalar_head,
         experts=experts,
@@ -363,37 +360,31 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]:
-    """(architecture, family, has a scalar head) as the config names them."""
-    listed = config.get("architectures") or [None]
-    architecture = listed[0] if isinstance(listed, list) else listed
+    """(architecture, family, has a scalar head) as the config names them; a language model where it names only the
+    type of the model, as transformers reads it."""
+    listed, model_type = config.get("architectures"), config.get("model_type")
+    families = {known.model_type: family for family, known in FAMILIES.items()}
+    if not listed and isinstance(model_type, str):
+        if model_type not in families:
+            raise BadInput(f"model {name}: model_type {model_type!r} is not known; {suggestion('', families)}")
+        listed = [families[model_type] + "ForCausalLM"]
+    architecture = listed[0] if isinstance(listed, list) and listed else listed
     if not isinstance(listed, list) or not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        hint = suggestion(str(architecture), ARCHITECTURES)
-        raise BadInput(f"model {name}: architecture {architecture!r} is not known; {hint}")
+        raise BadInput(f"model {name}: architecture {architecture!r} is not known; {_nearest(str(architecture))}")
     head = next(h for h in _HEADS if architecture.endswith(h))
     family = architecture.removesuffix(head)
+    if model_type is not None and model_type != FAMILIES[family].model_type:
+        raise BadInput(
+            f"model {name}: model_type {model_type!r} is not that of architecture {architecture!r}, which is "
+            f"{FAMILIES[family].model_type!r}; correct the one that the weights were not made for."
+        )
     return architecture, family, _HEADS[head]
 
 
-def _rope(config: Mapping[str, Any], name: str, *, costed_only: bool) -> tuple[float, RopeScaling | None]:
-    """Rotary base and scaling, from the old keys (`rope_theta`, `rope_scaling`) or the new `rope_parameters`.
-
-    Of a model that is costed and not run only the base is kept, for no cost depends on the scaling.
-    """
-    rope: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        found = config.get(key) or {}
-        if not isinstance(found, dict):
-            raise BadInput(f"model {name}: config key {key!r} is {found!r}; it must be an object.")
-        rope |= found
-    theta = number_or(config, "rope_theta", 0.0, name) or number_or(rope, "rope_theta", 10000.0, name)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default" or costed_only:
-        return theta, None
-    if kind != "llama3":
-        raise BadInput(f"model {name}: rope type {kind!r} is not known; known: default, llama3.")
-    return theta, RopeScaling(
-        factor=number_or(rope, "factor", None, name),
-        low_freq_factor=number_or(rope, "low_freq_factor", None, name),
-        high_freq_factor=number_or(rope, "high_freq_factor", None, name),
-        original_max_positions=required_size(rope, "original_max_position_embeddings", name),
-    )
+def _nearest(architecture: str) -> str:
+    """The clause "did you mean X?" for an architecture that is written otherwise and no other one, or the known ones:
+    most of what is near by its letters is another model."""
+    written = [known for known in ARCHITECTURES if known.lower() == architecture.replace("_", "").lower()]
+    if written:
+        return f"did you mean {written[0]!r}?"
+    return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."

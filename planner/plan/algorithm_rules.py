@@ -134,7 +134,7 @@ def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
     `require_adapted`."""
     require_adapted(Role(name) for name, spec in models.items() if spec.adapter)
     actor, ref = models[Role.ACTOR], models.get(Role.REF)
-    if ref_is_base and (actor.adapter is None or ref != replace(actor, adapter=None)):
+    if ref_is_base and (actor.adapter is None or ref is None or ref != replace(actor, adapter=None, name=ref.name)):
         raise ValueError(
             "ref_is_base=true, and the reference is not the actor without an adapter; set it to false, or give the "
             "actor an adapter and the reference its shape"

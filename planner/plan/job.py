@@ -229,7 +229,8 @@ class RoleModels(Document):
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         specs = without(written(self), None).items()
-        return {name: without(without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
+        rare = {name: without(without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
+        return {name: without(spec, "", "planned_rope") for name, spec in rare.items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -238,6 +239,13 @@ class RoleModels(Document):
 
     def spec(self, role: Role) -> ModelSpec:
         return self.by_name[role.value]
+
+    def named_as(self, others: RoleModels) -> RoleModels:
+        """These shapes, called as others are in the same roles."""
+        names = {role: spec.name for role, spec in others.by_name.items()}
+        return RoleModels(
+            **{role: replace(spec, name=names.get(role, spec.name)) for role, spec in self.by_name.items()}
+        )
 
 
 class Facts(Document):
@@ -335,7 +343,7 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
     """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
     or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
     seen in a trace only the greatest are the job's. Waves of dynamic sampling and latencies that were measured are the
-    plan's where the job leaves them open."""
+    plan's where the job leaves them open, and what its models are called: they may lie in other directories now."""
     job = job.model_copy(update=from_plan(job.rewards, job.workload, planned.rewards, planned.workload))
     facts = resolve(job, directory)
     if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
@@ -354,6 +362,7 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
             f"the plan was made for another job: algorithm is {planned.algorithm} in the plan and {facts.algorithm} in "
             "the job; plan this job again."
         )
+    facts = facts.model_copy(update={"models": facts.models.named_as(planned.models)})
     for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
         raise BadInput(
             f"the plan was made for another job: {found.between('the plan', 'the job')}; plan this job again."

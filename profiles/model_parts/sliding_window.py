@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import required_size, size_or
+from meshwright.profiles.model_parts.completed_config import count_or_none, flag, required_size
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_ALWAYS = ("Mistral", "Mixtral", "GptOss")
-"""Families whose configs have no switch for it."""
-
-_IN_ALL_LAYERS = ("Mistral", "Mixtral", "Qwen3Moe")
-"""Families that have it in all layers where they have it, unless a config lists the layers."""
+_LONGEST = "max_position_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +37,16 @@ class SlidingWindow:
 
 
 def window_from_config(config: Mapping[str, Any], family: str, name: str) -> SlidingWindow | None:
-    """The window that the keys of a Hugging Face config describe; None where there is none, or none that is shorter
-    than the longest sequence. Raises BadInput for a pattern of layers or a size that is not known here."""
-    size, is_on = config.get("sliding_window"), config.get("use_sliding_window", family in _ALWAYS)
-    longest = size_or(config, "max_position_embeddings", 0, name)
-    if not size or not is_on or (isinstance(size, int) and size >= longest):
+    """The window that the keys of a completed Hugging Face config describe; None where there is none, or none that is
+    shorter than the longest sequence. Raises BadInput for a pattern of layers or a size that is not known here."""
+    size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, otherwise=True)
+    listed = config.get("layer_types")
+    if not is_on and isinstance(listed, list) and _SLIDING in listed:
+        raise BadInput(
+            f"model {name}: config key 'layer_types' lists {_SLIDING} and 'use_sliding_window' is false; set that to "
+            "true, or list full_attention."
+        )
+    if not size or not is_on or (isinstance(size, int) and size >= count_or_none(config, _LONGEST, name)):
         return None
     num_tokens = required_size(config, "sliding_window", name)
     num_layers = required_size(config, "num_hidden_layers", name)
@@ -64,12 +65,12 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
 
 def _pattern(config: Mapping[str, Any], family: str, num_layers: int, name: str) -> Sequence[str]:
     """What the attention of each layer is, as listed or as a family has it without a list."""
-    listed = config.get("layer_types")
+    listed, numbers = config.get("layer_types"), range(num_layers)
     if listed is None:
-        if family == "GptOss":
-            return [_FULL if number % 2 else _SLIDING for number in range(num_layers)]
-        first = 0 if family in _IN_ALL_LAYERS else config.get("max_window_layers", num_layers)
-        return [_SLIDING if number >= first else _FULL for number in range(num_layers)]
+        last = config.get("max_window_layers")
+        if family in ("GptOss", "Qwen2Moe"):  # every other layer, of Qwen2-MoE up to that number
+            return [_FULL if number % 2 or (last is not None and number >= last) else _SLIDING for number in numbers]
+        return [_FULL if last is not None and number < last else _SLIDING for number in numbers]
     if not isinstance(listed, list) or len(listed) != num_layers or not {*map(str, listed)} <= {_FULL, _SLIDING}:
         raise BadInput(
             f"model {name}: config key 'layer_types' must list {_FULL} or {_SLIDING} for each of the {num_layers} "

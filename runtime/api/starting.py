@@ -85,10 +85,11 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
     >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
     {'max': 2, 'histogram': [(2, 1)]}
     """
+    from meshwright.runtime.generation.prompt_tokens import encoded
     from meshwright.runtime.generation.prompts import read_tokenizer
 
-    counts = read_tokenizer(Path(tokenizer))
-    return read_agent_trace(Path(trace), lambda text: len(counts.encode(text, add_special_tokens=False).ids)).workload()
+    known, place = read_tokenizer(Path(tokenizer)), f"a message of {trace}"
+    return read_agent_trace(Path(trace), lambda text: len(encoded(known, text, place, special=False).ids)).workload()
 
 
 def seen_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType({})) -> SeenLengths:

@@ -22,6 +22,7 @@ from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.words import difference, ranks, schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
+from meshwright.profiles.model_parts.planned_only import planned_only
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
@@ -57,6 +58,9 @@ def plan(found: Plan, path: Path) -> None:
     for known in (adapted(found), quantised_copy(found), rewards, latencies, drawn_waves(found), best_samples(found)):
         for sentence in known.sentences if known else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    specs = found.facts.models.by_name.values()
+    for sentence in dict.fromkeys(sentence for spec in specs for sentence in planned_only(spec)):
+        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
     rank = fullest_rank(cluster, found.peak_bytes_per_rank)
     peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")

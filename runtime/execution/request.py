@@ -15,6 +15,7 @@ from meshwright.planner.program.program import Program, lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
+from meshwright.profiles.model_parts.planned_only import planned_only
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
 from meshwright.runtime.execution.early_checks import require_data, require_node_rank
@@ -24,7 +25,6 @@ from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.launch.joining import Seat
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.model.model_check import require_weights
-from meshwright.runtime.model.model_shard import planned_only
 from meshwright.runtime.records.lock import require_free
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_file import RunFile, read_run_file

@@ -26,6 +26,9 @@ from meshwright.profiles.values import (
 _MOST_BYTES = 64 * 2**30
 """Of a file of which a part is in memory at a time."""
 
+_MOST_TEXT_BYTES, _MOST_LINE_BYTES = 2**30, 16 * 2**20
+"""Of a file of JSON lines, and of one of its lines."""
+
 _SUFFIXES = (".parquet", ".jsonl", ".arrow")
 """Of the files that a directory of a hub may hold."""
 
@@ -75,15 +78,32 @@ def _value(row: Any, column: str, ours: str, place: str) -> Any:
 
 
 def _json_lines(path: Path) -> Iterator[Any]:
-    text = read_text(path, "prompts").removesuffix("\n")
-    for number, line in enumerate(text.split("\n") if text else (), start=1):  # a text may hold other ends of lines
-        try:
-            row = load_json(line)
-        except DoubledKeyError as error:
-            raise BadInput(f"prompts {path} line {number}: {error}.") from None
-        except (ValueError, RecursionError):
-            raise BadInput(f"prompts {path} line {number} is not a JSON object; write one on every line.") from None
-        yield whole_characters(row, line, f"prompts {path} line {number}")
+    """A line in memory at a time."""
+    require_file(path, "prompts", _MOST_TEXT_BYTES)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE_BYTES + 1), b""), start=1):
+                yield _json_line(line.removesuffix(b"\n"), f"prompts {path} line {number}")
+    except OSError as error:
+        raise BadInput(f"prompts {path} cannot be read: {error}.") from None
+
+
+def _json_line(line: bytes, place: str) -> Any:
+    if len(line) > _MOST_LINE_BYTES:
+        raise BadInput(
+            f"{place} has more than {_MOST_LINE_BYTES} bytes, the most of a line that is read; shorten it, or take it "
+            "out."
+        )
+    try:
+        text = line.decode("utf-8")
+        row = load_json(text)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{place} cannot be read: {error}.") from None
+    except DoubledKeyError as error:
+        raise BadInput(f"{place}: {error}.") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"{place} is not a JSON object; write one on every line.") from None
+    return whole_characters(row, text, place)
 
 
 def _table_rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -16,13 +16,15 @@ from tokenizers import Tokenizer
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.job_data import ANSWER, PROMPT
 from meshwright.profiles.documents import read_text
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.stages import Role
 from meshwright.runtime.generation.prompt_files import read_rows
-from meshwright.runtime.generation.prompt_tokens import Encoder
+from meshwright.runtime.generation.prompt_tokens import MOST_CHARACTERS, Encoder, encoded, load_with_settings
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.generation.stopping import StopStrings
 from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +107,13 @@ class PromptData:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text that stands among others: with nothing in front of it and nothing behind."""
+        """The tokens of a text that stands among others: with nothing in front of it and nothing behind. Of one that is
+        longer than any response those of its beginning. Raises RunFailed where the tokenizer fails."""
         assert self.tokenizer is not None
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return tuple(encoded(self.tokenizer, text[:MOST_CHARACTERS], "the answer of a tool", special=False).ids)
+        except BadInput as error:
+            raise RunFailed(str(error)) from None
 
     def _training_prompt(self, position: int) -> tuple[int, ...]:
         return self.train[self._place(position)]
@@ -164,14 +170,34 @@ def read_data(job: Job, directory: Path) -> PromptData:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer.json of a directory, or that file. Raises BadInput where it cannot be read."""
+    """The tokenizer of a directory, or of a tokenizer.json alone, as transformers reads it: its tokenizer_config.json
+    counts, and it neither cuts nor pads, whatever the file says. Raises BadInput where it cannot be read."""
     path = directory / "tokenizer.json" if directory.is_dir() else directory
     try:
-        return Tokenizer.from_str(read_text(path, "tokenizer"))
+        found = Tokenizer.from_str(read_text(path, "tokenizer"))
     except BadInput:
         raise
     except Exception as error:  # the library raises bare Exception
         raise BadInput(f"tokenizer {path} cannot be read: {error}.") from None
+    if directory.is_dir() and (directory / _TOKENIZER_CONFIG).exists():
+        found = _as_configured(found, directory)
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def _as_configured(stored: Tokenizer, directory: Path) -> Tokenizer:
+    """What transformers makes of a tokenizer.json by the settings beside it, such as which special tokens it adds."""
+    whole = load_with_settings(directory, f"with its {_TOKENIZER_CONFIG}")
+    found: Tokenizer = whole.backend_tokenizer
+    found.encode_special_tokens = bool(getattr(whole, "split_special_tokens", False))
+    added = found.get_vocab(with_added_tokens=True).keys() - stored.get_vocab(with_added_tokens=True).keys()
+    if added:
+        raise BadInput(
+            f"tokenizer {directory}: {_TOKENIZER_CONFIG} adds {', '.join(map(repr, sorted(added)[:3]))}, which "
+            "tokenizer.json has not, so that the models have no row for it; save the tokenizer with transformers again."
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from meshwright.profiles.model_shape import ModelSpec, RopeScaling
+from meshwright.profiles.model_parts.rope import RopeScaling
+from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.model.context_parallel import Gathered, Parts
 from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
 from meshwright.runtime.model.kv_cache import ContinuedRows

@@ -1,10 +1,15 @@
-"""Whether the weights in a Hugging Face directory are those that its config describes. Only headers are read."""
+"""Whether the weights in a Hugging Face directory are those that its config describes.
+
+Only headers are read, and a head that is stored beside the embedding that it is tied to.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import torch
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
@@ -16,6 +21,9 @@ from meshwright.runtime.model.tensor_files import Header, TensorFiles
 
 _DTYPES = ("F32", "BF16", "F16")
 _LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS = 4096
+"""Rows of an embedding that are compared at once."""
 _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
 """Tensors that are stored beside those of a model and not read: a head that is tied or replaced, and what old versions
 of transformers kept of the rotary embedding."""
@@ -37,9 +45,11 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
     try:
         with TensorFiles(directory, spec.name) as files:
             headers = files.headers()
+            tie = tuple(_untied(spec, files, headers, directory))
     except BadInput as error:
         yield str(error)
         return
+    yield from tie
     yield from _depth(spec, headers, directory)
     needed = {
         stored.name: stored
@@ -73,6 +83,26 @@ def _foreign(config_path: Path) -> Iterator[str]:
             f"model config {config_path} has quantization_config ({method}): quantised weights cannot be trained here; "
             "give the model in bf16 or fp32."
         )
+
+
+def _untied(spec: ModelSpec, files: TensorFiles, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
+    """A head that is stored although the config ties it to the embedding, and is another: transformers 5.23 then takes
+    the stored one (`tie_weights` in its modeling_utils.py)."""
+    shape = (spec.vocab_size, spec.hidden_size)
+    if not spec.tied_embeddings or spec.scalar_head:
+        return
+    if any(name not in headers or headers[name].shape != shape for name in (_EMBEDDING, _HEAD)):
+        return
+    for first in range(0, spec.vocab_size, _ROWS):
+        one, other = (
+            files.read(StoredTensor(name, shape), start=first, stop=first + _ROWS) for name in (_EMBEDDING, _HEAD)
+        )
+        if not torch.equal(one.float(), other.float()):
+            yield (
+                f"checkpoint {directory} stores a {_HEAD!r} other than {_EMBEDDING!r}, and config.json ties them; set "
+                "tie_word_embeddings to false, or remove the tensor."
+            )
+            return
 
 
 def _depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:

@@ -15,8 +15,8 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 
 from meshwright.profiles.errors import require_none
-from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
 from meshwright.profiles.layout import Layout, layers_of_chunks, layout_violations
+from meshwright.profiles.model_parts.planned_only import planned_only
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.adapted import is_of_adapter
@@ -190,20 +190,6 @@ def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
         first_expert = chunk.mesh.ep_rank * (num_experts // chunk.mesh.layout.ep)
         for name, parameter in chunk.named_parameters():
             yield global_name(name, chunk.layers.start, first_expert), parameter
-
-
-def planned_only(spec: ModelSpec) -> Iterator[str]:
-    """One sentence per reason why a model that can be planned cannot be run."""
-    if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
-        yield (
-            f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
-            f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
-        )
-    if spec.window:
-        yield (
-            f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
-            "simulated but not run; set sliding_window to null."
-        )
 
 
 def build_model(

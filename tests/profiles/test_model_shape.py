@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_shape import ModelSpec, RopeScaling, model_from_config, read_model
+from meshwright.profiles.model_parts.rope import RopeScaling
+from meshwright.profiles.model_shape import ModelSpec, model_from_config, read_model
 
 LLAMA_2_7B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -82,7 +83,8 @@ def test_a_shard_that_does_not_divide_is_refused() -> None:
 
 
 def test_families_differ_where_they_differ() -> None:
-    gemma = spec(LLAMA_2_7B, architectures=["GemmaForCausalLM"], hidden_activation="gelu_pytorch_tanh", head_dim=256)
+    sizes = LLAMA_2_7B | {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 32}
+    gemma = spec(sizes, architectures=["GemmaForCausalLM"])
     assert (gemma.norm_offset, gemma.embedding_scale, gemma.tied_embeddings) == (1.0, 64.0, True)
     assert (gemma.activation, gemma.attention_size) == ("gelu_tanh", 8192)
     assert spec(LLAMA_2_7B, architectures=["Qwen3ForCausalLM"]).qk_norm
@@ -116,11 +118,19 @@ def test_a_model_is_read_from_a_directory_or_a_file(tmp_path: Path) -> None:
     [
         ({"architectures": ["LLamaForCausalLM"]}, "did you mean 'LlamaForCausalLM'?"),
         ({"architectures": None}, "architecture None is not known"),
+        (
+            {"architectures": ["Olmo2ForCausalLM"]},
+            "architecture 'Olmo2ForCausalLM' is not known; known: Llama, Mistral",
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"]}, "is not known; known: Llama, Mistral"),
+        ({"architectures": ["LlamaModel"]}, "each with ForCausalLM or ForSequenceClassification"),
+        ({"architectures": None, "model_type": "granite"}, "model_type 'granite' is not known; known: deepseek_v2"),
+        ({"model_type": "granite"}, "model_type 'granite' is not that of architecture 'LlamaForCausalLM'"),
         ({"hidden_size": "4096"}, "'hidden_size' is '4096'; it must be a positive integer"),
         ({"hidden_act": "relu"}, "activation 'relu' is not known"),
         ({"num_attention_heads": 33}, "33 attention heads do not divide hidden_size=4096; give head_dim"),
         ({"num_key_value_heads": 5}, "num_kv_heads=5 does not divide num_heads=32"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not known"),
+        ({"rope_scaling": {"rope_type": "yarm"}}, "rope type 'yarm' is not known"),
     ],
 )
 def test_an_unknown_shape_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:
@@ -135,3 +145,16 @@ def test_a_missing_or_malformed_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(BadInput, match="holds list; a JSON object is needed"):
         read_model(tmp_path)
+
+
+def test_a_model_type_is_enough_to_know_a_model() -> None:
+    typed = {**{key: value for key, value in LLAMA_2_7B.items() if key != "architectures"}, "model_type": "llama"}
+    assert model_from_config(typed, name="m") == spec(LLAMA_2_7B)
+
+
+def test_a_model_is_called_as_its_directory_however_the_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    monkeypatch.chdir(tmp_path)
+    assert read_model(Path()).name == read_model(Path("config.json")).name == tmp_path.name

@@ -124,7 +124,7 @@ _CONFIGS: Mapping[str, tuple[str, object]] = {
     "architecture": ("architectures", ["GPT5ForCausalLM"]),
     "architectures": ("architectures", "LlamaForCausalLM"),
     "activation": ("hidden_act", "relu6"),
-    "rope": ("rope_parameters", {"rope_type": "yarn"}),
+    "rope": ("rope_parameters", {"rope_type": "yarm"}),
     "rope-text": ("rope_parameters", "yes"),
     "rope-parts": ("rope_parameters", {"rope_type": "llama3"}),
     "epsilon": ("rms_norm_eps", "small"),

@@ -163,3 +163,17 @@ def test_an_engine_that_is_not_known_is_refused_with_those_that_are(job: Job) ->
     written = job.model_dump(mode="json") | {"engine": "vlm"}
     with pytest.raises(BadInput, match=r"^job: engine is 'vlm': input should be 'meshwright-eager', .* or 'trtllm'\.$"):
         parse(Job, json.dumps(written), "job")
+
+
+def test_a_plan_is_of_its_job_wherever_the_models_lie_and_whatever_they_are_called(job: Job, tmp_path: Path) -> None:
+    facts = resolve(job, tmp_path)
+    other, own = tmp_path / "other", ModelSource(path=".")
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(CONFIG))
+    require_job(facts, job, other)
+    beside = job.model_copy(update={"models": Models(actor=own, critic=own, ref=own, reward=own)})
+    require_job(facts, beside, other)
+    require_job(resolve(beside, other), beside, tmp_path)
+    (other / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 3}))
+    with pytest.raises(BadInput, match=r"models.actor.num_layers is 4 in the plan and 3 in the job"):
+        require_job(facts, beside, other)

@@ -23,6 +23,7 @@ from meshwright.planner.solver.problem import (
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
 from tests.planner.problems import everywhere, random_blocks, random_graph, random_problem, with_carried
+from tests.seeds import seeds
 
 SHAPES = (
     {"num_ranks": 4, "num_calls": 4, "num_options": 3},
@@ -52,7 +53,7 @@ def check(asked: Problem, result: Result) -> None:
         assert option in everywhere(asked).options(name)
 
 
-@pytest.mark.parametrize("seed", range(640))
+@seeds(20, all=640)
 def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     result = solve(asked, Limits())
@@ -61,7 +62,7 @@ def test_the_solver_finds_what_brute_force_finds(seed: int) -> None:
     check(asked, result)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(12, all=300)
 def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: int) -> None:
     asked = random_graph(seed)
     assert 3 <= len(asked.calls) <= 9
@@ -70,7 +71,7 @@ def test_the_solver_finds_what_brute_force_finds_on_graphs_of_any_roles(seed: in
     check(asked, result)
 
 
-@pytest.mark.parametrize("seed", range(96))
+@seeds(8, all=96)
 def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None:
     make = random_blocks if seed % 4 < 3 else random_problem
     asked = with_carried(seed, make(seed, num_ranks=4, num_calls=3, num_options=3))
@@ -81,7 +82,7 @@ def test_what_is_handed_to_a_later_turn_is_part_of_the_search(seed: int) -> None
 
 
 @pytest.mark.parametrize("gap", [0.02, 0.1, 0.5])
-@pytest.mark.parametrize("seed", range(12))
+@seeds(3, all=12)
 def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> None:
     asked = problem(seed)
     best, result = solve(asked, Limits()), solve(asked, Limits(gap=gap))
@@ -93,7 +94,7 @@ def test_a_search_ends_within_the_gap_that_was_asked(seed: int, gap: float) -> N
     assert result.objective - result.bound <= gap * result.objective
 
 
-@pytest.mark.parametrize("seed", range(64))
+@seeds(8, all=64)
 def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int) -> None:
     asked = problem(seed)
     best = best_makespan(everywhere(asked))
@@ -105,7 +106,7 @@ def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int
     assert (result.status, result.answer, result.bound) == ("beaten", None, best)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@seeds(4, all=16)
 def test_the_least_memory_is_what_brute_force_finds(seed: int) -> None:
     asked = problem(seed)
     assert least_memory(asked, Limits()) == least_memory_by_brute_force(everywhere(asked))

@@ -8,14 +8,16 @@ import pytest
 from transformers import AutoConfig
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.completed_config import completed
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
 
 BASE = {"num_hidden_layers": 6, "max_position_embeddings": 4096, "sliding_window": 256}
-TYPES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "gpt_oss": "GptOss"}
+SIZES = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}
+TYPES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2Moe", "gpt_oss": "GptOss"}
 
 
 def window(family: str, **changes: Any) -> SlidingWindow | None:
-    return window_from_config(BASE | changes, family, "m")
+    return window_from_config(completed(SIZES | BASE | changes, family, "m"), family, "m")
 
 
 @pytest.mark.parametrize("window", [SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=7, first=1, every=3)])
@@ -41,6 +43,7 @@ def test_a_token_sees_itself_and_those_before_it_up_to_the_window(tokens: int, c
         ("Qwen2", {"max_window_layers": 4}, None),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 4}, SlidingWindow(num_tokens=256, first=4)),
         ("Qwen2", {"use_sliding_window": True, "max_window_layers": 6}, None),
+        ("Qwen2", {"use_sliding_window": True}, None),  # from layer 28 on
         ("GptOss", {}, SlidingWindow(num_tokens=256, every=2)),
     ],
 )
@@ -50,15 +53,17 @@ def test_a_family_has_it_in_the_layers_that_its_configs_mean(
     assert window(family, **changes) == expected
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "gpt_oss"])
+@pytest.mark.parametrize("model_type", TYPES)
 def test_without_a_list_of_layers_it_is_in_those_that_transformers_lists(model_type: str) -> None:
-    given = BASE | {"use_sliding_window": True, "max_window_layers": 4}
+    given = {"use_sliding_window": True, "max_window_layers": 6 if model_type == "qwen2_moe" else 4} | BASE
+    if model_type == "gpt_oss":
+        given = BASE
     listed = AutoConfig.for_model(model_type, **given).layer_types
-    found = window_from_config(given, TYPES[model_type], "m")
+    found = window(TYPES[model_type], **given)
     assert found is not None
     with_it = [kind == "sliding_attention" for kind in listed]
     assert [found.num_layers(layer, layer + 1) for layer in range(6)] == with_it
-    again = window_from_config(given | {"layer_types": listed}, TYPES[model_type], "m")
+    again = window(TYPES[model_type], **given, layer_types=listed)
     assert again is not None
     assert [again.num_layers(layer, layer + 1) for layer in range(6)] == with_it
 
@@ -76,3 +81,8 @@ def test_what_is_not_known_of_windows_is_refused(changes: dict[str, Any], says: 
     with pytest.raises(BadInput) as error:
         window("GptOss", **changes)
     assert says in str(error.value)
+
+
+def test_layers_that_slide_where_nothing_does_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"lists sliding_attention and 'use_sliding_window' is false"):
+        window("Qwen2", layer_types=["sliding_attention"] * 6)

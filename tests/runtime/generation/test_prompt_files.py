@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,15 @@ def test_a_line_that_no_text_or_no_end_has_is_told(tmp_path: Path, line: str) ->
     (tmp_path / "rows.jsonl").write_text(f"{line}\n")
     with pytest.raises(BadInput, match=r"rows\.jsonl line 1 (has half a character|is not a JSON object)"):
         read(tmp_path / "rows.jsonl")
+
+
+def test_a_line_that_is_too_long_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"question": "a", "reward_model": {"ground_truth": ""}}) + "\n" + "x" * (90 * 10**6))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"line 2 has more than 16777216 bytes, the most of a line that is read"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()

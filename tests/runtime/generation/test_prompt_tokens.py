@@ -11,6 +11,7 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from meshwright.profiles.errors import BadInput
+from meshwright.runtime.generation import prompt_tokens
 from meshwright.runtime.generation.prompt_tokens import Encoder
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
@@ -96,3 +97,71 @@ def test_a_tokenizer_that_is_one_file_has_no_template(directory: Path) -> None:
     path = directory / "tokenizer.json"
     with pytest.raises(BadInput, match=r"cannot be loaded for its chat template|has no chat template"):
         Encoder(tokenizers.Tokenizer.from_file(str(path)), path, chat=True).encode("w1", "here")
+
+
+@pytest.mark.parametrize(("text", "found"), [("<s> w0", (1, 6)), ("w0 <s>", (1, 6, 1)), ("<s> <s> w0", (1, 1, 6))])
+def test_a_text_that_begins_with_the_special_token_has_it_once(
+    directory: Path, text: str, found: tuple[int, ...]
+) -> None:
+    assert encoder(directory).encode(text, "here") == found
+
+
+def test_special_tokens_at_the_end_are_not_put_there_again(directory: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A <|end|>", special_tokens=[("<s>", 1), ("<|end|>", 5)]
+    )
+    found = Encoder(tokenizer, directory, chat=False)
+    assert found.encode("w0", "here") == found.encode("<s> w0 <|end|>", "here") == (1, 6, 5)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_text_without_tokens_of_its_own_is_no_prompt(directory: Path, text: str, chat: bool) -> None:
+    if chat and text:
+        return  # a user may send blanks
+    with pytest.raises(BadInput, match=r"here has no tokens; give it a text, or take the row out"):
+        encoder(directory, chat=chat).encode(text, "here")
+
+
+def test_a_message_that_calls_tools_needs_no_content(directory: Path) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    (directory / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content or 'w3' }} {% endfor %}w4")
+    messages = [{"role": "user", "content": "w1"}, {"role": "assistant", "tool_calls": [call]}]
+    messages.append({"role": "tool", "content": "w2"})
+    assert encoder(directory).encode(messages, "here") == (7, 9, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% include 'other' %}", "here: the chat template refuses the messages: no loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: maximum recursion"),
+        ("{{ 1 + 'a' }}", "refuses the messages: unsupported operand"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "has not ended in 0.5 seconds",
+        ),
+    ],
+)
+def test_a_template_that_fails_or_does_not_end_gets_a_sentence(
+    directory: Path, template: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "chat_template.jinja").write_text(template)
+    monkeypatch.setattr(prompt_tokens, "_TEMPLATE_SECONDS", 0.5 if "0.5" in said else 60.0)
+    found = encoder(directory)
+    assert found._template is not None  # loaded before the clock starts
+    with pytest.raises(BadInput, match=said):
+        found.encode([{"role": "user", "content": "w1"}], "here")
+
+
+def test_a_tokenizer_whose_regular_expression_gives_up_gets_a_sentence(directory: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    with pytest.raises(BadInput, match=r"here cannot be encoded: the tokenizer says .*retry-limit"):
+        Encoder(tokenizer, directory, chat=False).encode("a" * 3000 + "b", "here")
+
+
+def test_a_prompt_of_more_characters_than_are_encoded_is_refused(directory: Path) -> None:
+    with pytest.raises(BadInput, match=r"here has 4194305 characters, and 4194304 are the most"):
+        encoder(directory).encode("w" * (prompt_tokens.MOST_CHARACTERS + 1), "here")

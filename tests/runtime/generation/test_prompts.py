@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
+from transformers import AutoTokenizer
 
 from meshwright.planner.plan.job import Job, read_job
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.generation.prompt_tokens import Encoder
+from meshwright.runtime.generation.prompts import PromptData, read_data, read_tokenizer
 from meshwright.runtime.model.end_tokens import ResponseEnds
 from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
@@ -186,3 +189,57 @@ def test_an_answer_that_is_neither_a_text_nor_a_number_is_refused(tmp_path: Path
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "w3", "answer": [3]}))
     with pytest.raises(BadInput, match=r"line 1 has an answer that is neither a text nor a number; write one"):
         read_data(read_job(path), tmp_path)
+
+
+def write_words(directory: Path, **settings: object) -> Path:
+    """A tokenizer as `save_pretrained` leaves it, which begins texts with <s>; `settings` go beside it."""
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2, "a": 3, "b": 4}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=8, pad_id=0, pad_token="<unk>")
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    known = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **settings}
+    (directory / "tokenizer_config.json").write_text(json.dumps(known))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"add_bos_token": False}, {"add_eos_token": True}, {"split_special_tokens": True}], ids=str
+)
+@pytest.mark.parametrize("text", ["a b a b a b", "a", "a </s> b"])
+def test_texts_and_answers_of_tools_have_the_tokens_that_transformers_gives_them(
+    tmp_path: Path, settings: dict[str, object], text: str
+) -> None:
+    directory = write_words(tmp_path / "words", **settings)
+    known = AutoTokenizer.from_pretrained(directory)
+    found = read_tokenizer(directory)
+    assert Encoder(found, directory, chat=False).encode(text, "here") == tuple(known(text)["input_ids"])
+    tool = replace(data(), tokenizer=found).encode(text)
+    assert tool == tuple(known(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_tokenizer_that_is_one_file_neither_cuts_nor_pads(tmp_path: Path) -> None:
+    file = write_words(tmp_path / "words") / "tokenizer.json"
+    assert read_tokenizer(file).encode("a b a b a b").ids == [1, 3, 4, 3, 4, 3, 4]
+    assert read_tokenizer(file).encode("a").ids == [1, 3]
+
+
+def test_settings_that_add_tokens_which_no_model_has_are_refused(tmp_path: Path) -> None:
+    directory = write_words(tmp_path / "words", pad_token="[PAD]")
+    with pytest.raises(BadInput, match=r"tokenizer_config.json adds '\[PAD\]', which tokenizer.json has not"):
+        read_tokenizer(directory)
+
+
+def test_an_answer_of_a_tool_that_the_tokenizer_gives_up_on_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(write_words(tmp_path / "words"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
+    found = replace(data(), tokenizer=tokenizer)
+    with pytest.raises(RunFailed, match=r"the answer of a tool cannot be encoded: the tokenizer says .*retry-limit"):
+        found.encode("a" * 3000 + "b")

@@ -151,3 +151,15 @@ def test_run_refuses_a_tokenizer_larger_than_the_vocabulary(job: Path, tmp_path:
     outcome = call("run", plan, directory / job.name, "--steps", "1", "--out", tmp_path / "out")
     assert outcome.code == 2
     assert "has ids up to 32 and the actor has a vocabulary of 32" in outcome.err
+
+
+def test_a_head_that_is_stored_beside_the_embedding_it_is_tied_to_must_be_the_same(tmp_path: Path) -> None:
+    tied = write_checkpoint(tmp_path / "model", "Qwen2")
+    embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+    change(tied, lm_head__weight=embedding)
+    assert said(tied) == []
+    embedding[-1, -1] += 0.5
+    change(tied, lm_head__weight=embedding)
+    assert (
+        "stores a 'lm_head.weight' other than 'model.embed_tokens.weight', and config.json ties them" in said(tied)[0]
+    )

@@ -10,12 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.runtime.model.hf_mapping import OUTPUT, parameters_of_stage
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_in_whole, planned_only
+from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_in_whole
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
@@ -90,16 +88,3 @@ def _refusal() -> str:
 
 def test_a_layout_that_does_not_divide_the_model_is_refused() -> None:
     assert all("tp=3 does not divide the 4 attention heads" in said for said in run_on_ranks(3, _refusal))
-
-
-def test_experts_of_a_family_that_is_not_built_are_told_those_that_are() -> None:
-    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
-    assert not list(planned_only(SPEC))
-    assert not list(planned_only(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
-    [said] = planned_only(replace(SPEC, architecture="DeepseekV3ForCausalLM", experts=experts))
-    assert "not run in DeepseekV3ForCausalLM; use Mixtral or Qwen3Moe, or a dense model." in said
-
-
-def test_sliding_windows_are_planned_and_not_run() -> None:
-    [said] = planned_only(replace(SPEC, window=SlidingWindow(num_tokens=128)))
-    assert "has sliding windows of 128 tokens, which can be planned and simulated but not run" in said

@@ -1,0 +1,51 @@
+"""What is planned and not run is told, and everything else is run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.model_shape import model_from_config
+
+SPEC = model_from_config(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 260,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
+    name="m",
+)
+
+
+def test_experts_of_a_family_that_is_not_built_are_told_those_that_are() -> None:
+    experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
+    assert not list(planned_only(SPEC))
+    assert not list(planned_only(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
+    [said] = planned_only(replace(SPEC, architecture="DeepseekV3ForCausalLM", experts=experts))
+    assert "not run in DeepseekV3ForCausalLM; use Mixtral or Qwen3Moe, or a dense model." in said
+
+
+def test_sliding_windows_are_planned_and_not_run() -> None:
+    [said] = planned_only(replace(SPEC, window=SlidingWindow(num_tokens=128)))
+    assert "has sliding windows of 128 tokens, which can be planned and simulated but not run" in said
+
+
+def test_types_of_rotary_embeddings_that_no_cost_depends_on_are_planned_and_not_run() -> None:
+    [said] = planned_only(replace(SPEC, planned_rope="yarn"))
+    assert "has rope type 'yarn', which can be planned and simulated but not run" in said
+
+
+def test_one_expert_per_token_with_a_weight_of_one_is_planned_and_not_run() -> None:
+    one = replace(
+        SPEC, architecture="MixtralForCausalLM", experts=Experts(num_experts=4, experts_per_token=1, ffn_size=32)
+    )
+    [said] = planned_only(one)
+    assert "has one expert per token with normalised weights" in said
+    assert one.experts is not None
+    free = replace(one, architecture="Qwen3MoeForCausalLM", experts=replace(one.experts, normalized=False))
+    assert not list(planned_only(free))

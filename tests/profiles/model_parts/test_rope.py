@@ -1,0 +1,64 @@
+"""Rotary embeddings are read from old and new keys, and two that differ are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.rope import Rope, RopeScaling, rope_from_config
+
+LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def rope(**config: Any) -> Rope:
+    return rope_from_config(config, 4096, "Llama", "m")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_base_that_is_left_out_is_that_of_the_family(family: str) -> None:
+    assert rope_from_config({}, 4096, family, "m") == Rope(FAMILIES[family].rope_theta)
+
+
+def test_the_length_before_stretching_is_the_models_where_it_is_left_out() -> None:
+    scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=4096)
+    assert rope(rope_scaling=LLAMA3) == Rope(10000.0, scaling)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "longrope"])
+def test_types_that_no_cost_depends_on_are_planned(kind: str) -> None:
+    assert rope(rope_theta=5e5, rope_scaling={"type": kind, "factor": 4.0}) == Rope(5e5, planned_type=kind)
+
+
+def test_what_is_said_twice_alike_is_read() -> None:
+    new = {"rope_type": "default", "rope_theta": 5e5}
+    assert rope(rope_theta=5e5, rope_parameters=new) == Rope(5e5)
+    assert rope(rope_theta=5e5, rope_parameters=LLAMA3, rope_scaling=LLAMA3).theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta is 10000.0 in the config and 500000.0",
+        ),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 5e5}}, "say two things"),
+        ({"rope_scaling": {**LLAMA3, "type": "yarn"}}, "has two types, llama3 and yarn"),
+        ({"rope_scaling": {"factor": 4.0}}, "has factor, which type 'default' does not know"),
+        ({"rope_scaling": {"rope_type": "yarm"}}, "rope type 'yarm' is not known; did you mean 'yarn'?"),
+        ({"rope_scaling": {"rope_type": 5}}, "rope type '5' is not known"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "for each kind of layer"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5; only 1 is known"),
+        ({"rope_theta": 0.0}, "'rope_theta' is 0.0; it must be above 0"),
+        ({"rope_scaling": "yes"}, "'rope_scaling' is 'yes'; it must be an object"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "the last above the one before it"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, "'factor' is None; it must be a number"),
+    ],
+)
+def test_what_says_two_things_or_nothing_known_is_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        rope(**config)
+    assert says in str(error.value)

@@ -1,0 +1,200 @@
+"""Configs of tiny models with keys left out, given twice and contradicting each other, and weights that fit them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+
+ABSENT = "absent"
+"""The value of a key that is left out."""
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 67,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 700.0,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Llama": _BASE | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "Mistral": _BASE | {"sliding_window": None, "head_dim": 16},
+    "Qwen2": _BASE | {"use_sliding_window": False, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
+    "Qwen3": _BASE | {"head_dim": 16, "attention_bias": True, "use_sliding_window": False, "sliding_window": 4},
+    "Gemma": _BASE | {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+    "Mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": None},
+    "Qwen3Moe": _BASE
+    | {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "head_dim": 16,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+        "sliding_window": 4,
+    },
+}
+"""Configs as older versions of transformers wrote them, `rope_theta` at the top."""
+
+_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A config: that of a family with changes; its weights are made for it, with other changes where they are given."""
+
+    family: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    made_for: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        found = {
+            "architectures": [f"{self.family}ForCausalLM"],
+            "model_type": FAMILIES[self.family].model_type,
+            **SHAPES[self.family],
+            **self.changes,
+        }
+        return {key: value for key, value in found.items() if value is not ABSENT}
+
+    @property
+    def name(self) -> str:
+        """The changes, short enough to be read."""
+        told = " ".join(f"{key}={json.dumps(value)}" for key, value in self.changes.items()) or "as it is"
+        return f"{self.family}: {told}"
+
+
+def left_out(family: str) -> Iterator[Case]:
+    """The config as it is, and without each of its keys."""
+    yield Case(family=family)
+    for key in ("architectures", "model_type", *SHAPES[family]):
+        yield Case(family=family, changes={key: ABSENT})
+    yield Case(family=family, changes={"tie_word_embeddings": True}, made_for={"tie_word_embeddings": False})
+
+
+def given_twice(family: str) -> Iterator[Case]:
+    """Keys that say the same thing twice, or two things, or one that the family does not compute."""
+    yield from _turned(family)
+    yield from _contradicting(family)
+    yield from (case for case in _of_families() if case.family == family)
+
+
+def _turned(family: str) -> Iterator[Case]:
+    """Rotary embeddings by old and new keys, one or both of them."""
+    new: dict[str, Any] = {"rope_type": "default", "rope_theta": 90.0}
+    for changes in (
+        {"rope_theta": ABSENT, "rope_parameters": new},
+        {"rope_theta": 90.0, "rope_parameters": new},
+        {"rope_parameters": new},  # beside another base at the top
+        {"rope_parameters": {"rope_type": "default"}},
+        {"rope_scaling": _LLAMA3},
+        {"rope_scaling": {**_LLAMA3, "rope_theta": 90.0}},
+        {"rope_parameters": _LLAMA3},
+        {"rope_scaling": _LLAMA3, "rope_parameters": {"rope_type": "default", "rope_theta": 700.0}},
+        {"rope_scaling": _LLAMA3, "rope_parameters": _LLAMA3},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": _LLAMA3},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"factor": 2.0}},
+        {"rope_scaling": {"type": "llama3"} | {key: _LLAMA3[key] for key in _LLAMA3 if key != "rope_type"}},
+        {"rope_scaling": {"type": "linear"} | _LLAMA3},
+        {"rope_scaling": {key: _LLAMA3[key] for key in _LLAMA3 if key != "original_max_position_embeddings"}},
+        {"rope_theta": ABSENT, "rope_scaling": _LLAMA3, "rope_parameters": new},
+        {"rope_parameters": {**new, "rope_theta": 700.0, "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+        {"rope_theta": 0},
+        {"rope_theta": None},
+    ):
+        yield Case(family=family, changes=changes)
+
+
+def _contradicting(family: str) -> Iterator[Case]:
+    other = "Qwen2" if family == "Llama" else "Llama"
+    for changes in (
+        {"rms_norm_eps": 0.0},
+        {"model_type": "granite", "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+        {"model_type": FAMILIES[other].model_type},
+        {"architectures": None},
+        {"architectures": []},
+        {"hidden_activation": "gelu_pytorch_tanh"},
+        {"hidden_activation": "silu"},
+        {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": ABSENT},
+        {"hidden_act": "gelu"},
+        {"hidden_act": None},
+        {"hidden_act": "gelu_pytorch_tanh"},
+        {"attention_bias": True},
+        {"attention_bias": False},
+        {"mlp_bias": True},
+        {"num_key_value_heads": None},
+        {"head_dim": None},
+        {"head_dim": ABSENT, "num_key_value_heads": ABSENT},
+        {"sliding_window": 4},
+        {"sliding_window": 4, "use_sliding_window": True},
+        {"layer_types": ["sliding_attention", "full_attention"]},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 4},
+        {"num_experts_per_tok": 1},
+        {"num_experts_per_tok": 1, "norm_topk_prob": False},
+        {"norm_topk_prob": False},
+        {"num_experts": 4, "num_local_experts": 4},
+        {"num_experts": 4, "num_local_experts": 2},
+        {"num_experts": ABSENT, "num_local_experts": 4},
+        {"tie_word_embeddings": None},
+        {"tie_word_embeddings": "false"},
+        {"query_pre_attn_scalar": None, "final_logit_softcapping": None},
+    ):
+        yield Case(family=family, changes=changes)
+    yield Case(family=family, changes={"tie_word_embeddings": False}, made_for={"tie_word_embeddings": True})
+
+
+def _of_families() -> Iterator[Case]:
+    """What one family has and others have not."""
+    yield Case(family="Gemma", changes={"hidden_act": "gelu"})
+    yield Case(family="Gemma", changes={"hidden_act": "gelu", "hidden_activation": None})
+    yield Case(family="Gemma", changes={"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"})
+    yield Case(family="Gemma", changes={"use_bidirectional_attention": True})
+    yield Case(family="Llama", changes={"attention_bias": ABSENT, "mlp_bias": ABSENT, "head_dim": ABSENT})
+    yield Case(family="Qwen2", changes={"qkv_bias": False})
+    yield Case(family="Qwen2", changes={"head_dim": 16})
+    yield Case(family="Qwen3Moe", changes={"shared_expert_intermediate_size": 32})
+    yield Case(family="Qwen3Moe", changes={"mlp_only_layers": [0]})
+    yield Case(family="Qwen3Moe", changes={"decoder_sparse_step": 2})
+    yield Case(family="Mixtral", changes={"shared_expert_intermediate_size": 32})
+    yield Case(family="Mixtral", changes={"n_shared_experts": 1})
+
+
+def write(case: Case, directory: Path) -> Path:
+    """Saves random weights for the config beside it. Raises whatever transformers does of a config that it refuses."""
+    directory.mkdir(parents=True)
+    model_class = getattr(transformers, f"{case.family}ForCausalLM")
+    model = model_class(model_class.config_class.from_dict({**case.config, **case.made_for}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Small embeddings, so that the epsilon of the first norm counts.
+            centre = 1.0 if name.endswith("norm.weight") and case.family != "Gemma" else 0.0
+            spread = 0.005 if "embed_tokens" in name and case.family != "Gemma" else 0.1
+            parameter.copy_(centre + spread * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(directory)
+    (directory / "config.json").write_text(json.dumps(case.config))
+    return directory
