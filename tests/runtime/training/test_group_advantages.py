@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.advantages import response_mask
+from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
 from meshwright.runtime.training.group_advantages import (
     critic_free_advantages,
     leave_one_out,
@@ -16,6 +25,9 @@ from meshwright.runtime.training.group_advantages import (
     returns_to_go,
 )
 from meshwright.runtime.training.payments import pay, share_with_signal
+from tests.runtime.checkpoints import tokens, write_checkpoint
+from tests.runtime.ranks import run_on_ranks
+from tests.runtime.updates import HEADS
 
 GROUP, WIDTH, MAX_RESPONSE = 4, 12, 8
 PROMPTS, RESPONSES = torch.full((8,), 3), torch.tensor([1, 8, 3, 5, 2, 8, 4, 6])
@@ -197,3 +209,49 @@ def test_without_a_reference_nothing_is_charged() -> None:
     scores, logprobs = noise(4, 8), noise(1, 8, WIDTH)
     same = advantages(RLOO(), scores=scores, ref=logprobs, logprobs=logprobs)
     assert torch.equal(advantages(RLOO(), scores=scores, logprobs=logprobs), same)
+
+
+def _scores_in_packings(directory: Path, rows: list[Tensor], packings: list[list[list[int]]]) -> list[Tensor]:
+    """What a reward model says of rows in micro-batches of these: [len(rows)] for each packing."""
+    mesh = build_mesh(Layout.parse("tp1"), 0)
+    spec = read_model(directory)
+    model = build_model(spec, mesh)
+    load_weights(model, spec, mesh, directory)
+    found = []
+    for packing in packings:
+        blocks = [MicroBatch.of([rows[row] for row in group]) for group in packing]
+        scores = torch.zeros(len(rows))
+        for group, block, output in zip(packing, blocks, forward_scalars(model, mesh, blocks), strict=True):
+            for row, values in zip(group, block.of_rows(output), strict=True):
+                scores[row] = values[-1]
+        found.append(scores)
+    return found
+
+
+@pytest.mark.slow
+def test_what_is_learned_does_not_depend_on_how_a_reward_model_packs_its_rows(tmp_path: Path) -> None:
+    """20 groups of one response four times, and 20 of two responses, scored in five packings."""
+    directory = write_checkpoint(tmp_path / "model", "Llama", head=HEADS[True])
+    drawn = tokens(60, 21)
+    lengths = [5 + index % 17 for index in range(60)]
+    one, other = ([drawn[index, : lengths[index]] for index in numbers] for numbers in (range(0, 40), range(20, 60)))
+    rows = [row for group in range(40) for row in (one[group],) * 3 + ((one if group < 20 else other)[group],)]
+    order, draw = list(range(160)), np.random.default_rng(0)
+    packings = [[[row] for row in order], [order], *([order[i : i + n] for i in range(0, 160, n)] for n in (3, 7))]
+    shuffled = draw.permutation(160).tolist()
+    packings.append([shuffled[i : i + 5] for i in range(0, 160, 5)])
+    (said,) = run_on_ranks(1, _scores_in_packings, directory, rows, packings)
+    assert any(not torch.equal(scores.view(40, 4)[:20, :1].expand(20, 4), scores.view(40, 4)[:20]) for scores in said)
+    found = []
+    for scores in said:
+        batch = StepExperience(step=0, rows=range(160))
+        for row in batch.rows:
+            batch.experience.put("tokens", row, rows[row])
+            batch.experience.put("scores", row, scores[row : row + 1])
+        batch.score_alike()
+        paid = pay(torch.cat([batch.score(row) for row in batch.rows]), torch.zeros(160), GRPO())
+        found.append(relative_to_group(paid.amounts, 4, by_std=True))
+        assert share_with_signal(paid, 4) == 0.5
+        assert not found[-1][:80].any()
+        assert not relative_to_group(scores, 4, by_std=True)[:80].any()  # by the threshold alone
+    assert max(float((advantages - found[0]).abs().max()) for advantages in found) < 1e-6
