@@ -24,6 +24,12 @@ response each was known, and of one whose reward failed the sentence that says s
 TOTAL_SCORES = "total_scores"
 """What a response is paid where hosts or teachers score it: made when all that they say is read."""
 
+SCORE_SIZES = "score_sizes"
+"""The largest term of that sum, without its sign: a sum is known to the rounding of it."""
+
+RESPONSE_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sequence_digests"
+"""What generation tells of a sequence of a wave beside what stages read: its tokens behind the prompt, and a number
+that is the same for sequences that are the same token by token."""
 
 TOLD = -1
 """In the field "versions", in place of the version of the weights that drew a token: a tool told it."""

@@ -15,7 +15,10 @@ from dataclasses import replace
 from meshwright.cost_models.waves import sees_waves
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Instruction, Program, Receive, RunStage, Send, Waves, owners
-from meshwright.profiles.stages import GENERATE, Role
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS, Role
+
+_OF_RESPONSES = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
+"""What is paid for a score depends on these."""
 
 
 def in_waves(program: Program, plan: Plan) -> Program:
@@ -44,9 +47,10 @@ def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
 
 
 def _told_scores(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
-    """All that pays the samples of a wave goes to all ranks that see waves."""
+    """All that decides what the samples of a wave are paid goes to all ranks that see waves."""
+    drawn = (GENERATE, _OF_RESPONSES)
     scored = [(stage.name, stage.writes) for stage in plan.graph.stages if stage.role is Role.REWARD]
-    for name, fields in (*scored, *((host.name, host.writes) for host in plan.graph.hosted)):
+    for name, fields in (drawn, *scored, *((host.name, host.writes) for host in plan.graph.hosted)):
         ends = owners(plan, name)
         yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=ends, targets=ranks)
         yield Receive(producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=ends)

@@ -123,6 +123,8 @@ class Actions:
             return Findings(facts=self._generating.run(batch))
         if kind.is_trained:
             self._copies[kind.name].version.require(kind.name, batch.step)
+        if kind.trains:
+            batch.score_alike()
         if kind.trains and self._job.rewards:
             require_scores(batch.experience)
             batch.add_up(self._job.reward_weights, self._job.reward_model_weight)

@@ -10,31 +10,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.learning_settings import PaidSettings
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.dynamic_sampling import LEAST_ACCEPTANCE
 from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import RESPONSE_LENGTHS
 from meshwright.runtime.environment.environment import require_scores
 from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.training.payments import Paid, groups_that_differ, pay
 
 
 @dataclass(frozen=True)
 class PaidBy:
-    """What a sample is paid of rewards on hosts, where there are weights of them, and of a reward model."""
+    """What a sample is paid of rewards on hosts, where there are weights of them, and of a reward model, after scale,
+    clip and penalties of the job's settings; `max_response` is the most tokens of a response."""
 
     reward_weights: tuple[float, ...] = ()
     model_weight: float = 1.0
+    settings: PaidSettings = field(default_factory=PaidSettings)
+    max_response: int = 0
 
     @classmethod
-    def of(cls, job: Job) -> PaidBy:
-        return cls(tuple(job.reward_weights) if job.rewards else (), job.reward_model_weight)
+    def of(cls, plan: Plan, job: Job) -> PaidBy:
+        assert isinstance(job.settings, PaidSettings), job.settings
+        weights = tuple(job.reward_weights) if job.rewards else ()
+        return cls(weights, job.reward_model_weight, job.settings, plan.facts.workload.max_response)
 
     def scores(self, wave: StepExperience) -> list[float]:
-        """Of every row of a wave whose scores are all here. Raises RunFailed for a reward that failed."""
+        """The score of every row of a wave whose scores are all here, as they are added up. Raises RunFailed for a
+        reward that failed."""
         require_scores(wave.experience)
+        wave.score_alike()
         if self.reward_weights:
             wave.add_up(self.reward_weights, self.model_weight)
         return [float(wave.score(row)) for row in wave.rows]
+
+    def paid(self, wave: StepExperience) -> Paid:
+        """What every row is paid for its score, as it will be where it is trained on. Its `scores` are read first."""
+        truncated, num_tokens = (
+            torch.cat([wave.experience.get(name, row) for row in wave.rows]) for name in ("truncated", RESPONSE_LENGTHS)
+        )
+        return pay(
+            torch.cat([wave.score(row) for row in wave.rows]),
+            truncated,
+            self.settings,
+            sizes=torch.cat([wave.score_size(row) for row in wave.rows]),
+            num_tokens=num_tokens,
+            max_response=self.max_response,
+        )
 
 
 def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]) -> None:
@@ -68,7 +94,7 @@ class GroupSampling:
             group_size=workload.group_size,
             num_prompts=sampling.wave(workload.num_prompts),
             most_waves=sampling.most_waves(workload.num_prompts),
-            paid=PaidBy.of(job),
+            paid=PaidBy.of(plan, job),
         )
 
     def filling(self, step: int) -> WaveFilling:
@@ -85,7 +111,7 @@ class WaveFilling:
     _kept: list[tuple[StepExperience, Sequence[int]]] = field(default_factory=list)
     """Groups with a signal in dealt order: the wave of each, and its rows there."""
     _scores: list[float] = field(default_factory=list)
-    """What every sample that was drawn is paid."""
+    """Those of every sample that was drawn."""
     _num_waves: int = 0
 
     @property
@@ -114,13 +140,12 @@ class WaveFilling:
 
     def take(self, wave: StepExperience) -> None:
         """Takes a wave whose scores are all here. Raises RunFailed for a reward that failed."""
-        scores, size = self.sampling.paid.scores(wave), self.sampling.group_size
+        self._scores += self.sampling.paid.scores(wave)
+        size = self.sampling.group_size
         self._num_waves += 1
-        self._scores += scores
-        for first in range(0, len(scores), size):
-            of_group = scores[first : first + size]
-            if max(of_group) > min(of_group):
-                self._kept.append((wave, wave.rows[first : first + size]))
+        for number, differs in enumerate(groups_that_differ(self.sampling.paid.paid(wave), size).tolist()):
+            if differs:
+                self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
 
     def fill(self, batch: StepExperience) -> None:
         """Puts what this rank holds of the first groups kept into the rows of the batch, one behind the other."""

@@ -1,9 +1,8 @@
 """Fills the batch of a step with the samples of each prompt that score best, of more that are drawn.
 
 A step is one wave of all its prompts. Every rank that sees it has all scores and chooses alike: of each prompt the
-samples with the highest reward, of equal ones those that were dealt first; a score that is no number is below all
-others. What is kept stays in the order in which it was dealt. Of what it chose, a rank has the rows it drew or was
-given.
+samples that are paid most, of equal ones those that were dealt first; a score that is no number is below all others.
+What is kept stays in the order in which it was dealt. Of what it chose, a rank has the rows it drew or was given.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SampleFilter:
             num_prompts=workload.num_prompts,
             num_drawn=workload.best_of,
             num_kept=workload.group_size,
-            paid=PaidBy.of(job),
+            paid=PaidBy.of(plan, job),
         )
 
     def filling(self, step: int) -> FilterFilling:
@@ -56,7 +55,7 @@ class FilterFilling:
     _kept: list[int] = field(default_factory=list)
     """Rows of the wave."""
     _scores: list[float] = field(default_factory=list)
-    """What every sample that was drawn is paid."""
+    """Those of every sample that was drawn."""
     _num_tied: int = 0
     """Prompts of which a sample was dropped that is paid as much as one that was kept."""
 
@@ -72,9 +71,9 @@ class FilterFilling:
     def take(self, wave: StepExperience) -> None:
         """Takes the wave, whose scores are all here. Raises RunFailed for a reward that failed."""
         self._wave, self._scores = wave, self.samples.paid.scores(wave)
-        size = self.samples.num_drawn
+        size, amounts = self.samples.num_drawn, self.samples.paid.paid(wave).amounts.tolist()
         for first in range(0, len(wave.rows), size):
-            paid = self._scores[first : first + size]
+            paid = amounts[first : first + size]
             chosen = best(paid, self.samples.num_kept)
             self._kept += [wave.rows[first + index] for index in chosen]
             dropped = (score for index, score in enumerate(paid) if index not in chosen)

@@ -14,7 +14,7 @@ from meshwright.planner.simulation.flight import Everything
 from meshwright.profiles.frameworks import GRAPH
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS
 from meshwright.profiles.trace import (
     CALL_SECONDS,
     LIVE,
@@ -36,7 +36,7 @@ from meshwright.runtime.generation.slots import Beginning, Finish, LiveSequence,
 from meshwright.runtime.generation.stopping import StopStrings
 from meshwright.runtime.generation.tool_turns import CallingTurn, ToolTurnTaking, TurnLimits
 from meshwright.runtime.messages.chunk_transport import ChunkSender, Streaming, TokenChunk
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.step_experience import StepExperience, digest_of
 from meshwright.runtime.training.copies import WeightCopy
 
 
@@ -140,6 +140,7 @@ class Generating:
             responses, facts = self._wave(batch, version)
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.draw: response.row for response in responses}
+            _put_facts(batch, responses)
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
@@ -329,6 +330,14 @@ class _Rounds:
     def live_in_a_group(self) -> float:
         """Sequences of a group that got a token, on average over its rounds; 0 without any."""
         return self._num_tokens / max(self._num_rounds, 1)
+
+
+def _put_facts(wave: StepExperience, responses: Sequence[Response]) -> None:
+    """Fields by which ranks without the tokens of a wave know what is paid for its scores."""
+    for response in responses:
+        tokens = torch.tensor(response.prompt.tokens + response.tokens)
+        wave.experience.put(RESPONSE_LENGTHS, response.row, torch.tensor([len(response.tokens)]))
+        wave.experience.put(SEQUENCE_DIGESTS, response.row, torch.tensor([digest_of(tokens)]))
 
 
 def _put_response(batch: StepExperience, row: int, response: Response) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.learning_settings import PaidSettings
+from meshwright.runtime.training.payments import SAME_SHARE, SMALLEST_SIZE
 
 _VARIANCE_FLOOR = 1e-8
-"""Keeps whitening finite when every advantage is the same."""
+"""Added to the variance, as `masked_whiten` of TRL and verl does."""
 
 
 def response_mask(prompt_lengths: Tensor, response_lengths: Tensor, width: int) -> Tensor:
@@ -31,34 +31,14 @@ def ends_response(mask: Tensor) -> Tensor:
     return mask & ~_shift_left(mask)
 
 
-def paid_scores(scores: Tensor, truncated: Tensor, settings: PaidSettings) -> Tensor:
-    """What each row is paid at its last token [B], from what the reward model said [B] and which rows were cut [B].
-
-    A response that ended is paid its score, times `reward_scale` and then held within `reward_clip` of zero. So is one
-    that was cut while `truncation` is terminal, unless the settings give a missing end a score of its own or a penalty
-    (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it is paid 0: what it would
-    have earned is left to the critic, and nothing is paid twice.
-    """
-    paid = scores * settings.reward_scale
-    if settings.reward_clip is not None:
-        paid = paid.clamp(-settings.reward_clip, settings.reward_clip)
-    if not settings.pays_cut:
-        cut = torch.zeros_like(paid)
-    elif settings.missing_end_score is not None:
-        cut = torch.full_like(paid, settings.missing_end_score)
-    else:
-        cut = paid - settings.missing_end_penalty
-    return torch.where(truncated.bool(), cut, paid)
-
-
 def token_rewards(
     scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, kl_coefficient: float
 ) -> Tensor:
     """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
 
-    `scores` is [B], as `paid_scores` says; `logprobs` and `ref_logprobs` are [B, S], of policies at the temperature of
-    sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the reward and of no loss (InstructGPT,
-    arXiv:2203.02155, equation 2, per token).
+    `scores` [B] are the amounts of `payments.pay`; `logprobs` and `ref_logprobs` are [B, S], of policies at the
+    temperature of sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the reward and of no loss
+    (InstructGPT, arXiv:2203.02155, equation 2, per token).
     """
     penalty = -kl_coefficient * (logprobs - ref_logprobs)
     rewards = torch.where(ends_response(mask), penalty + scores[:, None], penalty)
@@ -98,15 +78,20 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([kept.new_tensor(len(kept)), kept.sum(), kept.square().sum()])
 
 
-def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None, *, size: float | None = None) -> Tensor:
     """`x` [B, S] with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
 
-    `totals` [3] are the moments of the whole batch; they must be given when `x` is only a shard of it.
+    Where the deviation is no more than `payments.SAME_SHARE` of `size`, the largest number that `x` was made of (by
+    default the root of its mean square), all entries are the same but for rounding: every one of them becomes exactly
+    0. `totals` [3] are the moments of the whole batch; they must be given when `x` is only a shard of it.
     """
     count, total, squares = moments(x, mask) if totals is None else totals
-    mean = total / count.clamp(min=1.0)
-    variance = (squares / count.clamp(min=1.0) - mean.square()).clamp(min=0.0)
+    mean, mean_square = total / count.clamp(min=1.0), squares / count.clamp(min=1.0)
+    variance = (mean_square - mean.square()).clamp(min=0.0)
     whitened, is_kept = torch.zeros_like(x), mask.bool()
+    size = float(mean_square.sqrt()) if size is None else size
+    if variance <= (SAME_SHARE * max(size, SMALLEST_SIZE)) ** 2:
+        return whitened
     whitened[is_kept] = ((x[is_kept].double() - mean) * torch.rsqrt(variance + _VARIANCE_FLOOR)).to(x.dtype)
     return whitened
 

@@ -3,6 +3,9 @@
 Pure functions of tensors, with the shapes of `meshwright.runtime.training.advantages`. The rows of a batch are its
 prompts' groups, one behind the other, so that [B] is [prompts, group_size]. Every rank has the whole batch and computes
 the same, so that no layout changes what a sample is compared with.
+
+A group whose samples were all paid alike, as `payments.differ` says, has exactly 0 from every comparison here: neither
+an ulp of its mean nor the rounding of its scores is divided by a deviation that is as small.
 """
 
 from __future__ import annotations
@@ -11,58 +14,68 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
-from meshwright.runtime.training.advantages import generalized_advantages, paid_scores, token_rewards, whiten
-
-_STD_FLOOR = 1e-6
-"""Added to the deviation of a group, whose samples may all have one score."""
+from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
+from meshwright.runtime.training.payments import Paid, groups_that_differ
 
 
 def critic_free_advantages(
     *,
-    scores: Tensor,
+    paid: Paid,
     logprobs: Tensor,
     ref_logprobs: Tensor | None,
     mask: Tensor,
-    truncated: Tensor,
     settings: CriticFreeSettings,
     group_size: int,
-    max_response: int,
 ) -> Tensor:
     """Advantages [B, S] of a whole batch, zero outside the mask.
 
-    `scores` [B] are the reward model's, `logprobs` and `ref_logprobs` [B, S] those of the policy before the update and
-    of the reference, where there is one. `max_response` is the most tokens of a response.
+    `paid` is what `payments.pay` says of its rows, `logprobs` and `ref_logprobs` [B, S] are those of the policy before
+    the update and of the reference, where there is one.
     """
-    paid = paid_scores(scores, truncated, settings) - overlong_penalties(mask.sum(1), max_response, settings)
     if isinstance(settings, GRPO):
-        return _of_tokens(relative_to_group(paid, group_size, by_std=settings.normalise_by_std), mask)
-    if isinstance(settings, Reinforce) and settings.group_baseline:
-        paid = relative_to_group(paid, group_size, by_std=False)
+        apart = relative_to_group(paid.amounts, group_size, by_std=settings.normalise_by_std, sizes=paid.sizes)
+        return _of_tokens(apart, mask, logprobs.dtype)
     beta = 0.0 if ref_logprobs is None else settings.kl_coefficient
-    kept_to = logprobs if ref_logprobs is None else ref_logprobs
-    rewards = token_rewards(paid, logprobs, kept_to, mask, kl_coefficient=beta)
+    own = logprobs.double()
+    kept_to = own if ref_logprobs is None else ref_logprobs.double()
     if isinstance(settings, RLOO):
-        return _of_tokens(leave_one_out(rewards.sum(1), group_size), mask)
+        charged = token_rewards(torch.zeros_like(paid.amounts), own, kept_to, mask, kl_coefficient=beta).sum(1)
+        earned = leave_one_out(paid.amounts, group_size, sizes=paid.sizes) + leave_one_out(charged, group_size)
+        return _of_tokens(earned, mask, logprobs.dtype)
     assert isinstance(settings, Reinforce)
-    return whiten(returns_to_go(rewards, mask), mask)
+    amounts = paid.amounts
+    if settings.group_baseline:
+        amounts = relative_to_group(amounts, group_size, by_std=False, sizes=paid.sizes)
+    rewards = token_rewards(amounts, own, kept_to, mask, kl_coefficient=beta)
+    return whiten(returns_to_go(rewards, mask), mask, size=float(paid.sizes.max())).to(logprobs.dtype)
 
 
-def relative_to_group(paid: Tensor, group_size: int, *, by_std: bool) -> Tensor:
-    """What each sample was paid beyond the mean of its group [B], over the group's sample deviation where that is asked
-    (GRPO, arXiv:2402.03300, section 4.1.2; without, Dr. GRPO, arXiv:2503.20783, section 3.2)."""
-    groups = paid.view(-1, group_size)
+def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: Tensor | None = None) -> Tensor:
+    """The distance of what each sample was paid to the mean of its group, float64 [B], over the group's sample
+    deviation with `by_std` (GRPO, arXiv:2402.03300, section 4.1.2; without, Dr. GRPO, arXiv:2503.20783, section 3.2).
+
+    `sizes` [B] are those of `payments.Paid`, by default those of the amounts. Nothing is added to the deviation: a
+    group that has one so small that it had to be is one whose samples do not differ, and has 0.
+    """
+    groups = amounts.double().view(-1, group_size)
     apart = groups - groups.mean(1, keepdim=True)
     if by_std:
-        apart = apart / (groups.std(1, keepdim=True) + _STD_FLOOR)
-    return apart.reshape(-1)
+        apart = apart / groups.std(1, keepdim=True)
+    return _where_they_differ(apart, amounts, sizes)
 
 
-def leave_one_out(rewards: Tensor, group_size: int) -> Tensor:
-    """What each sample earned beyond the mean of the others of its group [B] (RLOO, arXiv:2402.14740;
-    Kool et al., Buy 4 REINFORCE samples, get a baseline for free, 2019)."""
-    groups = rewards.view(-1, group_size)
+def leave_one_out(rewards: Tensor, group_size: int, *, sizes: Tensor | None = None) -> Tensor:
+    """The distance of what each sample earned to the mean of the others of its group, float64 [B] (RLOO,
+    arXiv:2402.14740; Kool et al., Buy 4 REINFORCE samples, get a baseline for free, 2019). `sizes` are as above."""
+    groups = rewards.double().view(-1, group_size)
     others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
-    return (groups - others).reshape(-1)
+    return _where_they_differ(groups - others, rewards, sizes)
+
+
+def _where_they_differ(found: Tensor, amounts: Tensor, sizes: Tensor | None) -> Tensor:
+    """What was found for groups [P, N], as [B]: exactly 0 for those that were paid alike."""
+    paid = Paid(amounts.double(), (amounts if sizes is None else sizes).double().abs())
+    return torch.where(groups_that_differ(paid, found.shape[1])[:, None], found, 0.0).reshape(-1)
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
@@ -71,21 +84,6 @@ def returns_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
     return generalized_advantages(rewards, nothing, mask, torch.zeros(len(rewards)), gamma=1.0, gae_lambda=1.0)
 
 
-def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFreeSettings) -> Tensor:
-    """What is taken off for length [B]: nothing up to `overlong_tokens` before the longest response, then in a line up
-    to `overlong_penalty` at it (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4)."""
-    if not settings.overlong_tokens:
-        return torch.zeros(len(num_tokens))
-    beyond = (num_tokens - (max_response - settings.overlong_tokens)) / settings.overlong_tokens
-    return settings.overlong_penalty * beyond.clamp(0.0, 1.0)
-
-
-def share_with_signal(scores: Tensor, group_size: int) -> float:
-    """Of groups, those whose samples have different scores [B]: the others teach nothing."""
-    groups = scores.view(-1, group_size)
-    return float((groups.max(1).values > groups.min(1).values).double().mean())
-
-
-def _of_tokens(of_rows: Tensor, mask: Tensor) -> Tensor:
+def _of_tokens(of_rows: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A row's number at each of its response tokens [B, S]."""
-    return torch.where(mask.bool(), of_rows[:, None], 0.0)
+    return torch.where(mask.bool(), of_rows[:, None], 0.0).to(dtype)

@@ -27,7 +27,8 @@ from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.bodies import MicroBatch
 from meshwright.runtime.training.distillation import advantages_of_teachers, distillation_metrics
-from meshwright.runtime.training.group_advantages import critic_free_advantages, share_with_signal
+from meshwright.runtime.training.group_advantages import critic_free_advantages
+from meshwright.runtime.training.payments import Paid, pay, share_with_signal
 from meshwright.runtime.training.ppo import (
     LossShare,
     Mean,
@@ -70,6 +71,7 @@ class Learning:
         self._scores = torch.cat([batch.score(row) for row in rows])
         self._num_behind_prompts = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
+        self._paid = self._pay(batch, totals - prompts)
         self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
@@ -78,6 +80,19 @@ class Learning:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
+
+    def _pay(self, batch: StepExperience, num_tokens: Tensor) -> Paid | None:
+        """What rows are paid, whose `num_tokens` [B] behind their prompts are drawn and told; None where none is."""
+        if not isinstance(self._settings, PaidSettings):
+            return None
+        return pay(
+            self._scores,
+            self._truncated,
+            self._settings,
+            sizes=torch.cat([batch.score_size(row) for row in batch.rows]),
+            num_tokens=num_tokens,
+            max_response=self._workload.max_response,
+        )
 
     def _targets_of_turns(self, batch: StepExperience, width: int) -> dict[str, Tensor]:
         """As `_targets`, and the mask of the tokens that were drawn: those that a tool told carry no loss, and what is
@@ -94,15 +109,14 @@ class Learning:
             of_teachers = list(_of_teachers(fields).values())
             return {"advantages": advantages_of_teachers(of_teachers, fields["old_logprobs"], fields["mask"], settings)}
         if isinstance(settings, CriticFreeSettings):
+            assert self._paid is not None
             advantages = critic_free_advantages(
-                scores=self._scores,
+                paid=self._paid,
                 logprobs=fields["old_logprobs"],
                 ref_logprobs=fields.get("ref_logprobs"),
                 mask=fields["mask"],
-                truncated=self._truncated,
                 settings=settings,
                 group_size=self._workload.group_size,
-                max_response=self._workload.max_response,
             )
             return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
         assert isinstance(settings, PPO)
@@ -132,11 +146,11 @@ class Learning:
         logprobs, mask = fields["old_logprobs"], fields["mask"]
         if isinstance(settings, Distill):
             return distillation_metrics(fields["advantages"], _of_teachers(fields), logprobs, mask, self._truncated)
-        assert isinstance(settings, PaidSettings)
+        assert self._paid is not None
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
-        reported = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, settings=settings)
+        reported = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, paid=self._paid)
         if group_size > 1 and not self._workload.dynamic_sampling:  # which tells it of all that was drawn
-            reported["groups_with_signal"] = share_with_signal(self._scores, group_size)
+            reported["groups_with_signal"] = share_with_signal(self._paid, group_size)
         return reported
 
     def num_tokens(self, rows: Sequence[int]) -> int:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.learning_settings import LearningSettings, PaidSettings
+from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.runtime.training.advantages import generalized_advantages, paid_scores, token_rewards, whiten
+from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
+from meshwright.runtime.training.payments import Paid, pay
 
 
 class Targets(NamedTuple):
@@ -68,14 +69,18 @@ def targets(
     `scores` [B] are the reward model's, and `truncated` [B] the rows that were cut by length; `settings.truncation`
     says what that means.
     """
-    paid = paid_scores(scores, truncated, settings)
-    rewards = token_rewards(paid, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
+    paid = pay(scores, truncated, settings)
+    amounts = paid.amounts.to(values.dtype)
+    rewards = token_rewards(amounts, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
     bootstrapped = truncated.bool() & (settings.truncation == "bootstrap")
     advantages = generalized_advantages(
         rewards, values, mask, bootstrapped, gamma=settings.gamma, gae_lambda=settings.gae_lambda
     )
     returns = torch.where(mask.bool(), advantages + values, 0.0)
-    return Targets(whiten(advantages, mask) if settings.whiten_advantages else advantages, returns)
+    if settings.whiten_advantages:
+        said = values[mask.bool()].double().abs()
+        advantages = whiten(advantages, mask, size=float(torch.cat([paid.sizes, said]).max()))
+    return Targets(advantages, returns)
 
 
 def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
@@ -204,11 +209,11 @@ def experience_metrics(
     mask: Tensor,
     truncated: Tensor,
     *,
-    settings: PaidSettings,
+    paid: Paid,
 ) -> dict[str, float]:
     """What is reported of a whole batch of experience: means over its rows [B], the divergence also per token.
 
-    `score` is what the reward model said and `paid_score` what the rows were paid for it, see `paid_scores`.
+    `score` is what rewards and the reward model said and `paid_score` what the rows were paid for it, see `pay`.
     `kl_to_ref` is the k1 estimate log pi - log ref, summed over each row's response: what the reward is charged for;
     there is none without a reference.
     """
@@ -220,7 +225,7 @@ def experience_metrics(
         divergence["kl_to_ref_per_token"] = log_ratio / max(1, int(num_tokens))
     return {
         "score": float(scores.double().mean()),
-        "paid_score": float(paid_scores(scores, truncated, settings).double().mean()),
+        "paid_score": float(paid.amounts.mean()),
         **divergence,
         "response_tokens": float(num_tokens / len(scores)),
         "truncated_fraction": float(truncated.double().mean()),

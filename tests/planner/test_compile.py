@@ -6,13 +6,9 @@ import time
 from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
-<<<<<<< HEAD
-from meshwright.planner.compile import best_plan, compile_plan
-=======
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call
-from meshwright.planner.compile import compile_plan
->>>>>>> h5
+from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
@@ -109,7 +105,6 @@ def test_no_stage_works_ahead_where_all_share_one_rank() -> None:
     assert plan.solver.gap <= 0.03
 
 
-<<<<<<< HEAD
 def test_a_plan_names_what_else_it_was_made_of() -> None:
     facts = small_facts(ranks_per_node=1, batch_size=4)
     plan = compile_plan(facts, ToyModel(facts), digests={"profile": "0" * 64})
@@ -122,7 +117,8 @@ def test_a_search_without_time_does_not_say_that_nothing_fits() -> None:
     over = Limits(deadline=time.monotonic() - 1)
     assert best_plan(facts, ToyModel(facts), limits=over) == "out_of_limit"
     assert best_plan(crowded, ToyModel(crowded)) == "infeasible"
-=======
+
+
 def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is_costed() -> None:
     """The search ended without a plan and without a reason."""
     facts = small_facts(batch_size=8)
@@ -138,4 +134,3 @@ def test_minibatches_that_do_not_divide_the_batch_are_refused_before_anything_is
         f"{name} has no legal choice: num_minibatches=3 does not divide batch_size=8; use 2."
         for name in ("actor_train", "critic_train")
     }
->>>>>>> h5

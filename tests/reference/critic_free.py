@@ -63,6 +63,9 @@ class CriticFreeSettings:
     overlong_penalty: float = 0.0
     kl_coefficient: float = 0.0
     missing_end_penalty: float = 0.0
+    missing_end_score: float | None = None
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
     teacher_weights: tuple[float, ...] = ()
     normalise_by_std: bool = False
     group_baseline: bool = False
@@ -130,7 +133,7 @@ class CriticFreeReference:
         scores = [] if self.reward is None else scores_of(self.reward, rows)
         ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
-        paid = [self._paid(score, cut[index], rows[index]) for index, score in enumerate(scores)]
+        paid = [paid_for(score, row, s) for score, row in zip(scores, rows, strict=True)]
         return Compared(
             cut=cut,
             scores=scores,
@@ -142,15 +145,6 @@ class CriticFreeReference:
             draws_explained=float(explained.double().mean()),
             minibatches=[],
         )
-
-    def _paid(self, score: Tensor, is_cut: bool, row: Row) -> Tensor:
-        """The score less what a missing end and what length cost: DAPO, section 3.4."""
-        s, length = self.settings, len(row.response)
-        paid = score - s.missing_end_penalty if is_cut else score
-        if s.overlong_tokens:
-            into = length - (s.max_response - s.overlong_tokens)
-            paid = paid - s.overlong_penalty * max(0.0, into / s.overlong_tokens)
-        return paid
 
     def _advantages(
         self, paid: Sequence[Tensor], proximal: Sequence[Tensor], ref: Sequence[Tensor] | None
@@ -164,8 +158,8 @@ class CriticFreeReference:
             of_group = torch.stack([paid[index] for index in group])
             for index in group:
                 if s.algorithm == "grpo":
-                    apart = paid[index] - of_group.mean()
-                    by = of_group.std() + 1e-6 if s.normalise_by_std else 1.0
+                    apart = torch.zeros_like(paid[index]) if are_alike(of_group) else paid[index] - of_group.mean()
+                    by = of_group.std() if s.normalise_by_std and not are_alike(of_group) else 1.0
                     found.append((apart / by).expand(len(proximal[index])))
                 elif s.algorithm == "rloo":
                     earned = {other: paid[other] + penalties[other].sum() for other in group}
@@ -214,3 +208,26 @@ class CriticFreeReference:
         if self.settings.loss_mean == "sequence":
             return torch.stack([of_row.mean() for of_row in of_rows]).mean()
         return x.sum() / (len(lengths) * self.settings.max_response)
+
+
+def paid_for(score: Tensor, row: Row, s: CriticFreeSettings) -> Tensor:
+    """The score, scaled and clipped, less what a missing end and what length cost: DAPO, section 3.4."""
+    paid = score * s.reward_scale
+    if s.reward_clip is not None:
+        paid = paid.clamp(-s.reward_clip, s.reward_clip)
+    if row.is_cut(s):
+        paid = (
+            paid - s.missing_end_penalty if s.missing_end_score is None else torch.full_like(paid, s.missing_end_score)
+        )
+    if s.overlong_tokens:
+        into = len(row.response) - (s.max_response - s.overlong_tokens)
+        paid = paid - s.overlong_penalty * max(0.0, into / s.overlong_tokens)
+    return paid
+
+
+def are_alike(paid: Tensor) -> bool:
+    """Whether the samples of a group [N] were all paid the same: GRPO's advantages are 0 / 0 there, and stand for 0.
+
+    Samples that a run knows in float32 only are the same where they differ by less than its rounding.
+    """
+    return bool(paid.max() - paid.min() <= 1e-5 * paid.abs().max())

@@ -1,7 +1,7 @@
 """Dynamic sampling as DAPO says it (arXiv:2503.14476, section 3.2): one process, float64, one group after another.
 
 Prompts come in shuffled passes. The groups of a step are drawn and scored in that order, a wave at a time; the first
-ones whose samples are not all scored alike are the batch. Nothing is imported from the project.
+ones whose samples are not all paid alike are the batch. Nothing is imported from the project.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from tests.reference.critic_free import CriticFreeSettings
+from tests.reference.critic_free import CriticFreeSettings, are_alike, paid_for
 from tests.reference.ppo import Row, uniform
-
-SAME = 1e-9
-"""Scores nearer than this are one."""
 
 
 class Sampled(Protocol):
@@ -68,8 +65,8 @@ class DynamicSampling:
                 first = place * self._settings.group_size
                 draws = range(first, first + self._settings.group_size)
                 group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
-                scores = [score(row) for row in group]
-                if max(scores) - min(scores) > SAME:
+                paid = [paid_for(torch.tensor(score(row), dtype=torch.float64), row, self._settings) for row in group]
+                if not are_alike(torch.stack(paid)):
                     kept.append(group)
         return Batch(
             rows=[row for group in kept[: self._num_groups] for row in group],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.planner.plan.evaluate import Task, evaluate, host_bytes, list_schedule, peak_bytes, resident_bytes
 from meshwright.planner.plan.plan import Plan
@@ -49,7 +51,7 @@ def test_the_period_lies_between_the_longest_stage_and_everything_in_turn(seed: 
     assert max(tasks) <= plan.period_seconds <= sum(tasks) + lags
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, all=6)
 def test_what_is_read_two_turns_later_makes_a_turn_half_as_much_longer(seed: int) -> None:
     """A hand-over of a million seconds has as long as the two turns that pass before it is read."""
     plan = random_plan(seed, ahead=pattern_ahead(PPO_GRAPH, 2))

@@ -65,10 +65,13 @@ def test_nothing_but_weights_comes_before_the_waves(plan: Plan) -> None:
     assert all(isinstance(one, MoveWeights) for one in parted.instructions[: waves.others])
 
 
-def test_all_ranks_that_draw_or_score_are_told_all_scores(plan: Plan) -> None:
+def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(plan: Plan) -> None:
     waves = waves_of(plan)
     told = [one for one in waves.instructions if isinstance(one, Receive) and one.consumer == GENERATE]
-    assert [(one.producer, one.fields, one.ranks) for one in told] == [(SCORE, ("scores",), waves.ranks)]
+    assert [(one.producer, one.fields, one.ranks) for one in told] == [
+        (GENERATE, ("truncated", "response_lengths", "sequence_digests"), waves.ranks),
+        (SCORE, ("scores",), waves.ranks),
+    ]
     assert set(waves.ranks) == {*plan.pool_of(GENERATE).ranks, *plan.pool_of(SCORE).ranks}
 
 

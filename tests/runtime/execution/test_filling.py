@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 
+from meshwright.planner.plan.critic_free_settings import GRPO
+from meshwright.planner.plan.learning_settings import PaidSettings
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import REWARD_ERROR, REWARDS
+from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.filling import GroupSampling, PaidBy, WaveFilling
 from meshwright.runtime.messages.step_experience import StepExperience
 
@@ -18,8 +21,18 @@ SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, most_waves=7
 ALIKE, APART = (1.0, 1.0), (0.0, 1.0)
 
 
-def put(wave: StepExperience, groups: Sequence[tuple[float, float]]) -> StepExperience:
-    """Scores of a wave, and tokens that tell their rows."""
+def put(
+    wave: StepExperience,
+    groups: Sequence[tuple[float, float]],
+    *,
+    truncated: Sequence[int] = (),
+    lengths: Mapping[int, int] | None = None,
+) -> StepExperience:
+    """Scores of a wave, tokens that tell their rows, and what is known of responses: of 1 token and not truncated."""
+    for row in wave.rows:
+        wave.experience.put("truncated", row, torch.tensor([row in truncated], dtype=torch.uint8))
+        wave.experience.put(RESPONSE_LENGTHS, row, torch.tensor([(lengths or {}).get(row, 1)]))
+        wave.experience.put(SEQUENCE_DIGESTS, row, torch.tensor([row]))
     for row, score in zip(wave.rows, (score for group in groups for score in group), strict=True):
         wave.experience.put("scores", row, torch.tensor([score]))
         wave.experience.put("tokens", row, torch.tensor([row]))
@@ -93,6 +106,62 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
             wave.experience.put(REWARDS, row, torch.tensor(rewards))
         filling.take(wave)
         assert filling.metrics["groups_with_signal"] == share
+
+
+def share(settings: PaidSettings, groups: Sequence[tuple[float, float]], **known: Any) -> float:
+    """Of these groups, those with a signal, of responses with 8 tokens at most."""
+    sampling = GroupSampling(
+        num_groups=1,
+        group_size=2,
+        num_prompts=len(groups),
+        most_waves=1,
+        paid=PaidBy(settings=settings, max_response=8),
+    )
+    filling = sampling.filling(0)
+    filling.take(put(filling.next_wave(), groups, **known))
+    return filling.metrics["groups_with_signal"]
+
+
+def test_groups_are_compared_by_what_is_paid() -> None:
+    assert share(GRPO(), [(5.0, 10.0)]) == 1
+    assert share(GRPO(reward_clip=1.0), [(5.0, 10.0)]) == 0
+    assert share(GRPO(missing_end_score=-1.0), [(5.0, 10.0)], truncated=[0, 1]) == 0
+    assert share(GRPO(missing_end_score=-1.0), [(5.0, 5.0)], truncated=[1]) == 1
+    assert share(GRPO(missing_end_penalty=0.5), [(5.0, 5.5)], truncated=[1]) == 0
+    overlong = GRPO(overlong_tokens=4, overlong_penalty=1.0)
+    assert share(overlong, [(5.0, 5.0)], lengths={0: 4, 1: 6}) == 1
+    assert share(overlong, [(5.0, 5.5)], lengths={0: 4, 1: 6}) == 0
+
+
+def test_scores_that_differ_by_rounding_are_no_signal() -> None:
+    """Groups of one score each, the second of which is the next float; `tests.runtime.training` has more of them."""
+    draw = random.Random(0)
+    scores = torch.tensor([draw.choice([-1, 1]) * 10 ** draw.uniform(-8, 8) for _ in range(300)])
+    following = torch.nextafter(scores, torch.tensor(torch.inf))
+    assert share(GRPO(), list(zip(scores.tolist(), scores.tolist(), strict=True))) == 0
+    assert share(GRPO(), list(zip(scores.tolist(), following.tolist(), strict=True))) == 0
+    assert share(GRPO(), list(zip(scores.tolist(), (scores * 1.001).tolist(), strict=True))) == 1
+
+
+def test_rewards_that_add_up_to_nothing_leave_no_signal_in_their_rounding() -> None:
+    sampling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, most_waves=1, paid=PaidBy((0.1, -0.3)))
+    filling = sampling.filling(0)
+    wave = put(filling.next_wave(), [APART])
+    for row, rewards in enumerate(([300.0, 100.0], [30.3, 10.1])):
+        del wave.experience.fields()["scores"][row]  # type: ignore[attr-defined]
+        wave.experience.put(REWARDS, row, torch.tensor(rewards))
+    filling.take(wave)
+    assert wave.score(0) != wave.score(1)
+    assert filling.metrics["groups_with_signal"] == 0
+
+
+def test_the_same_response_twice_is_no_signal_however_far_apart_a_model_scores_it() -> None:
+    """As one in bf16 does, in micro-batches of other shapes."""
+    filling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, most_waves=1).filling(0)
+    wave = put(filling.next_wave(), [(0.5, 0.504)])
+    wave.experience.put(SEQUENCE_DIGESTS, 1, torch.tensor([0]))
+    filling.take(wave)
+    assert filling.metrics["groups_with_signal"] == 0
 
 
 def test_a_reward_that_failed_ends_the_run() -> None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import REWARD_ERROR, REWARDS
+from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.filling import PaidBy
 from meshwright.runtime.execution.sample_filter import FilterFilling, SampleFilter, best
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -28,9 +29,18 @@ def scored(scores: Sequence[float], samples: SampleFilter = SAMPLES) -> FilterFi
     for row, score in zip(wave.rows, scores, strict=True):
         wave.experience.put("scores", row, torch.tensor([score]))
         wave.experience.put("tokens", row, torch.tensor([row]))
-    filling.take(wave)
+    filling.take(known(wave))
     assert filling.is_full
     return filling
+
+
+def known(wave: StepExperience, truncated: Sequence[int] = ()) -> StepExperience:
+    """A wave with what is told of its responses: all of 1 token, each another."""
+    for row in wave.rows:
+        wave.experience.put("truncated", row, torch.tensor([row in truncated], dtype=torch.uint8))
+        wave.experience.put(RESPONSE_LENGTHS, row, torch.tensor([1]))
+        wave.experience.put(SEQUENCE_DIGESTS, row, torch.tensor([row]))
+    return wave
 
 
 def kept(filling: FilterFilling, num_rows: int = 4) -> list[int]:
@@ -84,9 +94,21 @@ def test_samples_are_compared_by_all_that_they_are_paid() -> None:
         wave.experience.put(REWARDS, row, torch.tensor(rewards))
         wave.experience.put("scores", row, torch.tensor([score]))
         wave.experience.put("tokens", row, torch.tensor([row]))
-    filling.take(wave)
+    filling.take(known(wave))
     assert kept(filling, 1) == [2]
     assert filling.metrics["drawn_score"] == pytest.approx(4.3 / 3)
+
+
+def test_a_sample_that_is_paid_less_for_its_missing_end_is_not_kept_for_its_score() -> None:
+    paid = PaidBy(settings=GRPO(missing_end_score=-1.0))
+    filling = SampleFilter(num_prompts=1, num_drawn=3, num_kept=1, paid=paid).filling(0)
+    wave = known(filling.next_wave(), truncated=[0])
+    for row, score in enumerate((9.0, 0.5, 1.0)):
+        wave.experience.put("scores", row, torch.tensor([score]))
+        wave.experience.put("tokens", row, torch.tensor([row]))
+    filling.take(wave)
+    assert kept(filling, 1) == [2]
+    assert filling.metrics["drawn_score"] == 3.5
 
 
 def test_a_rank_fills_in_the_rows_that_it_was_given() -> None:
@@ -95,7 +117,7 @@ def test_a_rank_fills_in_the_rows_that_it_was_given() -> None:
     for row in wave.rows:
         wave.experience.put("scores", row, torch.tensor([float(row)]))
     wave.experience.put("values", 7, torch.tensor([7.0]))
-    filling.take(wave)
+    filling.take(known(wave))
     batch = StepExperience(step=0, rows=range(4))
     filling.fill(batch)
     assert batch.experience.rows("values") == (3,)
@@ -108,4 +130,4 @@ def test_a_reward_that_fails_ends_the_run() -> None:
         wave.experience.put("scores", row, torch.tensor([1.0]))
     wave.experience.put(REWARD_ERROR, 1, torch.tensor(list(b"reward r of sample 0/1: gone"), dtype=torch.uint8))
     with pytest.raises(RunFailed, match="reward r of sample 0/1: gone"):
-        filling.take(wave)
+        filling.take(known(wave))

@@ -33,6 +33,11 @@ CASES = {
     "dp2": Case(2, {"other": Where("0:2", "dp2", ROWS)}, settings={"kl_coefficient": 0.1}),
     "pp2": Case(2, {"other": Where("0:2", "pp2", ROWS)}),
     "generation and scores apart": Case(2, {**APART, "other": Where("1:1", schedule=ROWS)}),
+    "scores apart, paid after clip and penalties": Case(
+        2,
+        {**APART, "other": Where("1:1", schedule=ROWS)},
+        settings={"reward_clip": 0.05, "missing_end_penalty": 0.1, "overlong_tokens": 4, "overlong_penalty": 0.2},
+    ),
 }
 FIXED = {"actor_learning_rate": 1e-12}
 OF_HOSTS = {

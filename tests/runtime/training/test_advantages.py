@@ -16,7 +16,6 @@ from meshwright.runtime.training.advantages import (
     ends_response,
     generalized_advantages,
     moments,
-    paid_scores,
     response_mask,
     token_rewards,
     whiten,
@@ -115,21 +114,6 @@ def test_bootstrapping_pays_no_score_at_a_cut_and_keeps_the_penalty() -> None:
     assert goals.returns[mask].tolist() == [2.5, 6.5]
 
 
-def test_scores_are_scaled_and_then_clipped_and_a_missing_end_is_neither() -> None:
-    scores, cut = torch.tensor([2.0, -9.0, 0.25, 3.0]), torch.tensor([False, False, False, True])
-    scaled = PPO(reward_scale=2.0, reward_clip=3.0, missing_end_score=-7.0)
-    assert paid_scores(scores, cut, scaled).tolist() == [3, -3, 0.5, -7]
-    assert paid_scores(scores, cut, PPO(reward_clip=2.5, missing_end_penalty=1.0)).tolist() == [2, -2.5, 0.25, 1.5]
-
-
-def test_a_missing_end_is_paid_a_score_of_its_own_or_less_than_its_score() -> None:
-    scores, cut = torch.tensor([2.0, 3.0]), torch.tensor([True, False])
-    assert paid_scores(scores, cut, PPO()).tolist() == [2, 3]
-    assert paid_scores(scores, cut, PPO(missing_end_score=-1.0)).tolist() == [-1, 3]
-    assert paid_scores(scores, cut, PPO(missing_end_penalty=0.5)).tolist() == [1.5, 3]
-    assert paid_scores(scores, cut, PPO(truncation="bootstrap")).tolist() == [0, 3]
-
-
 @pytest.mark.parametrize(
     ("features", "start"),
     [(torch.eye(WIDTH), 1.0), (torch.stack([torch.ones(WIDTH), torch.arange(WIDTH) / WIDTH], dim=1), 0.0)],
@@ -224,6 +208,32 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_the_response()
 def test_whitening_a_constant_gives_zeros() -> None:
     mask = torch.tensor([[1, 1, 0]])
     assert whiten(torch.full((1, 3), 4.0), mask).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("size", [1e-8, 0.35, 3.3, 10.1, 100.1, -7.7, 1e8])
+def test_whitening_what_differs_by_rounding_alone_gives_exactly_zeros(size: float) -> None:
+    x, mask = torch.full((7, 33), size), torch.ones(7, 33)
+    assert not whiten(x, mask).any()
+    x[2, 4:] = torch.nextafter(x[2, 4:], torch.tensor(torch.inf))
+    assert not whiten(x, mask).any()
+    assert not whiten(x.double() - size, mask, size=abs(size)).any()
+    x[2, 4:] *= 1.01
+    assert whiten(x, mask).all()
+
+
+def test_a_critic_that_expects_all_that_is_paid_leaves_nothing_to_whiten() -> None:
+    """Rounding of values and rewards, which GAE adds up, is not made a deviation of 1."""
+    mask = response_mask(torch.tensor([2, 2]), torch.tensor([9, 9]), WIDTH)
+    goals = targets(
+        scores=torch.full((2,), 10.1),
+        logprobs=torch.zeros(2, WIDTH),
+        ref_logprobs=torch.zeros(2, WIDTH),
+        values=torch.full((2, WIDTH), 10.1) * (1 + 1e-7 * torch.randn(2, WIDTH, generator=torch.manual_seed(0))),
+        mask=mask,
+        truncated=torch.zeros(2),
+        settings=PPO(),
+    )
+    assert not goals.advantages.any()
 
 
 def test_shards_whitened_with_the_summed_moments_equal_the_batch_whitened_whole() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import response_mask
+from meshwright.runtime.training.payments import Paid, pay
 from meshwright.runtime.training.ppo import (
     LossShare,
     Mean,
@@ -206,7 +207,7 @@ def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
         torch.zeros(2, 5),
         mask,
         torch.tensor([True, False]),
-        settings=PPO(missing_end_penalty=0.5),
+        paid=pay(torch.tensor([1.0, 2.0]), torch.tensor([True, False]), PPO(missing_end_penalty=0.5)),
     )
     assert metrics == {
         "score": 1.5,
@@ -272,5 +273,5 @@ def test_the_estimate_of_the_divergence_is_that_of_k3_and_never_negative() -> No
 
 def test_without_a_reference_no_divergence_is_reported() -> None:
     b = batch(3)
-    given = torch.zeros(ROWS), b["logprobs"], None, b["mask"], torch.zeros(ROWS)
-    assert not any("kl" in name for name in experience_metrics(*given, settings=GRPO()))
+    given, paid = (torch.zeros(ROWS), b["logprobs"], None, b["mask"], torch.zeros(ROWS)), torch.zeros(ROWS)
+    assert not any("kl" in name for name in experience_metrics(*given, paid=Paid(paid, paid)))

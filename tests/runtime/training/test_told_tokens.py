@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from meshwright.planner.plan.critic_free_settings import GRPO
@@ -19,6 +20,7 @@ PROMPTS, RESPONSES, WIDTH = torch.tensor([3, 2]), torch.tensor([6, 4]), 10
 RESPONSE = response_mask(PROMPTS, RESPONSES, WIDTH)
 VERSIONS = torch.tensor([[0, 0, 4, 4, TOLD, TOLD, 5, 5, 0, 0], [0, 4, TOLD, 4, 4, 0, 0, 0, 0, 0]])
 DRAWN = drawn_mask(RESPONSE, VERSIONS)
+FREE = GRPO(kl_coefficient=0.0)
 
 
 def test_told_tokens_are_no_part_of_the_mask() -> None:
@@ -56,7 +58,14 @@ def test_advantages_pass_over_what_was_told() -> None:
     assert not found[~DRAWN].any()
 
 
-def learning(versions: torch.Tensor, told_logprob: float) -> Learning:
+def learning(
+    versions: torch.Tensor,
+    told_logprob: float,
+    settings: GRPO = FREE,
+    *,
+    scores: tuple[float, float] = (0.0, 1.0),
+    truncated: int = 0,
+) -> Learning:
     """Two samples of a prompt, whose told tokens have this log-probability before the update."""
     batch = StepExperience(step=4, rows=range(2))
     told = torch.tensor(told_logprob)
@@ -65,8 +74,8 @@ def learning(versions: torch.Tensor, told_logprob: float) -> Learning:
         fields = {
             "tokens": torch.arange(end),
             "prompt_lengths": torch.tensor([prompt]),
-            "truncated": torch.tensor([0], dtype=torch.uint8),
-            "scores": torch.tensor([float(row)]),
+            "truncated": torch.tensor([truncated], dtype=torch.uint8),
+            "scores": torch.tensor([scores[row]]),
             "versions": versions[row, :end].int(),
             "proximal_logprobs": torch.where(versions[row, :end] == TOLD, told, -1.0),
             "behaviour_logprobs": torch.where(versions[row, :end] == TOLD, 0.0, -1.1),
@@ -81,7 +90,7 @@ def learning(versions: torch.Tensor, told_logprob: float) -> Learning:
         turns=ToolTurns(number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), max_tokens=8),
     )
     reads = ("tokens", "prompt_lengths", "truncated", "scores", "proximal_logprobs", "versions")
-    return Learning(GRPO(kl_coefficient=0.0), batch, reads=reads, workload=workload, weighs_draws=True)
+    return Learning(settings, batch, reads=reads, workload=workload, weighs_draws=True)
 
 
 def test_told_tokens_carry_no_loss_no_weight_and_no_count() -> None:
@@ -105,6 +114,27 @@ def test_told_tokens_carry_no_loss_no_weight_and_no_count() -> None:
     share.loss.backward()
     assert logprobs.grad is not None
     assert not logprobs.grad[~drawn].any()
+
+
+def test_a_response_is_as_long_as_what_was_drawn_and_told() -> None:
+    """Of at most 8 tokens, the last 4 of which cost up to 1: one of 6, 2 of them told, costs a half."""
+    scored = learning(VERSIONS, -3.0).metrics()
+    assert scored["paid_score"] == scored["score"] == 0.5
+    assert scored["groups_with_signal"] == 1.0
+    found = learning(VERSIONS, -3.0, FREE.model_copy(update={"overlong_tokens": 4, "overlong_penalty": 1.0})).metrics()
+    assert found["score"] == 0.5
+    assert found["paid_score"] == (0.0 - 0.5 + 1.0) / 2
+
+
+@pytest.mark.parametrize("settings", [GRPO(missing_end_score=-1.0), GRPO(reward_clip=1.0)], ids=["end", "clip"])
+def test_groups_with_signal_are_those_that_are_paid_apart(settings: GRPO) -> None:
+    """Two truncated responses that were scored 5 and 10."""
+    found = learning(VERSIONS, -3.0, settings, scores=(5.0, 10.0), truncated=1)
+    assert found.metrics()["groups_with_signal"] == 0.0
+    assert not found.block((0, 1)).fields["advantages"].any()
+    apart = learning(VERSIONS, -3.0, FREE, scores=(5.0, 10.0), truncated=1)
+    assert apart.metrics()["groups_with_signal"] == 1.0
+    assert apart.block((0, 1)).fields["advantages"].any()
 
 
 def test_what_told_tokens_are_said_to_be_worth_changes_nothing() -> None:
