@@ -6,10 +6,11 @@ A pin that no legal choice keeps is told and left out; a number of rows or slots
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan, compile_plan
@@ -35,7 +36,7 @@ class Reader:
     """How the configurations of a trainer are read."""
 
     trainer: OtherTrainer
-    read: Callable[[Path], Configured]
+    read: Callable[[Path, Mapping[str, Any]], Configured]
 
 
 @dataclass(frozen=True, kw_only=True)

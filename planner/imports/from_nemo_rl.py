@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.estimators import (
@@ -30,9 +31,11 @@ _OTHERS = ("dpo.", "sft.", "distillation.", "rm.")
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
-def read_nemo_rl(path: Path) -> Configured:
-    """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
-    given = read_overrides(path, known_keys("nemo_rl"))
+def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a file, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the key that has no place in a job."""
+    given = read_overrides(path, known_keys("nemo_rl"), changed=changed)
     if other := next((key for key in given.given if key.startswith(_OTHERS)), None):
         raise BadInput(
             f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
@@ -117,7 +120,7 @@ def _models(configuration: Configuration) -> Iterator[Said]:
         keys["reward"] = f"{_RM}.model_name"
     for role, key in keys.items():
         if role in configuration.graph.roles:
-            yield Said(f"models.{role}", str(given.value(key)), (key,))
+            yield Said(f"models.{role}", str(given.text(key)), (key,))
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.estimators import (
@@ -41,9 +42,11 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-def read_openrlhf(path: Path) -> Configured:
-    """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
-    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT))
+def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a script, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the flag that has no place in a job."""
+    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT, changed=changed))
     configuration = _configuration(given)
     notes = [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in given.unknown]
     if given.whole("ds.zero_stage") > 1:
@@ -89,8 +92,8 @@ def _workload(configuration: Configuration) -> Iterator[Said]:
 
 def _models(configuration: Configuration) -> Iterator[Said]:
     given = configuration.given
-    actor, reward = given.value("actor.model_name_or_path"), given.value("reward.model_name_or_path")
-    critic = given.value("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
+    actor, reward = given.text("actor.model_name_or_path"), given.text("reward.model_name_or_path")
+    critic = given.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
     for role, path in (("actor", actor), ("ref", actor), ("critic", critic)):
         if role in configuration.graph.roles:
             yield Said(f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",))
@@ -99,7 +102,7 @@ def _models(configuration: Configuration) -> Iterator[Said]:
 
 
 def _has_reward_model(given: GivenKeys) -> bool:
-    return bool(given.value("reward.model_name_or_path")) and not given.value("reward.remote_url")
+    return bool(given.text("reward.model_name_or_path")) and not given.text("reward.remote_url")
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:

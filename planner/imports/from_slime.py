@@ -42,9 +42,11 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-def read_slime(path: Path) -> Configured:
-    """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
-    given = read_flags(path, known_keys("slime"))
+def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a script, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the flag that has no place in a job."""
+    given = read_flags(path, known_keys("slime"), changed=changed)
     configuration = _configuration(given)
     served = _served(given, path)
     notes = [*configuration.notes()]
@@ -52,7 +54,7 @@ def read_slime(path: Path) -> Configured:
         notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
     degrees = _degrees(given)
     notes += narrowed(_DEGREES["ep"], degrees["ep"], _layout(given), degrees["etp"])
-    is_async = "train_async.py" in read_text(path, "configuration", MOST_YAML_BYTES)
+    is_async = any(Path(word).name == "train_async.py" for word in given.command)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
     return Configured(said=tuple(said), steps_ahead=int(is_async), notes=(*notes, *given.notes), unread=given.unread)
@@ -101,7 +103,7 @@ def _workload(configuration: Configuration) -> Iterator[Said]:
 def _models(configuration: Configuration, served: dict[str, Any] | None) -> Iterator[Said]:
     for role in configuration.graph.roles:
         if role != Role.REWARD:
-            yield Said(f"models.{role}", str(configuration.given.value("hf-checkpoint")), ("hf-checkpoint",))
+            yield Said(f"models.{role}", str(configuration.given.text("hf-checkpoint")), ("hf-checkpoint",))
     if served:
         yield Said("models.reward", str(served.get("model_path")), ("sglang-config",))
 

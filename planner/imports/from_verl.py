@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.export.to_verl import VERL
@@ -49,9 +50,11 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 _ROLLOUTS = (VERL.engine, *VERL.other_engines)
 
 
-def read_verl(path: Path) -> Configured:
-    """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
-    given = read_overrides(path, known_keys("verl"))
+def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a file, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the key that has no place in a job."""
+    given = read_overrides(path, known_keys("verl"), changed=changed)
     configuration = _configuration(given)
     is_megatron = given.value("model_engine") == "megatron" or any(".megatron." in key for key in given.given)
     notes = [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.unknown]
@@ -111,10 +114,10 @@ def _models(configuration: Configuration) -> Iterator[Said]:
     given = configuration.given
     for role, key in (("actor", f"{_A}.model.path"), ("ref", f"{_A}.model.path"), ("critic", "critic.model.path")):
         if role in configuration.graph.roles:
-            yield Said(f"models.{role}", str(given.value(key)), (key,))
+            yield Said(f"models.{role}", str(given.text(key)), (key,))
     if _has_reward_model(given):
         key = f"{_RM}.model_path" if given.value(f"{_RM}.model_path") else "reward_model.model.path"
-        yield Said("models.reward", str(given.value(key)), (key,))
+        yield Said("models.reward", str(given.text(key)), (key,))
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:

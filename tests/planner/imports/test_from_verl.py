@@ -85,7 +85,7 @@ def test_losses_that_no_job_has_are_told_and_a_degree_that_a_script_computes_is_
     found = configured(tmp_path, f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=token-sum")
     assert sum("policy_loss.loss_mode=gspo" in note or "loss_agg_mode=token-sum" in note for note in found.notes) == 2
     assert "grpo.loss_mean" not in found.words
-    with pytest.raises(BadInput, match=r"pipeline_model_parallel_size='\$STAGES' is no whole number"):
+    with pytest.raises(BadInput, match=r"pipeline_model_parallel_size=\$STAGES: STAGES is set by no line"):
         configured(tmp_path, f"{ACTOR}.megatron.pipeline_model_parallel_size=$STAGES")
 
 
