@@ -6,12 +6,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from meshwright.planner.export.known_keys import KnownKeys
+from meshwright.planner.imports.key_effects import has_no_effect, named
 from meshwright.planner.imports.scripts import read_script
 from meshwright.planner.imports.shell_words import Word
 from meshwright.profiles.errors import BadInput
@@ -59,6 +61,25 @@ class GivenKeys:
     def unread(self) -> tuple[str, ...]:
         """Keys of the configuration that nobody has asked for."""
         return tuple(key for key in self.given if key not in self.asked)
+
+    def accounted(self, trainer: str, idle: Iterable[str] = ()) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The keys that nobody has asked for: those that may change a step, each with its value and what is to be known
+        of it, and those that a plan does not depend on or that have their default.
+
+        `idle` are patterns of keys that other keys leave without a use, such as those of a model that there is none of.
+        """
+        unused = tuple(idle)
+
+        def is_plain(key: str) -> bool:
+            is_idle = any(fnmatchcase(key, pattern) for pattern in unused)
+            return is_idle or self._has_default(key) or has_no_effect(trainer, key)
+
+        plain = [key for key in self.unread if is_plain(key)]
+        told = named(trainer, (key for key in self.unread if key not in plain))
+        return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
+
+    def _has_default(self, key: str) -> bool:
+        return key in self.known.keys and self.given[key] == self.known.keys[key]
 
     @property
     def notes(self) -> Iterator[str]:

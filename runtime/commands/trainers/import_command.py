@@ -118,4 +118,4 @@ def _told(found: Imported) -> dict[str, object]:
     plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
     deciding = [asdict(one) for one in found.deciding]
-    return {**seconds, "deciding": deciding, "notes": found.notes, "unread": found.unread}
+    return {**seconds, "deciding": deciding, "notes": found.notes, "named": found.named, "unread": found.unread}

@@ -10,7 +10,7 @@ from meshwright.planner.imports.scripts import words
 from meshwright.planner.imports.shell_words import Word, undecided
 
 EXPANSIONS = (
-    "${A:-x}", "${U:-x}", "${U-x}", "${E:-x}", "${E-x}", "${U:=x}$U", "${A:+x}", "${E:+x}", "${A^^}", "${A,,}", 
+    "${A:-x}", "${U:-x}", "${U-x}", "${E:-x}", "${E-x}", "${U:=x}$U", "${A:+x}", "${E:+x}", "${A^^}", "${A,,}",
     "${A%.*}",
     "${A%%.*}", "${A#*/}", "${A##*/}", "${A/models/m}", "${A//o/0}", "${A:2}", "${A:1:3}", "${A: -3}", "${#A}",
     "${#L[@]}",
