@@ -36,7 +36,7 @@ LOSS_MEANS: Mapping[object, str] = {
 
 
 @dataclass(frozen=True)
-class PaidBy:
+class FunctionReward:
     """The function that pays in place of a reward model: one that is built in, or module:function of a file that is the
     user's to write; and the keys that say so."""
 
@@ -75,7 +75,7 @@ class Configuration:
     has_ref: bool
     kl_in_loss: str | None = None
     kl_in_reward: str | None = None
-    reward: PaidBy | None = None
+    reward: FunctionReward | None = None
 
     @property
     def algorithm(self) -> Algorithm:

@@ -16,7 +16,7 @@ from meshwright.planner.imports.estimators import (
     REINFORCE_BASELINE,
     Configuration,
     Estimator,
-    PaidBy,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
@@ -92,7 +92,7 @@ def _configuration(given: GivenKeys, group: str) -> Configuration:
         has_ref=has_ref,
         kl_in_loss=kl if has_ref and not in_reward else None,
         kl_in_reward=kl if in_reward and has_ref else None,
-        reward=None if given.has(f"{_RM}.model_name") else PaidBy(MATHS, ("env.math.num_workers",)),
+        reward=None if given.has(f"{_RM}.model_name") else FunctionReward(MATHS, ("env.math.num_workers",)),
     )
 
 

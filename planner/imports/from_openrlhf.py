@@ -17,7 +17,7 @@ from meshwright.planner.imports.estimators import (
     YOUR_FUNCTION,
     Configuration,
     Estimator,
-    PaidBy,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
@@ -98,7 +98,7 @@ def _configuration(given: GivenKeys) -> Configuration:
         has_ref=has_ref,
         kl_in_loss=kl if in_loss and has_ref else None,
         kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO) else None,
-        reward=None if _has_reward_model(given) else PaidBy(YOUR_FUNCTION, ("reward.remote_url",)),
+        reward=None if _has_reward_model(given) else FunctionReward(YOUR_FUNCTION, ("reward.remote_url",)),
     )
 
 

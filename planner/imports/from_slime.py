@@ -16,7 +16,7 @@ from meshwright.planner.imports.estimators import (
     YOUR_FUNCTION,
     Configuration,
     Estimator,
-    PaidBy,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
@@ -94,12 +94,12 @@ def _configuration(given: GivenKeys, served: dict[str, Any] | None) -> Configura
     )
 
 
-def _paid_by(given: GivenKeys) -> PaidBy:
+def _paid_by(given: GivenKeys) -> FunctionReward:
     """A user's own function, or one of slime's, of which those for maths are ours too."""
     kind = given.value("rm-type")
     if given.value("custom-rm-path") is None and kind in _MATHS:
-        return PaidBy(MATHS, ("rm-type",))
-    return PaidBy(YOUR_FUNCTION, ("custom-rm-path", "rm-type"))
+        return FunctionReward(MATHS, ("rm-type",))
+    return FunctionReward(YOUR_FUNCTION, ("custom-rm-path", "rm-type"))
 
 
 def _served(given: GivenKeys, path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from meshwright.planner.imports.estimators import (
     YOUR_FUNCTION,
     Configuration,
     Estimator,
-    PaidBy,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
@@ -126,11 +126,11 @@ def _configuration(given: GivenKeys) -> Configuration:
     )
 
 
-def _paid_by(given: GivenKeys) -> PaidBy:
+def _paid_by(given: GivenKeys) -> FunctionReward:
     """A user's own function, or verl's own checks of answers."""
     keys = ("reward.custom_reward_function.path", "custom_reward_function.path")
     own = next((key for key in keys if given.text(key)), None)
-    return PaidBy(YOUR_FUNCTION, (own,)) if own else PaidBy(MATHS, ("reward.reward_manager.name",))
+    return FunctionReward(YOUR_FUNCTION, (own,)) if own else FunctionReward(MATHS, ("reward.reward_manager.name",))
 
 
 def _loss_notes(given: GivenKeys) -> Iterator[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from meshwright.planner.imports.shell_conditions import Conditions
-from meshwright.planner.imports.shell_words import Expander, Variables, Word, text_of, undecided
+from meshwright.planner.imports.shell_conditions import ShellConditions
+from meshwright.planner.imports.shell_words import Expander, ShellVariables, Word, text_of, undecided
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import MOST_YAML_BYTES, read_text
 
@@ -72,7 +72,7 @@ class _Shell:
 
     path: Path | None
     first: bool
-    variables: Variables = field(default_factory=Variables)
+    variables: ShellVariables = field(default_factory=ShellVariables)
     functions: dict[str, Node] = field(default_factory=dict)
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -91,8 +91,8 @@ class _Shell:
         return Expander(self.variables, self._answer)
 
     @property
-    def _conditions(self) -> Conditions:
-        return Conditions(self._expander, self._succeeds)
+    def _conditions(self) -> ShellConditions:
+        return ShellConditions(self._expander, self._succeeds)
 
     def run_text(self, text: str) -> None:
         """Follow a text as a script. Raises BadInput for a quote that is not closed."""

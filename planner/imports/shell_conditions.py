@@ -29,7 +29,7 @@ _LONGEST = 10_000
 
 
 @dataclass(frozen=True)
-class Conditions:
+class ShellConditions:
     """Whether conditions hold. `ran` says it of a command, which it may run for what it sets."""
 
     expander: Expander

@@ -63,15 +63,17 @@ def undecided(text: str, reason: str) -> Word:
 
 
 @dataclass
-class Variables:
+class ShellVariables:
     """What a script has set so far: variables, arrays, and the arguments of the function that runs."""
 
     values: dict[str, Word] = field(default_factory=dict)
     arrays: dict[str, list[Word]] = field(default_factory=dict)
     arguments: list[Word] = field(default_factory=list)
 
-    def copy(self) -> Variables:
-        return Variables(dict(self.values), {name: list(all_) for name, all_ in self.arrays.items()}, self.arguments)
+    def copy(self) -> ShellVariables:
+        return ShellVariables(
+            dict(self.values), {name: list(all_) for name, all_ in self.arrays.items()}, self.arguments
+        )
 
     def of(self, name: str) -> Word | None:
         """The value of a variable, the first of an array; None where nothing sets it."""
@@ -97,7 +99,7 @@ class Variables:
 class Expander:
     """Fields of the nodes of a script. `answer` gives what a command substitution answers."""
 
-    variables: Variables
+    variables: ShellVariables
     answer: Callable[[Node], Word]
 
     def fields(self, node: Node) -> list[Word]:
