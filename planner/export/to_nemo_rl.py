@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.planner.export.shares import engine_share, machines, megatron_degrees, mini_batch, uneven_ends
 from meshwright.planner.export.texts import nested, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, fixed, names, no_overlap, on, parts
+from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
@@ -28,6 +29,13 @@ _MODELS = {"actor_train": "policy", "critic_train": "value"}
 def ways(facts: Facts) -> Iterator[Way]:
     """Generation on the ranks that train, or on its own and a batch ahead; rewards always on their own."""
     trained = tuple(name for name in names() if name != "reward_score")
+    if facts.rewards:
+        everything = all_ranks(facts.cluster)
+        yield _way("colocated", (*on(everything, trained), *on(everything, (GENERATE,))))
+        for train, generate in parts(facts.cluster, 2):
+            placed = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _way(f"async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        return
     for train, score in parts(facts.cluster, 2):
         yield _way("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
     for train, generate, score in parts(facts.cluster, 3):
@@ -61,8 +69,13 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The keys of NeMo-RL's configuration that say a plan."""
+    """The keys of NeMo-RL's configuration that say a plan. Raises BadInput for rewards that are functions."""
     plan = origin.plan
+    if origin.function is not None:
+        raise BadInput(
+            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not written "
+            "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
+        )
     yield from _batches(plan)
     for stage in _MODELS:
         yield from _degrees(plan, stage)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from meshwright.planner.export.reward_hook import FILE, reward_hook
 from meshwright.planner.export.shares import engine_share, machines, mini_batch
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
@@ -122,7 +123,8 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
         nodes, per_node = machines(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    together = plan.choice("reward_score", "pool") == plan.choice("actor_train", "pool")
+    others = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODELS).values()}
+    together = len(set(others.values())) == 1
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
     if "critic_train" in plan.graph.by_name:
@@ -175,6 +177,8 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     for model in ("actor", "critic", "reward"):
         if model in roles:
             yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
+    if origin.function is not None:
+        yield KeyValue("reward.remote_url", FILE, "job: rewards.function")
     yield KeyValue("algo.advantage.estimator", _estimator(origin), "job: algorithm")
     if Role.REF in roles:
         yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
@@ -199,9 +203,10 @@ def _estimator(origin: ExportInput) -> str:
     return _ESTIMATORS[origin.algorithm]
 
 
-def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
-    return {"run.sh": script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))}
+    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))
+    return {"run.sh": command, **reward_hook("openrlhf", origin)}
 
 
 OPENRLHF = OtherTrainer(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from meshwright.planner.export.reward_hook import FILE, reward_hook
 from meshwright.planner.export.shares import (
     engine_share,
     machines,
@@ -47,6 +48,13 @@ _FIELD = "placements.actor_train.layout"
 def ways(facts: Facts) -> Iterator[Way]:
     """Engines on the trainer's ranks, or on ranks of their own and a batch ahead; the reward model's beside them."""
     trained = tuple(name for name in names() if name != "reward_score")
+    if facts.rewards:
+        everything = all_ranks(facts.cluster)
+        yield _way("colocate", (*on(everything, trained), *on(everything, (GENERATE,))), trained)
+        for train, generate in parts(facts.cluster, 2):
+            placed = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _way(f"async, {generate} generates", placed, trained, steps_ahead=ONE_AHEAD)
+        return
     for generate, score in parts(facts.cluster, 2):
         engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
         yield _way(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
@@ -88,12 +96,13 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
     yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
     yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation a batch ahead excludes it")
-    engines = sum(_ranks(plan, stage).num_ranks for stage in _SERVED)
+    engines = sum(_ranks(plan, stage).num_ranks for stage in _SERVED if stage in plan.graph.by_name)
     yield KeyValue("rollout-num-gpus", engines, "pools, those of actor_generate and reward_score")
     yield KeyValue(
         "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
     )
-    yield KeyValue("sglang-config", "sglang.yaml", "pools, those of actor_generate and reward_score")
+    if "reward_score" in plan.graph.by_name:
+        yield KeyValue("sglang-config", "sglang.yaml", "pools, those of actor_generate and reward_score")
     yield KeyValue("sglang-mem-fraction-static", engine_share(plan), "placements.actor_generate: its weights and cache")
     slots = plan.placement(GENERATE).schedule.generation_slots
     yield KeyValue("sglang-max-running-requests", slots, "placements.actor_generate.schedule.generation_slots")
@@ -144,6 +153,9 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
     estimator = f"{_ESTIMATORS[origin.algorithm]}{'_baseline' if has_baseline else ''}"
     yield KeyValue("advantage-estimator", estimator, "job: algorithm")
+    if origin.function is not None:
+        hook = f"{FILE.removesuffix('.py')}.compute_score"
+        yield KeyValue("custom-rm-path", hook, "job: rewards.function")
     yield from origin.said(_SETTINGS)
     if isinstance(settings, GRPO):
         yield KeyValue("disable-grpo-std-normalization", not settings.normalise_by_std, "job: grpo.normalise_by_std")
@@ -169,7 +181,8 @@ def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     )
     return {
         "run.sh": script(head, f"python3 {program}", flags(found)),
-        "sglang.yaml": "".join(_engines(origin)),
+        **({} if origin.function else {"sglang.yaml": "".join(_engines(origin))}),
+        **reward_hook("slime", origin),
         **_critic(origin),
     }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from meshwright.planner.export.reward_hook import FILE, reward_hook
 from meshwright.planner.export.shares import (
     engine_share,
     machines,
@@ -68,6 +69,11 @@ def ways(facts: Facts) -> Iterator[Way]:
     everything, rest = all_ranks(facts.cluster), names()
     others = tuple(name for name in rest if name != "reward_score")
     yield _way("sync", on(everything, (GENERATE, *rest)))
+    if facts.rewards:
+        for train, generate in parts(facts.cluster, 2):
+            placed = (*on(train, rest), *on(generate, (GENERATE,)))
+            yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        return
     for train, score in parts(facts.cluster, 2):
         yield _way(f"sync, rewards on {score}", (*on(train, (GENERATE, *others)), *on(score, ("reward_score",))))
     for train, generate, score in parts(facts.cluster, 3):
@@ -200,6 +206,11 @@ def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _reward(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
+    if origin.function is not None:
+        yield KeyValue(f"{_REWARD}.enable", False, "job: rewards")
+        yield KeyValue("reward.custom_reward_function.path", FILE, "job: rewards.function")
+        yield KeyValue("reward.custom_reward_function.name", "compute_score", "rule: the name in that file")
+        return
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
     yield KeyValue(f"{_REWARD}.enable", True, "placements.reward_score")
     yield KeyValue(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
@@ -240,9 +251,10 @@ def _has_group_baseline(origin: ExportInput) -> bool:
     return isinstance(origin.settings, Reinforce) and origin.settings.group_baseline
 
 
-def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
-    return {"run.sh": script(head, "python3 -m verl.trainer.main_ppo", overrides(found))}
+    command = script(head, "python3 -m verl.trainer.main_ppo", overrides(found))
+    return {"run.sh": command, **reward_hook("verl", origin)}
 
 
 VERL = OtherTrainer(

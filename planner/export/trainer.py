@@ -22,6 +22,10 @@ from meshwright.profiles.stages import TEACHERS, Role
 Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
 
 
+YOURS = "reward:score"
+"""The function that pays where no job names it, which is the user's to write."""
+
+
 @dataclass(frozen=True)
 class KeyValue:
     """One key of a trainer, its value, and the field of the plan or the job, or the rule, that it comes from."""
@@ -63,10 +67,26 @@ class ExportInput:
         return (one for field, key in fields.items() for one in self.setting(field, key))
 
     def path(self, role: Role) -> str:
-        """Where a model is, from everywhere; by its name where no job says so."""
+        """The directory of a model, from everywhere; by its name where no job says so.
+
+        Raises BadInput where the job names a config.json alone, of which no trainer loads weights.
+        """
         if self.job is None:
             return f"models/{self.plan.facts.models.spec(role).name}"
-        return os.path.abspath((self.directory or Path()) / self.job.models.source(role).path)
+        found = os.path.abspath((self.directory or Path()) / self.job.models.source(role).path)
+        if found.endswith(".json"):
+            raise BadInput(
+                f"models.{role}.path={self.job.models.source(role).path} is a config.json, and a trainer loads a model "
+                "from its directory; give the directory with the weights in the job."
+            )
+        return found
+
+    @property
+    def function(self) -> str | None:
+        """The function that pays, as module:function or by its built-in name; None where a reward model does."""
+        if not self.plan.facts.rewards:
+            return None
+        return (self.job.rewards[0].function if self.job and self.job.rewards else None) or YOURS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +123,12 @@ class OtherTrainer:
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job with rewards on hosts, several turns, dynamic sampling, a filter of samples, an
-        adapter, teachers or its own graph: with these no trainer's configuration is written; and for one with 8-bit
-        floats, where this trainer's is not."""
+        """Raises BadInput for a job of which no trainer's configuration is written, and for 8-bit floats where its own
+        is not.
+
+        Such are judges behind a URL, several rewards together, several turns, dynamic sampling, a filter of samples, an
+        adapter, teachers and a graph of its own.
+        """
         if facts.generation_weights and not self.quantises:
             raise BadInput(
                 f"generation_weights={facts.generation_weights} is not written for {self.name}; plan and run the job "
@@ -135,8 +158,10 @@ class OtherTrainer:
 
 def _unsaid(facts: Facts) -> Iterator[str]:
     """What of a job no trainer's configuration is written with, each as the beginning of a sentence."""
-    if facts.rewards:
-        yield f"rewards on hosts ({', '.join(reward.name for reward in facts.rewards)}) are"
+    if judges := [reward.name for reward in facts.rewards if reward.is_remote]:
+        yield f"judges behind a URL ({', '.join(judges)}) are"
+    if facts.rewards and (Role.REWARD in facts.graph.roles or len(facts.rewards) > 1):
+        yield f"several rewards together ({', '.join(reward.name for reward in facts.rewards)}) are"
     if turns := facts.workload.turns:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
     if facts.workload.dynamic_sampling:

@@ -6,16 +6,16 @@ A pin that no legal choice keeps is told and left out; a number of rows or slots
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.within import within
 from meshwright.planner.imports.said import Configured, Said
+from meshwright.planner.imports.slot_bounds import slot_bounds
 from meshwright.planner.plan.calls import Remodel
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
@@ -27,7 +27,7 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 
-_COUNTS = ("micro_batch_size", "generation_slots")
+_SLOTS = f"{GENERATE}.generation_slots"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Reader:
     """How the configurations of a trainer are read."""
 
     trainer: OtherTrainer
-    read: Callable[[Path], Configured]
+    read: Callable[..., Configured]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,9 @@ class Imported:
 
     `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
     trainer can say, `best` the fastest of all that were found, within a gap of the best there is; None where there is
-    none. `notes` say what could not be read, and `unread` are keys that say nothing here.
+    none, and `is_unfinished` says that a search ended by its limit before it found or excluded one. `notes` say
+    what could not be read, `named` are keys that may change a step and have no word here, and `unread` keys that a plan
+    does not depend on.
     """
 
     plan: Plan | None
@@ -53,6 +55,8 @@ class Imported:
     deciding: tuple[Said, ...]
     notes: tuple[str, ...]
     unread: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    is_unfinished: bool = False
 
 
 def imported(
@@ -70,8 +74,8 @@ def imported(
     model, asked = remodel(facts), partial(_beginning, limits or Limits(), search_seconds)
     tell = progress or _silent
     pins, notes = _legal(facts, configured)
-    if "models.reward" not in configured.words:
-        notes.append("the configuration has no reward model; the one that was given is costed with it.")
+    bounds, bound_notes = slot_bounds(facts, model, configured.words)
+    pins, notes = (*pins, *bounds), [*notes, *bound_notes]
     tell("costing the configuration", 0, 1)
     plan = _as_configured(facts, model, pins, configured, asked())
     if plan is None:
@@ -85,15 +89,22 @@ def imported(
     )
     tell("searching all plans", 0, 1)
     free = best_plan(facts, model, limits=asked())
-    all_found = (free if isinstance(free, Plan) else None, found.plan if found else None, plan)
+    sayable = _fastest(found.plan if found else None, plan)
     return Imported(
         plan=plan,
-        within=found.plan if found else None,
-        best=min((one for one in all_found if one), key=lambda one: one.period_seconds, default=None),
+        within=sayable,
+        best=_fastest(free if isinstance(free, Plan) else None, sayable),
+        is_unfinished=free == "out_of_limit",
         deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
         unread=configured.unread,
+        named=configured.named,
     )
+
+
+def _fastest(*plans: Plan | None) -> Plan | None:
+    """The plan with the shortest step; None where there is none."""
+    return min((one for one in plans if one), key=lambda one: one.period_seconds, default=None)
 
 
 def _beginning(limits: Limits, seconds: float | None) -> Limits:
@@ -126,7 +137,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     notes: list[str] = []
     for one in configured.said:
         stage = one.what.partition(".")[0]
-        if stage not in facts.graph.by_name:
+        if stage not in facts.graph.by_name or one.what == _SLOTS:
             continue
         mine = [pin for pin in kept if pin.stage == stage]
         found, problem = _first_legal(facts, mine, one)
@@ -165,7 +176,7 @@ def _read_as(one: Said, longest: int) -> Iterator[str]:
     """
     yield f"{one.what}={one.value}"
     stage, _, key = one.what.partition(".")
-    if key in _COUNTS:
+    if key == "micro_batch_size":
         yield from (f"{one.what}={number}" for number in _halved(int(one.value)))
     if key == "micro_batch_tokens":
         rows = max(1, int(one.value) // longest)

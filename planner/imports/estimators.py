@@ -35,6 +35,35 @@ LOSS_MEANS: Mapping[object, str] = {
 """What a loss is a mean over, by the names that verl has for it and others took over."""
 
 
+@dataclass(frozen=True)
+class FunctionReward:
+    """The function that pays in place of a reward model: one that is built in, or module:function of a file that is the
+    user's to write; and the keys that say so."""
+
+    function: str
+    keys: tuple[str, ...]
+
+    def said(self) -> Iterator[Said]:
+        """The reward of a job."""
+        yield Said("reward.name", "verifier", self.keys)
+        yield Said("reward.function", self.function, self.keys)
+
+    def notes(self) -> Iterator[str]:
+        """What of it no key says."""
+        if self.function == YOUR_FUNCTION:
+            yield f"{self.keys[0]}: the function that pays is {YOUR_FUNCTION} in the job, which is yours to write."
+        yield (
+            "no key says how long a call of the function that pays takes: 0.01 s is ASSUMED; measure it, and give "
+            "rewards.latency_seconds in the job."
+        )
+
+
+YOUR_FUNCTION = "reward:score"
+"""What a job calls a function of the trainer's user."""
+
+MATHS = "maths_answer"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """What a configuration trains with: the estimator under its key, and keys of the KL penalty where it has one, in
@@ -46,6 +75,7 @@ class Configuration:
     has_ref: bool
     kl_in_loss: str | None = None
     kl_in_reward: str | None = None
+    reward: FunctionReward | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -54,7 +84,8 @@ class Configuration:
     @property
     def graph(self) -> StageGraph:
         """The stages of its job."""
-        return graph_of(self.algorithm, has_ref=self.has_ref)
+        pays = self.reward is not None
+        return graph_of(self.algorithm, has_ref=self.has_ref, has_reward=not pays, has_environment=pays)
 
     def stages(self, *names: str) -> tuple[str, ...]:
         """Those of the stages that its job has."""
@@ -68,6 +99,8 @@ class Configuration:
             )
         yield Said("algorithm", self.algorithm, (self.key,))
         yield Said("workload.group_size", samples, keys)
+        if self.reward is not None:
+            yield from self.reward.said()
 
     def settings(self, keys: Mapping[str, str]) -> Iterator[Said]:
         """The settings that the algorithm has, of numbers under the trainer's keys by our names, and those that its
@@ -76,6 +109,8 @@ class Configuration:
         known = type(DEFAULT_SETTINGS[own]).model_fields
         if kl_key := self._kl_key:
             keys = {**keys, "kl_coefficient": kl_key}
+        elif self.algorithm == "ppo":
+            yield Said("ppo.kl_coefficient", 0.0, (self.key,))
         for name, key in keys.items():
             if name in known and self.given.value(key) is not None:
                 yield Said(f"{own}.{name}", self.given.number(key), (key,))
@@ -88,8 +123,38 @@ class Configuration:
         if name in type(DEFAULT_SETTINGS[own]).model_fields:
             yield Said(f"{own}.{name}", value, (key,))
 
+    def sampling(self, *, top_p: str, top_k: str | None = None) -> Iterator[Said]:
+        """Of which of the likeliest tokens one is drawn; a trainer's -1 and none are all."""
+        if self.given.value(top_p) is not None:
+            yield from self.setting("top_p", self.given.number(top_p), top_p)
+        if top_k is not None and self.given.value(top_k) is not None:
+            yield from self.setting("top_k", max(0, self.given.whole(top_k)), top_k)
+
+    def warmup(self, role: str, key: str) -> Iterator[Said]:
+        """The steps over which a learning rate rises."""
+        if f"{role}_schedule" not in type(DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]).model_fields:
+            return
+        if self.given.value(key) is not None and self.given.whole(key) > 0:
+            yield Said(f"{SETTINGS_KEYS[self.algorithm]}.{role}_schedule.warmup_steps", self.given.whole(key), (key,))
+
+    def overlong(self, length: str, penalty: str) -> Iterator[Said]:
+        """The penalty that grows over the last tokens of the longest response."""
+        if self.given.value(length):
+            yield from self.setting("overlong_tokens", self.given.whole(length), length)
+            if self.given.value(penalty) is not None:
+                yield from self.setting("overlong_penalty", self.given.number(penalty), penalty)
+
+    def adapter(self, rank: str, alpha: str) -> Iterator[Said]:
+        """The rank and the alpha of the actor's adapter, where it has one."""
+        if self.given.value(rank):
+            yield Said("adapter.rank", self.given.whole(rank), (rank,))
+            found = self.given.value(alpha)
+            yield Said("adapter.alpha", float(found) if found else self.given.whole(rank), (alpha,))
+
     def notes(self) -> Iterator[str]:
         """What is read otherwise than it is said."""
+        if self.reward is not None:
+            yield from self.reward.notes()
         place = "loss" if self.algorithm == "grpo" else "reward"
         own = self.kl_in_loss if place == "loss" else self.kl_in_reward
         other = self.kl_in_reward if place == "loss" else self.kl_in_loss

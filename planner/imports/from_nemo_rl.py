@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.estimators import (
     GRPO,
+    MATHS,
     PPO,
     REINFORCE,
     REINFORCE_BASELINE,
     Configuration,
     Estimator,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.said import MEGATRON_SIZES, Configured, Said, layout_of, narrowed, pools_in_a_row
+from meshwright.planner.imports.said import (
+    MEGATRON_SIZES,
+    MEMORY_SHARE,
+    Configured,
+    Said,
+    layout_of,
+    narrowed,
+    pools_in_a_row,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -30,9 +41,11 @@ _OTHERS = ("dpo.", "sft.", "distillation.", "rm.")
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
-def read_nemo_rl(path: Path) -> Configured:
-    """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
-    given = read_overrides(path, known_keys("nemo_rl"))
+def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a file, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the key that has no place in a job."""
+    given = read_overrides(path, known_keys("nemo_rl"), changed=changed)
     if other := next((key for key in given.given if key.startswith(_OTHERS)), None):
         raise BadInput(
             f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
@@ -58,7 +71,10 @@ def read_nemo_rl(path: Path) -> Configured:
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
         notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    return Configured(said=tuple(said), steps_ahead=min(ahead, 1), notes=(*notes, *given.notes), unread=given.unread)
+    told, unread = given.accounted("nemo-rl")
+    return Configured(
+        said=tuple(said), steps_ahead=min(ahead, 1), notes=(*notes, *given.notes), named=told, unread=unread
+    )
 
 
 def _configuration(given: GivenKeys, group: str) -> Configuration:
@@ -75,7 +91,8 @@ def _configuration(given: GivenKeys, group: str) -> Configuration:
         estimator=estimator,
         has_ref=has_ref,
         kl_in_loss=kl if has_ref and not in_reward else None,
-        kl_in_reward=kl if in_reward else None,
+        kl_in_reward=kl if in_reward and has_ref else None,
+        reward=None if given.has(f"{_RM}.model_name") else FunctionReward(MATHS, ("env.math.num_workers",)),
     )
 
 
@@ -117,7 +134,7 @@ def _models(configuration: Configuration) -> Iterator[Said]:
         keys["reward"] = f"{_RM}.model_name"
     for role, key in keys.items():
         if role in configuration.graph.roles:
-            yield Said(f"models.{role}", str(given.value(key)), (key,))
+            yield Said(f"models.{role}", str(given.text(key)), (key,))
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:
@@ -132,8 +149,19 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
         "clip_ratio_high": "loss_fn.ratio_clip_max",
         "value_clip": "value_loss_fn.cliprange",
         "temperature": f"{_G}.temperature",
+        "weight_decay": f"policy.{'megatron_cfg.optimizer' if is_megatron else 'optimizer.kwargs'}.weight_decay",
+        "max_grad_norm": "policy.max_grad_norm",
     }
     yield from configuration.settings(fields)
+    yield from configuration.sampling(top_p=f"{_G}.top_p", top_k=f"{_G}.top_k")
+    if is_megatron:
+        yield from configuration.warmup("actor", "policy.megatron_cfg.scheduler.lr_warmup_iters")
+    if given.value("policy.megatron_cfg.peft.enabled"):
+        yield from configuration.adapter("policy.megatron_cfg.peft.dim", "policy.megatron_cfg.peft.alpha")
+    elif given.value("policy.dtensor_cfg.lora_cfg.enabled"):
+        yield from configuration.adapter("policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha")
+    if given.value(f"{_G}.vllm_cfg.precision") == "fp8":
+        yield Said("generation_weights", "fp8", (f"{_G}.vllm_cfg.precision",))
     key = "loss_fn.token_level_loss"
     yield from configuration.setting("loss_mean", "token" if given.value(key) else "sequence", key)
     keys = ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards")
@@ -165,7 +193,8 @@ def _places(configuration: Configuration, pools: dict[str, str]) -> Iterator[Sai
         yield Said(f"cluster.{what}", given.whole(key), (key,))
     keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
     yield Said("actor_generate.pool", pools.get("generate", pools["train"]), keys)
-    yield Said("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
+    if configuration.reward is None:
+        yield Said("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
     for stage in configuration.stages(*_STAGES["policy"], *_STAGES["value"]):
         yield Said(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
 
@@ -174,6 +203,8 @@ def _engines(given: GivenKeys) -> Iterator[Said]:
     for axis, name in (("tp", "tensor_parallel_size"), ("pp", "pipeline_parallel_size")):
         key = f"{_G}.vllm_cfg.{name}"
         yield Said(f"actor_generate.{axis}", given.whole(key), (key,))
+    key = f"{_G}.vllm_cfg.gpu_memory_utilization"
+    yield Said(MEMORY_SHARE, given.number(key), (key,))
     if given.has(f"{_RM}.model_name"):
         key = f"{_RM}.dtensor_cfg.tensor_parallel_size"
         yield Said("reward_score.tp", given.whole(key), (key,))
@@ -212,5 +243,6 @@ def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[S
             yield Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
         key = f"{prefix}.activation_checkpointing"
         yield Said(f"{stages[0]}.recompute", "full" if given.value(key) else "none", (key,))
-    key = "policy.offload_optimizer_for_logprob"
-    yield Said("actor_train.offload", "optimizer" if given.value(key) else "none", (key,))
+    keys = ("policy.offload_optimizer_for_logprob", "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
+    offloads = [bool(given.value(key)) for key in keys]
+    yield Said("actor_train.offload", "optimizer" if any(offloads) else "none", keys)

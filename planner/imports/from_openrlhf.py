@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.estimators import (
@@ -13,13 +14,23 @@ from meshwright.planner.imports.estimators import (
     REINFORCE,
     REINFORCE_BASELINE,
     RLOO,
+    YOUR_FUNCTION,
     Configuration,
     Estimator,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
 from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, pools_in_a_row
+from meshwright.planner.imports.said import (
+    MEMORY_SHARE,
+    Configured,
+    Said,
+    cluster_of,
+    layout_of,
+    of_ranks,
+    pools_in_a_row,
+)
 from meshwright.profiles.stages import Role
 
 _STAGES = {
@@ -41,11 +52,13 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 }
 
 
-def read_openrlhf(path: Path) -> Configured:
-    """The configuration in a script. Raises BadInput naming the flag that has no place in a job."""
-    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT))
+def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a script, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the flag that has no place in a job."""
+    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT, changed=changed))
     configuration = _configuration(given)
-    notes = [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in given.unknown]
+    notes: list[str] = []
     if given.whole("ds.zero_stage") > 1:
         notes.append(
             f"--ds.zero_stage {given.value('ds.zero_stage')} is costed as 1: the optimizer's state is divided."
@@ -56,7 +69,22 @@ def read_openrlhf(path: Path) -> Configured:
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
     said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), unread=given.unread)
+    told, unread = given.accounted("openrlhf", _idle(configuration))
+    strange = [key for key in given.unknown if key not in given.asked and key not in unread]
+    notes += [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in strange]
+    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+
+
+def _idle(configuration: Configuration) -> Iterator[str]:
+    """Patterns of keys that are of no use beside others."""
+    if not configuration.stages("critic_train"):
+        yield from ("critic.*", "train.colocate_critic_reward")
+    if not configuration.has_ref:
+        yield from ("ref.*", "train.colocate_actor_ref")
+    if configuration.reward is not None:
+        yield "reward.num_*"
+    if configuration.given.value("train.colocate_all"):
+        yield "*.num_*"
 
 
 def _configuration(given: GivenKeys) -> Configuration:
@@ -70,6 +98,7 @@ def _configuration(given: GivenKeys) -> Configuration:
         has_ref=has_ref,
         kl_in_loss=kl if in_loss and has_ref else None,
         kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO) else None,
+        reward=None if _has_reward_model(given) else FunctionReward(YOUR_FUNCTION, ("reward.remote_url",)),
     )
 
 
@@ -89,8 +118,8 @@ def _workload(configuration: Configuration) -> Iterator[Said]:
 
 def _models(configuration: Configuration) -> Iterator[Said]:
     given = configuration.given
-    actor, reward = given.value("actor.model_name_or_path"), given.value("reward.model_name_or_path")
-    critic = given.value("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
+    actor, reward = given.text("actor.model_name_or_path"), given.text("reward.model_name_or_path")
+    critic = given.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
     for role, path in (("actor", actor), ("ref", actor), ("critic", critic)):
         if role in configuration.graph.roles:
             yield Said(f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",))
@@ -99,7 +128,8 @@ def _models(configuration: Configuration) -> Iterator[Said]:
 
 
 def _has_reward_model(given: GivenKeys) -> bool:
-    return bool(given.value("reward.model_name_or_path")) and not given.value("reward.remote_url")
+    model, function = given.text("reward.model_name_or_path"), given.text("reward.remote_url")
+    return bool(model) and not function
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:
@@ -109,10 +139,16 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
         "gae_lambda": "algo.advantage.lambd",
         "value_clip": "critic.value_clip",
         "temperature": "rollout.temperature",
+        "weight_decay": "actor.adam.weight_decay",
+        "max_grad_norm": "actor.max_norm",
+        "entropy_coefficient": "actor.entropy_coef",
     }
     rates = {"actor_learning_rate": "actor.adam.lr", "critic_learning_rate": "critic.adam.lr"}
     fields |= {field: key for field, key in rates.items() if given.has(key)}
     yield from configuration.settings(fields)
+    yield from configuration.sampling(top_p="rollout.top_p")
+    yield from configuration.overlong("reward.overlong_buffer_len", "reward.overlong_penalty_factor")
+    yield from configuration.adapter("ds.lora.rank", "ds.lora.alpha")
     key = "actor.eps_clip_low_high"
     low, high = given.pair(key) if given.has(key) else (given.number("actor.eps_clip"),) * 2
     for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
@@ -138,9 +174,7 @@ def _groups(configuration: Configuration) -> dict[str, tuple[int, int]]:
         apart += [] if with_critic or not _has_reward_model(given) else ["reward"]
         found = {model: _size(given, model) for model in apart}
     if not given.value("train.colocate_all") or given.value("train.async_enable"):
-        per_node = max(ranks for _, ranks in found.values())
-        engines = given.whole("vllm.num_engines") * given.whole("vllm.tensor_parallel_size")
-        found["vllm"] = (engines // per_node, per_node) if engines % per_node == 0 else (1, engines)
+        found["vllm"] = of_ranks(given.whole("vllm.num_engines") * given.whole("vllm.tensor_parallel_size"))
     return found
 
 
@@ -203,3 +237,5 @@ def _generation(configuration: Configuration) -> Iterator[Said]:
     key = "vllm.tensor_parallel_size"
     yield Said("actor_generate.tp", given.whole(key), (key,))
     yield Said("actor_generate.pp", 1, (key,))
+    key = "vllm.gpu_memory_utilization"
+    yield Said(MEMORY_SHARE, given.number(key), (key,))

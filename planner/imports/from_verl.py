@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.export.to_verl import VERL
 from meshwright.planner.imports.estimators import (
     GRPO,
     LOSS_MEANS,
+    MATHS,
     PPO,
     REINFORCE,
     REINFORCE_BASELINE,
     RLOO,
+    YOUR_FUNCTION,
     Configuration,
     Estimator,
+    FunctionReward,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
 from meshwright.planner.imports.said import (
     MEGATRON_SIZES,
+    MEMORY_SHARE,
     Configured,
     Said,
     cluster_of,
@@ -35,6 +40,7 @@ _A, _R, _RM = "actor_rollout_ref", "actor_rollout_ref.rollout", "reward.reward_m
 _ENGINES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
 _DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
 
+_STRATEGY = f"{_A}.actor.strategy"
 _ESTIMATOR = "algorithm.adv_estimator"
 _ESTIMATORS: Mapping[str, Estimator] = {
     "gae": PPO,
@@ -49,12 +55,14 @@ _ESTIMATORS: Mapping[str, Estimator] = {
 _ROLLOUTS = (VERL.engine, *VERL.other_engines)
 
 
-def read_verl(path: Path) -> Configured:
-    """The configuration in a file. Raises BadInput naming the key that has no place in a job."""
-    given = read_overrides(path, known_keys("verl"))
+def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+    """The configuration in a file, with other values for the keys that are `changed`.
+
+    Raises BadInput naming the key that has no place in a job."""
+    given = read_overrides(path, known_keys("verl"), changed=changed)
     configuration = _configuration(given)
-    is_megatron = given.value("model_engine") == "megatron" or any(".megatron." in key for key in given.given)
-    notes = [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.unknown]
+    is_megatron = _is_megatron(given)
+    notes: list[str] = []
     if not is_megatron:
         notes.append("model_engine is not megatron: how FSDP divides a model is no layout of ours, so it stays free.")
     if given.value("trainer.v1.trainer_mode") == "colocate_async":
@@ -67,7 +75,38 @@ def read_verl(path: Path) -> Configured:
         said += [*_training(configuration), *_reference(configuration)]
         notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), unread=given.unread)
+    told, unread = given.accounted("verl", _idle(configuration))
+    strange = [key for key in given.unknown if key not in given.asked and key not in unread]
+    notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in strange]
+    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+
+
+def _idle(configuration: Configuration) -> Iterator[str]:
+    """Patterns of keys that are of no use beside others."""
+    given = configuration.given
+    if not configuration.has_ref:
+        yield f"{_A}.ref.*"
+    if not configuration.stages("critic_train"):
+        yield "critic.*"
+    if configuration.kl_in_loss is None:
+        yield f"{_A}.actor.kl_loss_coef"
+    if configuration.kl_in_reward is None:
+        yield "algorithm.kl_ctrl.*"
+    if not _has_reward_model(given):
+        yield f"{_RM}.*"
+    dynamic = {f"{_A}.actor": "use_dynamic_bsz", _R: "log_prob_use_dynamic_bsz", "critic": "use_dynamic_bsz"}
+    for prefix, key in dynamic.items():
+        other = "*micro_batch_size*" if given.value(f"{prefix}.{key}") else "*max_token_len_per_gpu"
+        yield f"{prefix}.{other}"
+    if given.value(f"{_A}.ref.log_prob_use_dynamic_bsz"):
+        yield f"{_A}.ref.*micro_batch_size*"
+
+
+def _is_megatron(given: GivenKeys) -> bool:
+    """By the engine's name, by that of the configuration, or by keys that another engine has not."""
+    names = (given.value("model_engine"), given.value(_STRATEGY) if given.has(_STRATEGY) else None)
+    named = any(word.startswith("--config-name") and "megatron" in word for word in given.command)
+    return "megatron" in names or named or any(".megatron." in key for key in given.given)
 
 
 def _configuration(given: GivenKeys) -> Configuration:
@@ -82,8 +121,16 @@ def _configuration(given: GivenKeys) -> Configuration:
         estimator=estimator,
         has_ref=bool(in_loss or in_reward),
         kl_in_loss=f"{_A}.actor.kl_loss_coef" if in_loss else None,
-        kl_in_reward="algorithm.kl_ctrl.kl_coef" if in_reward or estimator is PPO else None,
+        kl_in_reward="algorithm.kl_ctrl.kl_coef" if in_reward else None,
+        reward=None if _has_reward_model(given) else _paid_by(given),
     )
+
+
+def _paid_by(given: GivenKeys) -> FunctionReward:
+    """A user's own function, or verl's own checks of answers."""
+    keys = ("reward.custom_reward_function.path", "custom_reward_function.path")
+    own = next((key for key in keys if given.text(key)), None)
+    return FunctionReward(YOUR_FUNCTION, (own,)) if own else FunctionReward(MATHS, ("reward.reward_manager.name",))
 
 
 def _loss_notes(given: GivenKeys) -> Iterator[str]:
@@ -111,10 +158,10 @@ def _models(configuration: Configuration) -> Iterator[Said]:
     given = configuration.given
     for role, key in (("actor", f"{_A}.model.path"), ("ref", f"{_A}.model.path"), ("critic", "critic.model.path")):
         if role in configuration.graph.roles:
-            yield Said(f"models.{role}", str(given.value(key)), (key,))
+            yield Said(f"models.{role}", str(given.text(key)), (key,))
     if _has_reward_model(given):
         key = f"{_RM}.model_path" if given.value(f"{_RM}.model_path") else "reward_model.model.path"
-        yield Said("models.reward", str(given.value(key)), (key,))
+        yield Said("models.reward", str(given.text(key)), (key,))
 
 
 def _algorithm(configuration: Configuration) -> Iterator[Said]:
@@ -129,13 +176,33 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
         "value_clip": "critic.cliprange_value",
         "entropy_coefficient": f"{_A}.actor.entropy_coeff",
         "temperature": f"{_R}.temperature",
+        "weight_decay": f"{_A}.actor.optim.weight_decay",
+        "max_grad_norm": f"{_A}.actor.optim.clip_grad",
     }
     yield from configuration.settings(fields)
+    yield from configuration.sampling(top_p=f"{_R}.top_p", top_k=f"{_R}.top_k")
+    for role, optimizer in (("actor", f"{_A}.actor.optim"), ("critic", "critic.optim")):
+        yield from configuration.warmup(role, f"{optimizer}.lr_warmup_steps")
+    yield from _overlong(configuration)
+    for prefix in (f"{_A}.model.lora.rank", f"{_A}.model.lora_rank"):
+        if given.value(prefix):
+            yield from configuration.adapter(prefix, prefix.removesuffix("rank") + "alpha")
+            break
+    if given.value(f"{_R}.quantization") == "fp8":
+        yield Said("generation_weights", "fp8", (f"{_R}.quantization",))
     key = "algorithm.norm_adv_by_std_in_grpo"
     yield from configuration.setting("normalise_by_std", bool(given.value(key)), key)
     key = f"{_A}.actor.loss_agg_mode"
     if loss_mean := LOSS_MEANS.get(given.value(key)):
         yield from configuration.setting("loss_mean", loss_mean, key)
+
+
+def _overlong(configuration: Configuration) -> Iterator[Said]:
+    """DAPO's buffer, by the key that it has and the one that it had before."""
+    for manager in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
+        prefix = f"{manager}.overlong_buffer_cfg"
+        if configuration.given.value(f"{prefix}.enable"):
+            yield from configuration.overlong(f"{prefix}.len", f"{prefix}.penalty_factor")
 
 
 def _has_reward_model(given: GivenKeys) -> bool:
@@ -173,11 +240,12 @@ def _generation(given: GivenKeys) -> Iterator[Said]:
     shares = _shares(given)
     nodes, ranks = shares.get("generate", shares["train"])
     tp, key = given.whole(f"{_R}.tensor_model_parallel_size"), f"{_R}.tensor_model_parallel_size"
-    layout = layout_of({"tp": tp}, nodes * ranks)
+    layout_of({"tp": tp}, nodes * ranks)
     yield Said("actor_generate.tp", tp, (key,))
-    yield Said("actor_generate.pp", 1, (f"{_R}.pipeline_model_parallel_size",))
-    rows = -(-given.whole("data.train_batch_size") * given.whole(f"{_R}.n") // layout.dp)
-    yield Said("actor_generate.generation_slots", min(given.whole(f"{_R}.max_num_seqs"), rows), (f"{_R}.max_num_seqs",))
+    key = f"{_R}.pipeline_model_parallel_size"
+    yield Said("actor_generate.pp", given.whole_or(key, 1), (key,))
+    yield Said("actor_generate.generation_slots", given.whole(f"{_R}.max_num_seqs"), (f"{_R}.max_num_seqs",))
+    yield Said(MEMORY_SHARE, given.number(f"{_R}.gpu_memory_utilization"), (f"{_R}.gpu_memory_utilization",))
     if _has_reward_model(given):
         key = f"{_RM}.rollout.tensor_model_parallel_size"
         yield Said("reward_score.tp", given.whole(key), (key,))

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
 from meshwright.planner.export.known_keys import KnownKeys
-from meshwright.planner.imports.scripts import words
+from meshwright.planner.imports.key_effects import has_no_effect, named
+from meshwright.planner.imports.scripts import read_script
+from meshwright.planner.imports.shell_words import Word
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
 
 _OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
-_PRODUCT = re.compile(r"^\$\{mul:(.+?),\s*(.+)\}$")
-_COMMAND = re.compile(r"(^|/)train\w*\.py$|^openrlhf\.cli\.\w+$")
+_PRODUCT = re.compile(r"^\$\{mul:\s*(.+)\}$")
+_COMMAND = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
 """What flags are given to; those before it are a launcher's."""
+_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+"""Numbers that YAML 1.1 takes for texts, since they have no dot or no sign."""
 
 _MOST_FILES = 32
 _DEEPEST = 12
@@ -32,14 +38,18 @@ class GivenKeys:
     """`given` are the keys of the configuration; `known` has the others' defaults. A key asked for is filled in.
 
     `otherwise` are keys whose values depend on a branch of a script, with the values that they have in another branch,
-    `missing` files that the configuration goes on from and that are not beside it, and `asked` the keys that were asked
-    for so far.
+    `undecided` keys whose values the script does not say, with the reason, `missing` files that the configuration goes
+    on from and that are not beside it, `command` the words of the command, `remarks` sentences on what of a script was
+    not followed, and `asked` the keys that were asked for so far.
     """
 
     known: KnownKeys
     given: Mapping[str, Any]
     otherwise: Mapping[str, Any] = field(default_factory=dict)
+    undecided: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     asked: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -52,9 +62,29 @@ class GivenKeys:
         """Keys of the configuration that nobody has asked for."""
         return tuple(key for key in self.given if key not in self.asked)
 
+    def accounted(self, trainer: str, idle: Iterable[str] = ()) -> tuple[dict[str, str], tuple[str, ...]]:
+        """The keys that nobody has asked for: those that may change a step, each with its value and what is to be known
+        of it, and those that a plan does not depend on or that have their default.
+
+        `idle` are patterns of keys that other keys leave without a use, such as those of a model that there is none of.
+        """
+        unused = tuple(idle)
+
+        def is_plain(key: str) -> bool:
+            is_idle = any(fnmatchcase(key, pattern) for pattern in unused)
+            return is_idle or self._has_default(key) or has_no_effect(trainer, key)
+
+        plain = [key for key in self.unread if is_plain(key)]
+        told = named(trainer, (key for key in self.unread if key not in plain))
+        return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
+
+    def _has_default(self, key: str) -> bool:
+        return key in self.known.keys and self.given[key] == self.known.keys[key]
+
     @property
     def notes(self) -> Iterator[str]:
-        """Sentences on keys that a script gives in several ways."""
+        """Sentences on what of a script was not followed, and on keys that it gives in several ways."""
+        yield from self.remarks
         for key, value in self.otherwise.items():
             if key in self.asked:
                 yield f"{key}={self.given.get(key)} is read, and in another branch of the script it is {value}."
@@ -65,9 +95,28 @@ class GivenKeys:
         return key in self.given
 
     def value(self, key: str) -> Any:
-        """The value of a key, from the configuration or by default, references followed."""
+        """The value of a key, from the configuration or by default, references followed.
+
+        Raises BadInput for a key that the script gives a value that cannot be known from it.
+        """
         self.asked.add(key)
+        self._require_decided(key)
         return self._followed(self.given.get(key, self.known.keys.get(key)), key, 0)
+
+    def text(self, key: str) -> str | None:
+        """The text of a key that decides nothing by itself, such as a path: undecided parts stay as written."""
+        if key in self.undecided:
+            self.asked.add(key)
+            return str(self.given[key])
+        found = self.value(key)
+        return None if found is None else str(found)
+
+    def _require_decided(self, key: str) -> None:
+        if key in self.undecided:
+            raise BadInput(
+                f"{key}={self.given.get(key)}: {self.undecided[key]}, so that its value is not known; give it as "
+                f"--set {key}=VALUE."
+            )
 
     def whole(self, key: str) -> int:
         """A whole number; raises BadInput naming the key where it is none."""
@@ -100,69 +149,148 @@ class GivenKeys:
         if not isinstance(value, str) or depth > _DEEPEST:
             return value
         if product := _PRODUCT.match(value):
-            one, other = (self._followed(_plain(part.strip()), key, depth + 1) for part in product.groups())
-            return one * other if isinstance(one, int) and isinstance(other, int) else None
+            factors = [self._followed(_plain(part), key, depth + 1) for part in _arguments(product[1])]
+            if all(isinstance(factor, int) and not isinstance(factor, bool) for factor in factors):
+                return math.prod(factors)
+            return None
         reference = _REFERENCE.match(value)
         if reference is None:
             return value
         target, default = reference.groups()
         if target.startswith("."):
-            target = f"{key.rpartition('.')[0]}{target}"
+            target = _relative(key, target)
         self.asked.add(target)
+        self._require_decided(target)
         found = self.given.get(target, self.known.keys.get(target))
         if found is None and default is not None:
             found = _plain(default.strip())
         return self._followed(found, target, depth + 1)
 
 
-def read_overrides(path: Path, known: KnownKeys) -> GivenKeys:
-    """A YAML file, or a script that gives a command `key=value`. Raises BadInput for what is neither."""
+def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | None = None) -> GivenKeys:
+    """A YAML file, or a script that gives a command `key=value`; `changed` are keys with values in place of its own.
+
+    Raises BadInput for what is neither.
+    """
     if path.suffix in (".yaml", ".yml"):
         missing: list[str] = []
-        return GivenKeys(known=known, given=_flat(path, missing, []), missing=tuple(missing))
-    return _of_script(path, known, lambda found: _overrides(found, known))
+        found = GivenKeys(known=known, given=_flat(path, missing, []), missing=tuple(missing))
+        return _with(found, changed or {})
+    return _of_script(path, known, lambda words: _overrides(words, known), changed or {})
 
 
-def read_flags(path: Path, known: KnownKeys, present: Mapping[str, str] | None = None) -> GivenKeys:
-    """A script that gives a command `--key value`, or numbers as `--key 1 2`. Raises BadInput for one without such.
+def read_flags(
+    path: Path,
+    known: KnownKeys,
+    present: Mapping[str, str] | None = None,
+    changed: Mapping[str, Any] | None = None,
+) -> GivenKeys:
+    """A script that gives a command `--key value`, or numbers as `--key 1 2`.
 
-    `present` are names that flags had, with those that they have now.
+    `changed` are keys with values in place of its own, `present` names that flags had with those that they have now.
+
+    Raises BadInput for a script without such a command.
     """
-    return _of_script(path, known, lambda found: _flags(found, present or {}))
+    return _of_script(path, known, lambda words: _flags(words, present or {}), changed or {})
 
 
-def _of_script(path: Path, known: KnownKeys, keys: Callable[[list[str]], dict[str, Any]]) -> GivenKeys:
-    """What its words say, with the last branches and with the first."""
+def read_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """The keys and values of `key=value` texts. Raises BadInput for a text of another form."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(f"--set {text}: it is no key of the configuration with a value; write KEY=VALUE.")
+        found[key.strip().removeprefix("--").lstrip("+")] = _plain(value)
+    return found
+
+
+_Keys: TypeAlias = tuple[dict[str, Any], dict[str, str]]
+"""Keys of a command with their values, and those of them that are undecided with the reason."""
+
+
+def _with(found: GivenKeys, changed: Mapping[str, Any]) -> GivenKeys:
+    """The same with other values for some keys."""
+    undecided = {key: reason for key, reason in found.undecided.items() if key not in changed}
+    otherwise = {key: value for key, value in found.otherwise.items() if key not in changed}
+    return replace(found, given={**found.given, **changed}, undecided=undecided, otherwise=otherwise)
+
+
+def _of_script(
+    path: Path, known: KnownKeys, keys: Callable[[Sequence[Word]], _Keys], changed: Mapping[str, Any]
+) -> GivenKeys:
+    """What the command with the most keys of the trainer says, with the last branches and with the first."""
     text = read_text(path, "configuration", MOST_YAML_BYTES)
-    found, first = keys(words(text)), keys(words(text, first=True))
-    otherwise = {key: value for key, value in first.items() if found.get(key) != value}
-    return _required(path, GivenKeys(known=known, given=found, otherwise=otherwise))
+
+    def fullest(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _Keys]:
+        found = [(command, keys(command)) for command in commands]
+        return max(found, key=lambda one: sum(map(known.knows, one[1][0])), default=((), ({}, {})))
+
+    script = read_script(text, path)
+    command, (given, undecided) = fullest(script.commands)
+    _, (first, _) = fullest(read_script(text, path, first=True).commands)
+    others = sum(known.knows(key) for other in script.commands if other is not command for key in keys(other)[0])
+    remarks = [*script.notes, *_unknown_words(command)]
+    if others:
+        remarks.append("the script runs several commands of the trainer: the one with the most keys is read.")
+    found = GivenKeys(
+        known=known,
+        given=given,
+        otherwise={key: value for key, value in first.items() if given.get(key) != value},
+        undecided=undecided,
+        command=tuple(word.text for word in command),
+        remarks=tuple(remarks),
+    )
+    return _with(_required(path, found), changed)
 
 
-def _overrides(given: list[str], known: KnownKeys) -> dict[str, Any]:
-    matches = filter(None, map(_OVERRIDE.match, given))
-    return {match[1]: _plain(match[2]) for match in matches if match[1] in known.keys or "." in match[1]}
+def _unknown_words(command: Sequence[Word]) -> Iterator[str]:
+    """Sentences on words of which it is not known which keys they give."""
+    for word in command:
+        if word.reasons and re.match(r"^[\"']?[$`]", word.text):
+            yield f"{word.text} may give more keys, which are not known: {'; '.join(word.reasons)}."
 
 
-def _flags(given: list[str], present: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _overrides(command: Sequence[Word], known: KnownKeys) -> _Keys:
+    given: dict[str, Any] = {}
+    undecided: dict[str, str] = {}
+    for word in command:
+        match = _OVERRIDE.match(word.text)
+        if match and (match[1] in known.keys or "." in match[1]):
+            given[match[1]] = word.text.partition("=")[2] if word.reasons else _plain(match[2])
+            undecided.pop(match[1], None)
+            if word.reasons:
+                undecided[match[1]] = "; ".join(word.reasons)
+    return given, undecided
+
+
+def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _Keys:
+    given: dict[str, Any] = {}
+    undecided: dict[str, str] = {}
     key: str | None = None
-    command = max((place for place, word in enumerate(given) if _COMMAND.search(word)), default=-1)
-    for word in given[command + 1 :]:
-        if word.startswith("--"):
-            name, equals, text = word.removeprefix("--").partition("=")
+    begin = max((place for place, word in enumerate(command) if _COMMAND.search(word.text)), default=-1)
+    for word in command[begin + 1 :]:
+        if word.text.startswith("--"):
+            name, equals, text = word.text.removeprefix("--").partition("=")
             key = present.get(name, name)
-            found[key] = _plain(text) if equals else True
+            given[key] = (text if word.reasons else _plain(text)) if equals else True
+            undecided.pop(key, None)
+            if equals and word.reasons:
+                undecided[key] = "; ".join(word.reasons)
             key = None if equals else key
+        elif key is not None and word.reasons:
+            if given[key] is True:
+                given[key], undecided[key] = word.text, "; ".join(word.reasons)
+            key = None
         elif key is not None:
-            value = _plain(word)
-            if found[key] is True:
-                found[key] = value
-            elif _is_number(value) and (isinstance(found[key], list) or _is_number(found[key])):
-                found[key] = [*(found[key] if isinstance(found[key], list) else [found[key]]), value]
+            value = _plain(word.text)
+            if given[key] is True:
+                given[key] = value
+            elif _is_number(value) and (isinstance(given[key], list) or _is_number(given[key])):
+                given[key] = [*(given[key] if isinstance(given[key], list) else [given[key]]), value]
             else:
                 key = None
-    return found
+    return given, undecided
 
 
 def _is_number(value: Any) -> bool:
@@ -213,6 +341,26 @@ def _plain(text: str) -> Any:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
-    if isinstance(value, str) and re.fullmatch(r"[0-9.]+e-?[0-9]+", value):  # YAML 1.1 wants a dot
+    if isinstance(value, str) and _FLOAT.fullmatch(value):
         return float(value)
-    return text if isinstance(value, dict | list) else value
+    is_text = isinstance(value, dict | list) or (isinstance(value, int) and ":" in text)  # 1:20 is no number of seconds
+    return text if is_text or not isinstance(value, bool | int | float | str | None) else value
+
+
+def _arguments(text: str) -> list[str]:
+    """The parts between commas that are outside of braces."""
+    found, depth = [""], 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += character
+    return [part.strip() for part in found]
+
+
+def _relative(key: str, target: str) -> str:
+    """The key that a reference with leading dots names: one for beside the key, each further one a level up."""
+    name = target.lstrip(".")
+    above = key.split(".")[: -(len(target) - len(name))]
+    return ".".join((*above, name))

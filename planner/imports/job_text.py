@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import Configured, Word
 from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import parse
@@ -52,12 +52,16 @@ class JobSource:
         words = configured.words
         prompt, response = int(words["workload.prompt"]), int(words["workload.response"])
         algorithm = configured.algorithm
-        roles = graph_of(algorithm, has_ref="models.ref" in words).roles
-        own = SETTINGS_KEYS[algorithm]
+        reward, adapter = _group(words, "reward"), _group(words, "adapter")
+        graph = graph_of(algorithm, has_ref="models.ref" in words, has_reward=not reward, has_environment=bool(reward))
+        roles, own = graph.roles, SETTINGS_KEYS[algorithm]
         return {
             **({} if algorithm == "ppo" else {"algorithm": algorithm}),
             "models": {
-                role.value: {"path": os.path.relpath(self._model(role, configured), directory)}
+                role.value: {
+                    "path": os.path.relpath(self._model(role, configured), directory),
+                    **({"adapter": adapter} if adapter and role == Role.ACTOR else {}),
+                }
                 for role in Role
                 if role in roles
             },
@@ -69,6 +73,8 @@ class JobSource:
             },
             "precision": "bf16",
             "engine": words.get("engine", self.engine),
+            **({"generation_weights": words["generation_weights"]} if "generation_weights" in words else {}),
+            **({"rewards": [reward]} if reward else {}),
             "workload": {
                 "batch_size": words["workload.batch_size"],
                 "group_size": words.get("workload.group_size", 1),
@@ -78,7 +84,7 @@ class JobSource:
                 "num_epochs": words.get("workload.num_epochs", 1),
             },
             "staleness": configured.steps_ahead,
-            own: {what.partition(".")[2]: value for what, value in words.items() if what.partition(".")[0] == own},
+            own: _group(words, own),
         }
 
     def _model(self, role: Role, configured: Configured) -> Path:
@@ -100,3 +106,16 @@ class JobSource:
             f"the {role} model {named} of configuration {self.path} is not here, and nothing is fetched; give its "
             "directory or its config.json as --model PATH."
         )
+
+
+def _group(words: Mapping[str, Word], group: str) -> dict[str, Any]:
+    """The words of a group as a mapping, a level for each further dot."""
+    found: dict[str, Any] = {}
+    for what, value in words.items():
+        first, *path = what.split(".")
+        if first == group and path:
+            node = found
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+            node[path[-1]] = value
+    return found

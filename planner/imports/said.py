@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from meshwright.profiles.algorithms import Algorithm
@@ -22,6 +22,12 @@ MEGATRON_SIZES = {
 }
 """What Megatron-core calls the degrees of a layout."""
 
+MEMORY_SHARE = "engine.memory_share"
+"""What is said of the share of a device's memory that weights and cache of the generation may take."""
+
+_USUAL_RANKS = 8
+"""GPUs of a node where a configuration gives parts of one alone, as all of NVIDIA's HGX and DGX nodes with SXM have."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -34,12 +40,16 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """All that a configuration says, and sentences on what has no word of ours. `steps_ahead` is of the generation, and
-    `unread` are keys of it that say nothing here."""
+    """All that a configuration says, and sentences on what has no word of ours.
+
+    `steps_ahead` is of the generation, `named` are keys that may change a step and have no word here, with what is to
+    be known of each, and `unread` keys that a plan does not depend on.
+    """
 
     said: tuple[Said, ...]
     steps_ahead: int
     notes: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
     @property
@@ -78,22 +88,49 @@ def narrowed(key: str, ep: int, layout: Layout, etp: int = 0) -> Iterator[str]:
 
 
 def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
-    """Pools that follow each other, as names and pins' values."""
+    """Pools that follow each other, as names and pins' values; the largest first where one would lie across nodes."""
+    listed = list(sizes)
+    if _crosses_nodes([size for _, size in listed]):
+        listed.sort(key=lambda one: -one[1])
     first = 0
-    for name, size in sizes:
+    for name, size in listed:
         yield name, f"{first}:{size}"
         first += size
+
+
+def _crosses_nodes(sizes: Iterable[int]) -> bool:
+    """Whether one of several pools that follow each other has parts of two nodes of 8."""
+    first = 0
+    for size in sizes:
+        left = _USUAL_RANKS - first % _USUAL_RANKS
+        if size > left and (first % _USUAL_RANKS or size % _USUAL_RANKS):
+            return True
+        first += size
+    return False
+
+
+def of_ranks(number: int) -> tuple[int, int]:
+    """Nodes, and ranks on each, of a pool that a configuration gives as a number of ranks alone."""
+    whole = number % _USUAL_RANKS == 0
+    return (number // _USUAL_RANKS, _USUAL_RANKS) if whole else (1, number)
 
 
 def cluster_of(pools: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Nodes and ranks of each, of pools of so many nodes with so many ranks each that have nothing in common.
 
-    Raises BadInput for pools that are neither whole nodes nor parts of one.
+    Pools of one node each lie together on one that holds them, or fill nodes of 8. Raises BadInput for pools that are
+    neither whole nodes nor parts of one.
     """
     per_node = {ranks for _, ranks in pools.values()}
+    if all(nodes == 1 for nodes, _ in pools.values()):
+        total = sum(ranks for _, ranks in pools.values())
+        if total <= _USUAL_RANKS or len(pools) == 1:
+            return 1, total
+        if max(per_node) <= _USUAL_RANKS and total % _USUAL_RANKS == 0:
+            return total // _USUAL_RANKS, _USUAL_RANKS
     if len(per_node) == 1:
         return sum(nodes for nodes, _ in pools.values()), per_node.pop()
-    if all(nodes == 1 for nodes, _ in pools.values()):
-        return 1, sum(ranks for _, ranks in pools.values())
+    if max(per_node) == _USUAL_RANKS and all(ranks * nodes % _USUAL_RANKS == 0 for nodes, ranks in pools.values()):
+        return sum(nodes * ranks for nodes, ranks in pools.values()) // _USUAL_RANKS, _USUAL_RANKS
     told = ", ".join(f"{name} {nodes} x {ranks}" for name, (nodes, ranks) in pools.items())
     raise BadInput(f"pools of several nodes with different numbers of ranks ({told}) are not planned; use whole nodes.")

@@ -12,6 +12,7 @@ from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.export.within import within
 from meshwright.planner.imports.costed import Imported, imported
+from meshwright.planner.imports.given_keys import read_changes
 from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.plan.job import Facts, Job, resolve
@@ -143,6 +144,7 @@ def import_configuration(
     device: str,
     network: str = "ib-hdr-200",
     shapes: Mapping[str, Path] | None = None,
+    changed: Iterable[str] = (),
     table: Table | None = None,
     limits: Limits | None = None,
     search_seconds: float | None = None,
@@ -151,13 +153,14 @@ def import_configuration(
     """A trainer's configuration as the YAML of a job for `directory`, costed as it is, and what would be faster.
 
     `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that are
-    not where the configuration says. Each of the searches takes `search_seconds` at most, if they are given. Raises
+    not where the configuration says; `changed` are `key=value` texts that stand above the
+    configuration's own. Each of the searches takes `search_seconds` at most, if they are given. Raises
     BadInput for what is no configuration of the trainer, a key that has no place in a job, a model that is not here and
     a device that is not known.
     """
     require_number("search_seconds", search_seconds, least=0.1, most=1e6)
     reader = READERS[_trainer(trainer).name]
-    configured = reader.read(Path(path))
+    configured = reader.read(Path(path), read_changes(changed))
     source = JobSource(
         path=Path(path),
         trainer=reader.trainer.told,

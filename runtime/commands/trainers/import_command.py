@@ -54,6 +54,14 @@ def import_(
         list[str] | None,
         typer.Option(help="Where models are that are not here: PATH, or role=PATH; may be given several times."),
     ] = None,
+    changed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A key of the configuration with another value; may be given several times.",
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the job goes; a new file.")] = Path("job.yaml"),
     plan: Annotated[Path | None, typer.Option("--plan", help="Where the plan of the configuration goes.")] = None,
     profile: Profile = None,
@@ -76,6 +84,7 @@ def import_(
             device=device,
             network=network,
             shapes=_shapes(model or ()),
+            changed=changed or (),
             table=table_in(profile),
             limits=Limits(gap=gap),
             search_seconds=time_limit,
@@ -109,4 +118,4 @@ def _told(found: Imported) -> dict[str, object]:
     plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
     deciding = [asdict(one) for one in found.deciding]
-    return {**seconds, "deciding": deciding, "notes": found.notes, "unread": found.unread}
+    return {**seconds, "deciding": deciding, "notes": found.notes, "named": found.named, "unread": found.unread}

@@ -50,12 +50,15 @@ def configuration(found: Imported, trainer: str) -> None:
     steps = _table("predicted", "", "step s", "against", "generation", "idle")
     plans = {"as configured": found.plan, f"best that {trainer} can say": found.within, "best of all": found.best}
     for name, plan in plans.items():
-        steps.add_row(name, *(_numbers(plan, found.plan) if plan else ("no plan fits", "", "", "")))
+        none = "not found in time" if found.is_unfinished else "no plan fits"
+        steps.add_row(name, *(_numbers(plan, found.plan) if plan else (none, "", "", "")))
     console.print(steps)
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
+    for key, reason in found.named.items():
+        console.print(f"not read: {key}: {reason}", markup=False)
     if found.unread:
-        console.print(f"keys that say nothing of a plan: {', '.join(found.unread)}", markup=False)
+        console.print(f"keys that a plan does not depend on: {', '.join(found.unread)}", markup=False)
 
 
 def _numbers(plan: Plan, before: Plan | None) -> tuple[str, ...]:

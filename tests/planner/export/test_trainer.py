@@ -41,7 +41,7 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
     scored = facts.model_copy(update={"rewards": (Reward(name="exact", function="exact_match").load,)})
     for trainer in TRAINERS.values():
         trainer.require_sayable(facts)
-        with pytest.raises(BadInput, match=rf"rewards on hosts \(exact\) are not written for {trainer.name}"):
+        with pytest.raises(BadInput, match=rf"several rewards together \(exact\) are not written for {trainer.name}"):
             trainer.require_written(scored)
 
 

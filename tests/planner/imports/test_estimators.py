@@ -47,7 +47,10 @@ def test_the_penalty_of_its_own_place_is_preferred_and_another_place_is_told(
 def test_an_algorithm_takes_no_settings_of_another() -> None:
     fields = {"gamma": "gamma", "clip_ratio_high": "eps-clip-high"}
     assert not list(configuration(GRPO, in_loss=False, in_reward=False).settings(fields))
-    assert [one.what for one in configuration(PPO, in_loss=False, in_reward=False).settings(fields)] == ["ppo.gamma"]
+    assert [one.what for one in configuration(PPO, in_loss=False, in_reward=False).settings(fields)] == [
+        "ppo.kl_coefficient",
+        "ppo.gamma",
+    ]
 
 
 def test_stages_are_those_of_the_algorithm() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.given_keys import GivenKeys, read_flags, read_overrides
+from meshwright.planner.imports.given_keys import GivenKeys, read_changes, read_flags, read_overrides
 from meshwright.profiles.errors import BadInput
 
 VERL, NEMO = known_keys("verl"), known_keys("nemo_rl")
@@ -64,11 +64,12 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, name: str, text: st
 
 def test_what_a_branch_decides_is_told_once_it_is_asked_for_and_what_nobody_asks_for_is_unread(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
-    script.write_text("N=1\nif [ -n $BIG ]; then\nN=8\nfi\nmain_ppo trainer.nnodes=$N trainer.total_epochs=$N\n")
+    script.write_text("N=1\nif [ -f big ]; then\nN=8\nfi\nmain_ppo trainer.nnodes=$N trainer.total_epochs=$N\n")
     given = read_overrides(script, VERL)
-    assert list(given.notes) == []
+    branch = "whether [ -f big ] is not known from the script: each way was followed."
+    assert list(given.notes) == [branch]
     assert given.whole("trainer.nnodes") == 8
-    assert list(given.notes) == ["trainer.nnodes=8 is read, and in another branch of the script it is 1."]
+    assert list(given.notes) == [branch, "trainer.nnodes=8 is read, and in another branch of the script it is 1."]
     assert given.unread == ("trainer.total_epochs",)
 
 
@@ -107,3 +108,52 @@ def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> Non
     assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
     with pytest.raises(BadInput, match=r"b=\[1\] is no whole number"):
         given.whole_or("b", 7)
+
+
+def test_a_value_that_the_script_does_not_say_is_no_default(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "N=$(nproc)\nmain_ppo trainer.nnodes=$N data.train_batch_size=${B} actor_rollout_ref.model.path=$HOME/m\n"
+    )
+    given = read_overrides(script, VERL)
+    with pytest.raises(
+        BadInput, match=r"trainer.nnodes=.*\$\(nproc\) is what a command answers.*--set trainer.nnodes=VALUE"
+    ):
+        given.whole("trainer.nnodes")
+    with pytest.raises(BadInput, match=r"data.train_batch_size=\$\{B\}: B is set by no line"):
+        given.value("data.train_batch_size")
+    assert given.text("actor_rollout_ref.model.path") == "$HOME/m"
+    changed = read_overrides(script, VERL, read_changes(["trainer.nnodes=4", "--data.train_batch_size=1E2"]))
+    assert (changed.whole("trainer.nnodes"), changed.whole("data.train_batch_size")) == (4, 100)
+
+
+@pytest.mark.parametrize("text", ["trainer.nnodes", "=4", ""])
+def test_a_change_has_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(BadInput, match="KEY=VALUE"):
+        read_changes([text])
+
+
+def test_only_the_trainers_command_gives_keys(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "# python3 train_async.py --colocate\necho --n-samples-per-prompt 77\n"
+        "A=(--lr 1E-6)\nA+=(--rollout-batch-size 8)\npython3 train.py ${A[@]} --actor-num-nodes 1 ${MORE[@]}\n"
+        "python3 convert.py --lr 3\n"
+    )
+    given = read_flags(script, known_keys("slime"))
+    assert dict(given.given) == {"lr": 1e-6, "rollout-batch-size": 8, "actor-num-nodes": 1}
+    assert "train.py" in given.command
+    assert any("MORE is set by no line" in note for note in given.notes)
+    assert any("several commands" in note for note in given.notes)
+
+
+def test_references_lead_up_by_their_dots() -> None:
+    given = GivenKeys(known=NEMO, given={"a.b": 2, "a.c.d": "${..b}", "a.c.e": "${mul:${mul:${.d}, 3}, ${a.b}}"})
+    assert (given.value("a.c.d"), given.value("a.c.e")) == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1E-6", 1e-6), ("1e6", 1e6), (".5e3", 500.0), ("1:20", "1:20"), ("2024-01-01", "2024-01-01")]
+)
+def test_a_word_is_the_value_that_the_trainer_would_read(text: str, value: object) -> None:
+    assert read_changes([f"a={text}"]) == {"a": value}

@@ -42,7 +42,7 @@ def test_a_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
         replace(elsewhere, shapes=shapes).text(without, tmp_path)
 
 
-@pytest.mark.parametrize(("kl", "roles"), [("True", ["actor", "ref", "reward"]), ("False", ["actor", "reward"])])
+@pytest.mark.parametrize(("kl", "roles"), [("True", ["actor", "ref"]), ("False", ["actor"])])
 def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
     tmp_path: Path, kl: str, roles: list[str]
 ) -> None:
@@ -57,7 +57,24 @@ def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
     job = read_job(tmp_path / "job.yaml")
     assert job.algorithm == "grpo"
     assert [role.value for role in job.models.roles] == roles
+    assert [reward.function for reward in job.rewards] == ["maths_answer"]
     assert (job.workload.batch_size, job.workload.group_size) == (8192, 8)
     assert job.grpo is not None
     assert job.grpo.clip_range == (0.8, 1.28)
     assert job.grpo.loss_mean == "token"
+
+
+def test_an_adapter_a_schedule_and_a_users_function_stand_in_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
+        "actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32 custom_reward_function.path=x.py "
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=5\n"
+    )
+    source = JobSource(path=path, trainer="verl", engine="vllm", device="h100-sxm", shapes={"": tmp_path / "m"})
+    (tmp_path / "job.yaml").write_text(source.text(READERS["verl"].read(path), tmp_path))
+    job = read_job(tmp_path / "job.yaml")
+    assert job.models.actor.adapter is not None
+    assert (job.models.actor.adapter.rank, job.models.actor.adapter.alpha) == (16, 32.0)
+    assert job.settings.actor_schedule.warmup_steps == 5
+    assert [reward.function for reward in job.rewards] == ["reward:score"]

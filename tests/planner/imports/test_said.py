@@ -54,3 +54,26 @@ def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
     assert list(narrowed("ep-size", 2, cut, 1)) == [
         "ep-size=2 is read as of experts cut by tp=4: whole ones go to all 4 ranks here."
     ]
+
+
+@pytest.mark.parametrize(
+    ("pools", "cluster"),
+    [
+        ({"actor": (1, 2), "critic": (1, 2), "vllm": (1, 4)}, (1, 8)),
+        ({"actor": (1, 4), "critic": (1, 8), "vllm": (1, 4)}, (2, 8)),
+        ({"train": (1, 4), "generate": (1, 4)}, (1, 8)),
+        ({"train": (2, 4), "generate": (2, 4)}, (4, 4)),
+        ({"train": (2, 8), "generate": (1, 8)}, (3, 8)),
+        ({"train": (1, 16)}, (1, 16)),
+    ],
+)
+def test_parts_of_nodes_lie_together_on_nodes_of_eight(
+    pools: dict[str, tuple[int, int]], cluster: tuple[int, int]
+) -> None:
+    assert cluster_of(pools) == cluster
+
+
+def test_a_pool_that_would_lie_across_nodes_goes_first() -> None:
+    assert dict(pools_in_a_row([("a", 4), ("b", 8), ("c", 4)])) == {"b": "0:8", "a": "8:4", "c": "12:4"}
+    assert dict(pools_in_a_row([("a", 1), ("b", 3)])) == {"a": "0:1", "b": "1:3"}
+    assert dict(pools_in_a_row([("a", 8), ("b", 16)])) == {"a": "0:8", "b": "8:16"}
