@@ -13,7 +13,7 @@ from tests.house.modules import PACKAGES, all_modules, functions, modules
 MOST_MODULES = 26
 """Of a folder."""
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION = 400, 60
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 420, 60
 
 
 @pytest.mark.parametrize("package", PACKAGES)
