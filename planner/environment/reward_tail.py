@@ -43,10 +43,7 @@ def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1
     With fewer workers a call starts when W calls before it have made room as calls of the mean time m would,
     s_i = max(e_i, s_{i-W} + m): a queue with constant service, which waits as long as a fluid one under load.
     """
-    ordered = np.sort(ends)
-    waits = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
-    pairs = [(wait, one.latencies) for wait, one in zip(waits, rewards, strict=True)]
-    longest = max(one.longest - float(wait.min()) for wait, one in pairs)
+    pairs, longest = _waits(ends, rewards)
     if longest <= 0:
         return 0.0
     # The middles of equally long parts: a distribution may step anywhere.
@@ -61,10 +58,7 @@ def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1
 
 def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
     """Below `tail_seconds`, by little, and much sooner known: waits are rounded up to a grid, and times to its next."""
-    ordered = np.sort(ends)
-    waits = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
-    pairs = [(wait, one.latencies) for wait, one in zip(waits, rewards, strict=True)]
-    longest = max(one.longest - float(wait.min()) for wait, one in pairs)
+    pairs, longest = _waits(ends, rewards)
     if longest <= 0:
         return 0.0
     cell, logs = longest / _NUM_CELLS, np.zeros(_NUM_CELLS)
@@ -104,6 +98,15 @@ def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random
 def least_tail_seconds(latencies: Sequence[Latencies]) -> float:
     """Below which no tail is: that of the response that ends last, which has nothing to wait for."""
     return max((one.mean for one in latencies), default=0.0)
+
+
+def _waits(ends: Seconds, rewards: Sequence[Served]) -> tuple[list[tuple[Seconds, Latencies]], float]:
+    """By reward, for how long calls have been under way when the last response ends [n], with the latencies of the
+    reward; and the longest that any goes on."""
+    ordered = np.sort(ends)
+    waits = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
+    pairs = [(wait, one.latencies) for wait, one in zip(waits, rewards, strict=True)]
+    return pairs, max(one.longest - float(wait.min()) for wait, one in pairs)
 
 
 def _starts(ends: Seconds, num_at_a_time: int, mean: float) -> Seconds:

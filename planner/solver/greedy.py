@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.crossing import Crossing
-from meshwright.planner.solver.problem import Option, Problem, Turn, shortest_turn
+from meshwright.planner.solver.problem import Option, Problem, TimedTurn, shortest_turn
 from meshwright.planner.solver.timetable import Columns, Timetable
 
 
@@ -87,14 +87,14 @@ class Greedy:
             return picks, score
         return tuple(int(column[first % len(column)]) for column in columns), found
 
-    def turn(self, picks: Picks) -> Turn:
+    def turn(self, picks: Picks) -> TimedTurn:
         """The shortest turn in the order of the greedy schedule."""
         columns = _columns(picks)
         lasts = self._timetable.lasts(columns)
         ends = self._timetable.schedule(columns, lasts)
         known = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
         if not self._problem.carried:
-            return Turn(int(ends.max()), known)
+            return TimedTurn(int(ends.max()), known)
         position = {name: index for index, name in enumerate(self._problem.order)}
         order = sorted(position, key=lambda name: (known[name], position[name]))
         picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}

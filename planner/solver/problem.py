@@ -329,14 +329,14 @@ def ends_of(
     return ends
 
 
-class Turn(NamedTuple):
+class TimedTurn(NamedTuple):
     """A schedule of one turn: its length and when each task starts."""
 
     makespan: int
     starts: Mapping[str, int]
 
 
-def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> Turn:
+def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> TimedTurn:
     """The shortest turn in which the ranks take the tasks in this order.
 
     A task that would begin before what an earlier turn hands to it has arrived is held: that lengthens this turn, and
@@ -377,7 +377,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
             low = middle + 1
         else:
             high, ends = middle, found
-    return Turn(high, {name: end - ticks[name] for name, end in ends.items()})
+    return TimedTurn(high, {name: end - ticks[name] for name, end in ends.items()})
 
 
 def _check_blocks(options: Sequence[Option], num_ranks: int, step: int) -> None:
