@@ -97,7 +97,11 @@ def launch(
         multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+    for noisy in (
+        "torch.distributed.elastic",
+        "torch.distributed.elastic.agent.server.api",
+        "torch.multiprocessing.spawn",
+    ):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         failures = Path(scratch) / "failures"
