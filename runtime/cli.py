@@ -70,7 +70,8 @@ def main() -> None:
     except MemoryError:
         code = _tell(BadInput("this takes more memory than there is; ask for less."))
     if code == _INTERRUPTED:
-        print("stopped by the user; what was written before stays.", file=sys.stderr)
+        print("stopped by the user; what was written before stays.", file=sys.stderr, flush=True)
+        os._exit(code)  # nothing is left to do, and torch takes seconds to be taken down
     sys.exit(code or 0)
 
 

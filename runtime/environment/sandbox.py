@@ -128,6 +128,12 @@ def has_filter() -> bool:
     return _seccomp() is not None
 
 
+def require_filter() -> None:
+    """Loads the library while its files can be seen. Raises OSError where there is none."""
+    if not has_filter():
+        raise OSError(errno.ENOENT, "libseccomp's bindings are not installed")
+
+
 def _seccomp() -> Any:
     """libseccomp's own bindings, else pyseccomp, which has the same functions; None without either."""
     for name in ("seccomp", "pyseccomp"):

@@ -7,9 +7,10 @@ many came, and one that falls silent later ends the run on the others.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
-from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.runtime.launch.aside import aside
+from meshwright.runtime.launch.interruption import nothing_to_finish
 from meshwright.runtime.launch.rendezvous import (
     Arrival,
     Rendezvous,
@@ -44,6 +47,11 @@ PULSE_SECONDS = 5.0
 """Between two signs of life of a node."""
 _LAST_CALL = timedelta(seconds=20)
 """Those who meet again wait so long for each one that is missing."""
+_FAREWELL_SECONDS, _CONNECT_SECONDS, _PAUSE_SECONDS = 1.0, 2.0, 0.2
+_STRANGER_SECONDS = 15.0
+"""What answers no sooner at a port is no store."""
+_STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
+"""In the store, so that it is known from any other: whether its nodes still come."""
 _kept: dict[str, TCPStore] = {}
 """By meeting point: whoever keeps the store keeps it for as long as it lives."""
 SILENCE_SECONDS = 40.0
@@ -69,22 +77,26 @@ class Gathering(DynamicRendezvousHandler):
 
         Raises RunFailed when the others do not come, and BadInput when they do not belong together.
         """
+        with nothing_to_finish():
+            return self._met(super().next_rendezvous)
+
+    def _met(self, meet: Callable[[], RendezvousInfo]) -> RendezvousInfo:
         place = self.rendezvous
-        self.store.add("came", 1)
-        if self.arrival.node_rank is not None:
-            self.store.set(f"here/{self.arrival.node_rank}", self.arrival.host)
+        aside(self._come)
         began, store = time.time(), self.store.clone()
         try:
             with notes_on_standard_error(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
-                found = super().next_rendezvous()
-            arrivals = _exchange(found.store, found.rank, found.world_size, self.arrival, place.token)
+                found = aside(meet)
+            arrivals = aside(lambda: _exchange(found.store, found.rank, found.world_size, self.arrival, place.token))
         except RendezvousTimeoutError:
             raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
         except (RendezvousError, DistError):
             raise RunFailed(_have_left(place)) from None
         except BaseException:
-            self.store.add("came", -1)
+            with contextlib.suppress(TimeoutError):  # who keeps the store may be away
+                aside(lambda: self.store.add("came", -1), _FAREWELL_SECONDS)
             raise
+        aside(lambda: self.store.set(_STATE, _HAS_MET))
         order = node_order(arrivals, some_are_lost=place.attempt > 0)
         if found.world_size > 1:
             hosts = [arrivals[order.index(node)].host for node in range(found.world_size)]
@@ -92,6 +104,12 @@ class Gathering(DynamicRendezvousHandler):
         meeting = found.bootstrap_store_info
         assert meeting is not None, "nodes that have met share a store"
         return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
+
+    def _come(self) -> None:
+        """Says that this node is here."""
+        self.store.add("came", 1)
+        if self.arrival.node_rank is not None:
+            self.store.set(f"here/{self.arrival.node_rank}", self.arrival.host)
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
         """Where the ranks meet that the nodes start; torch would have it listen on every network of the machine."""
@@ -198,7 +216,7 @@ def _have_left(place: Rendezvous) -> str:
     )
 
 
-def _store_at(place: Rendezvous, patience: timedelta) -> Store:
+def _store_at(place: Rendezvous, patience: float) -> Store:
     """The store at the meeting point, kept by this process if it is the first on the machine that is meant. Those who
     meet again meet in the same one if it is still there, in a part of its own."""
     if not place.attempt:
@@ -207,40 +225,71 @@ def _store_at(place: Rendezvous, patience: timedelta) -> Store:
     try:
         _kept[place.endpoint].check(["any"])
     except (KeyError, DistError):
-        _kept[place.endpoint] = _new_store_at(place, min(patience, _ANSWER))
+        _kept[place.endpoint] = _new_store_at(place, min(patience, _ANSWER.total_seconds()))
     return PrefixStore(f"attempt-{place.attempt}", _kept[place.endpoint])
 
 
-def _new_store_at(place: Rendezvous, patience: timedelta) -> TCPStore:
+def _new_store_at(place: Rendezvous, patience: float) -> TCPStore:
     if is_here(place.address):
-        with contextlib.suppress(OSError):  # another node of this machine keeps it
-            return _kept_at(place.address, place.port)
-    store = TCPStore(place.address, place.port, is_master=False, timeout=patience, wait_for_workers=False)
+        with contextlib.suppress(OSError):  # another node of this machine keeps it, or another program
+            store = _kept_at(place.address, place.port)
+            store.set(_STATE, _GATHERS)
+            return store
+    _reach(place, patience)
+    try:
+        store, found = aside(lambda: _found_at(place), _STRANGER_SECONDS)
+    except (RuntimeError, TimeoutError):  # torch raises the first for what it is answered
+        raise BadInput(
+            f"--rendezvous {place.endpoint} is held by another program, where no run meets; give a free port of that "
+            "machine to all nodes."
+        ) from None
+    if found == _HAS_MET and not place.attempt:
+        raise BadInput(
+            f"--rendezvous {place.endpoint} is held by a run whose nodes have all come; give every run its own port."
+        )
     store.set_timeout(_ANSWER)
     return store
 
 
+def _found_at(place: Rendezvous) -> tuple[TCPStore, str]:
+    """The store that another process keeps, and whether its nodes still come."""
+    limit = timedelta(seconds=_STRANGER_SECONDS)
+    store = TCPStore(place.address, place.port, is_master=False, timeout=limit, wait_for_workers=False)
+    return store, store.get(_STATE).decode()
+
+
+def _reach(place: Rendezvous, patience: float) -> None:
+    """Waits until something listens at the meeting point. Raises RunFailed where nothing does in time."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((place.address, place.port), timeout=_CONNECT_SECONDS).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise RunFailed(
+                    f"1 of {place.nodes} nodes came, this one, for nobody answered at {place.endpoint} within "
+                    f"{place.patience_seconds:g} s ({error.strerror or error}); start `meshwright run` on that "
+                    "machine, or correct --rendezvous."
+                ) from None
+        time.sleep(_PAUSE_SECONDS)
+
+
 def _kept_at(address: str, port: int) -> TCPStore:
     """A store that this process keeps, and that only this address of the machine leads to."""
-    socket = listening(address, port)
-    taken = socket.getsockname()[1]
+    held = listening(address, port)
+    taken = held.getsockname()[1]
     return TCPStore(
-        address, taken, is_master=True, timeout=_ANSWER, wait_for_workers=False, master_listen_fd=socket.detach()
+        address, taken, is_master=True, timeout=_ANSWER, wait_for_workers=False, master_listen_fd=held.detach()
     )
 
 
 def _create(params: RendezvousParameters) -> Gathering:
     place: Rendezvous = params.config["rendezvous"]
     patience = timedelta(seconds=place.patience_seconds)
-    began = time.time()
-    try:
-        with notes_on_standard_error(lambda: note_of(place, began, 1, ())):
-            store = _store_at(place, patience)
-    except RuntimeError:
-        raise RunFailed(
-            f"1 of {place.nodes} nodes came, this one, for nobody answered at {place.endpoint} within "
-            f"{place.patience_seconds:g} s; start `meshwright run` on that machine, or correct --rendezvous."
-        ) from None
+    began, arrival = time.time(), params.config["arrival"]
+    with nothing_to_finish(), notes_on_standard_error(lambda: note_of(place, began, 1, ())):
+        store = _store_at(place, place.patience_seconds)
     handler = Gathering.from_backend(
         run_id=params.run_id,
         store=store,
@@ -251,7 +300,7 @@ def _create(params: RendezvousParameters) -> Gathering:
         timeout=RendezvousTimeout(join=patience, last_call=_LAST_CALL),
     )
     assert isinstance(handler, Gathering)
-    handler.rendezvous, handler.arrival, handler.store = place, params.config["arrival"], store
+    handler.rendezvous, handler.arrival, handler.store = place, arrival, store
     return handler
 
 

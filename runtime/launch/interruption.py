@@ -30,6 +30,8 @@ _AGAIN_SECONDS = 1.0
 
 _asked = threading.Event()
 _marks: list[Path] = []
+_waits = threading.Event()
+"""Set while this process, which launches, waits for other nodes: there is no step to go to the end of."""
 
 
 def listen(launcher: int | None = None, mark: Path | None = None) -> None:
@@ -66,6 +68,16 @@ def is_asked_within(seconds: float) -> bool:
             signal.signal(number, handler)
 
 
+@contextmanager
+def nothing_to_finish() -> Iterator[None]:
+    """Within it the first signal that ends does so at once, in the process that launches."""
+    _waits.set()
+    try:
+        yield
+    finally:
+        _waits.clear()
+
+
 def _wait(launcher: int | None) -> None:
     first = math.inf
     while True:
@@ -98,18 +110,21 @@ def heed_again() -> None:
 def passed_on(mark: Path) -> Iterator[None]:
     """Within it, in the process that launches, a signal makes the mark, and a second one that ends ends the ranks.
 
-    Raises torch's SignalException for the next. In another thread than the main one, which gets no signals, it does
-    nothing.
+    Raises torch's SignalException for the next, and for the first within `nothing_to_finish`. In another thread than
+    the main one, which gets no signals, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     first = math.inf
+    _waits.clear()
 
     def ask(number: int, _: FrameType | None) -> None:
         nonlocal first
         is_first, now = not mark.exists(), time.monotonic()
+        if number in _ENDING and _waits.is_set():
+            raise SignalException(f"asked to stop by {signal.Signals(number).name}", signal.SIGTERM)
         first = min(first, now) if number in _ENDING else first
         if number in _ENDING and now - first > _AGAIN_SECONDS:
             raise SignalException(f"asked to stop twice, by {signal.Signals(number).name}", signal.SIGKILL)

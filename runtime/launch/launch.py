@@ -41,6 +41,9 @@ _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _WITH_LAUNCHER = "meshwright.runtime.launch.with_launcher"
 """What the process imports first that ranks are forked from."""
 
+_NOISY = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api", "torch.multiprocessing.spawn")
+"""Loggers that tell of what is told in a sentence here."""
+
 _STAY_SECONDS = 2.0
 """How long a rank that lost a partner stays, so that the partner's end is seen first."""
 
@@ -101,7 +104,7 @@ def launch(
         shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(dir=lasting) as directory:
         failures = Path(directory) / "failures"

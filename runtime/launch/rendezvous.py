@@ -46,11 +46,13 @@ class Rendezvous:
 
     @classmethod
     def parse(cls, text: str, nodes: int, node_rank: int | None = None, token: str = "") -> Rendezvous:
-        """The rendezvous written as host:port. Raises BadInput for anything else."""
-        address, _, port = text.rpartition(":")
+        """The rendezvous written as host:port, or [address]:port for one of IPv6. Raises BadInput for anything else."""
+        host, _, port = text.rpartition(":")
         number = whole_number(port)
-        if not address or number is None or number > 65535:
-            raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500.")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        address = host[1:-1] if is_bracketed else host
+        if not address or number is None or number > 65535 or is_bracketed != (":" in address):
+            raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500, or [fd00::1]:29500.")
         return cls(nodes=nodes, address=address, port=number, node_rank=node_rank, token=token)
 
     def again(self, nodes: int) -> Rendezvous:
@@ -60,7 +62,12 @@ class Rendezvous:
     @property
     def endpoint(self) -> str:
         """The address and the port as they are written."""
-        return f"{self.address}:{self.port}"
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the ranks of a single node meet where no option has named a place."""
+        return self.nodes == 1 and self.port == 0
 
     def check(self) -> None:
         """Raises BadInput for a host without a way to it, for no port, and when a single node's port is taken.
@@ -69,6 +76,8 @@ class Rendezvous:
         """
         if self.attempt:
             return
+        if self.is_own:
+            _require_loopback(self.address)
         here = address_towards(self.address)
         if self.nodes > 1 and self.port == 0:
             raise BadInput(
@@ -77,12 +86,11 @@ class Rendezvous:
             )
         if self.nodes > 1 or self.port == 0:
             return
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((self.address, self.port))
-            except OSError as error:
-                way_out = "give another port" if here == self.address else f"give this machine's {here}, or another"
-                raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {way_out}.") from None
+        try:
+            listening(self.address, self.port).close()
+        except OSError as error:
+            way_out = "give another port" if is_here(self.address) else f"give this machine's {here}, or another"
+            raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {way_out}.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +139,8 @@ def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> t
             )
         if other.work != first.work:
             raise BadInput(
-                f"{first.host} and {other.host} were given different plans, jobs or options; give every node the same."
+                f"{first.host} and {other.host} were given different plans, jobs or options; give every node the "
+                "same, and each of two runs a port of its own."
             )
     given = [arrival.node_rank for arrival in arrivals]
     numbers = [number for number in given if number is not None]
@@ -158,6 +167,18 @@ def address_towards(host: str) -> str:
         raise BadInput(
             f"--rendezvous {host} cannot be reached ({error.strerror}); give a name or an address that this machine "
             "knows the way to."
+        ) from None
+
+
+def _require_loopback(address: str) -> None:
+    try:
+        listening(address, 0).close()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+    except OSError as error:
+        raise BadInput(
+            f"the ranks of this machine meet at {address}, which cannot be used ({error.strerror}); bring its loopback "
+            "up: ip link set lo up."
         ) from None
 
 

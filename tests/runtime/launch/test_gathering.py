@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
@@ -22,10 +28,15 @@ from meshwright.runtime.launch.gathering import (
     Watch,
     _exchange,
     _kept_at,
+    _new_store_at,
+    _reach,
     _too_few,
 )
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
+from tests.runtime.environment import hostile
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
@@ -39,6 +50,62 @@ def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pyte
     place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one, for nobody answered at {place.endpoint}"):
         launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+
+
+@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 400 Bad\r\n\r\n" * 100])
+def test_a_port_that_another_program_holds_is_refused(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for without end, through SIGTERM too."""
+    monkeypatch.setattr(gathering, "_STRANGER_SECONDS", 1.0)
+    with hostile.server(lambda: itertools.chain([says], iter(lambda: time.sleep(0.1) or b"", None))) as (url, _):
+        place = Rendezvous(nodes=2, port=int(url.split(":")[2].partition("/")[0]), patience_seconds=5.0)
+        begun = time.monotonic()
+        with pytest.raises(BadInput, match=f"{place.endpoint} is held by another program, where no run meets"):
+            launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+        assert time.monotonic() - begun < 8.0
+
+
+def test_the_store_of_another_program_of_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_STRANGER_SECONDS", 1.0)
+    other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(BadInput, match="is held by another program, where no run meets"):
+        _new_store_at(Rendezvous(nodes=2, port=other.port), 5.0)
+
+
+def test_the_store_of_a_run_whose_nodes_have_met_is_not_joined() -> None:
+    place = Rendezvous(nodes=2, port=free_port())
+    store = _new_store_at(place, 1.0)
+    assert _new_store_at(place, 1.0).check(["state of meshwright"])
+    store.set("state of meshwright", "has met")
+    with pytest.raises(BadInput, match="is held by a run whose nodes have all come; give every run its own port"):
+        _new_store_at(place, 1.0)
+    assert _new_store_at(place.again(2), 1.0).port == store.port
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("where", ["is-here", "is-elsewhere", "another program"])
+def test_a_node_that_waits_ends_within_two_seconds_of_a_signal(where: str, number: signal.Signals) -> None:
+    with contextlib.ExitStack() as around:
+        port = free_port()
+        if where == "another program":
+            silence = hostile.STREAMS["silence"]
+            port = int(around.enter_context(hostile.server(silence))[0].split(":")[2].partition("/")[0])
+        command = [sys.executable, "-m", "tests.runtime.launch.waiting_node", str(port), where]
+        node = around.enter_context(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        assert node.stderr is not None
+        assert any("waiting at" in line for line in node.stderr)
+        begun = time.monotonic()
+        node.send_signal(number)
+        assert node.wait(20.0) == 130
+        assert time.monotonic() - begun < 2.0
+        assert "step" not in node.stderr.read()
+
+
+def test_nobody_is_waited_for_longer_than_was_said_and_the_reason_is_named() -> None:
+    begun = time.monotonic()
+    with pytest.raises(RunFailed, match=r"nobody answered at .* within 600 s \(Connection refused\)"):
+        _reach(Rendezvous(nodes=2, port=free_port()), 0.5)
+    assert time.monotonic() - begun < 3.0
 
 
 def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

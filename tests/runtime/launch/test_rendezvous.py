@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of, is_here, node_order
+from meshwright.runtime.launch.rendezvous import (
+    Arrival,
+    Rendezvous,
+    address_towards,
+    interface_of,
+    is_here,
+    listening,
+    node_order,
+)
 
 
 def arrivals(*node_ranks: int | None) -> list[Arrival]:
@@ -77,6 +87,35 @@ def test_several_nodes_need_a_port_that_all_know() -> None:
 def test_a_rendezvous_is_host_and_port(text: str) -> None:
     with pytest.raises(BadInput, match="host:port"):
         Rendezvous.parse(text, nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "endpoint"),
+    [("[::1]:29500", "::1", "[::1]:29500"), ("[fd00::2]:0", "fd00::2", "[fd00::2]:0"), ("a:1", "a", "a:1")],
+)
+def test_an_address_of_ipv6_stands_in_brackets(text: str, address: str, endpoint: str) -> None:
+    place = Rendezvous.parse(text, nodes=1)
+    assert (place.address, place.endpoint) == (address, endpoint)
+    for other in ("::1:29500", "[::1]", "[::1", "[a]:1", "[]:1"):
+        with pytest.raises(BadInput, match=r"is not host:port; write it like .* or \[fd00::1\]:29500"):
+            Rendezvous.parse(other, nodes=1)
+
+
+def test_a_port_of_ipv6_in_use_is_refused() -> None:
+    with listening("::1", 0) as held:
+        place = Rendezvous(address="::1", port=held.getsockname()[1])
+        with pytest.raises(BadInput, match=rf"--rendezvous \[::1\]:{place.port} cannot be used .* give another port"):
+            place.check()
+
+
+def test_a_machine_without_a_loopback_is_told_so_and_not_of_an_option() -> None:
+    check = "from meshwright.runtime.launch.rendezvous import Rendezvous; Rendezvous().check()"
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", check]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    if "unshare failed" in ended.stderr:
+        pytest.skip("this machine has no namespaces for it")
+    assert "bring its loopback up: ip link set lo up" in ended.stderr
+    assert "--rendezvous" not in ended.stderr.splitlines()[-1]
 
 
 def test_nodes_that_are_left_keep_their_order() -> None:

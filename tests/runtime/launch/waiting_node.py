@@ -1,0 +1,20 @@
+"""A node that waits for another, as a process: `python -m tests.runtime.launch.waiting_node PORT WHERE`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from meshwright.runtime.launch import gathering
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.runtime.launch.rendezvous import Rendezvous
+
+if __name__ == "__main__":
+    port, where = sys.argv[1:]
+    if where == "is-elsewhere":
+        gathering.is_here = lambda _: False
+    place = Rendezvous(nodes=2, port=int(port), patience_seconds=300.0)
+    try:
+        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY, may_stop=True)
+    except KeyboardInterrupt:
+        os._exit(130)  # as the command line does
