@@ -64,7 +64,7 @@ class Value:
         raise NoValueError
 
     def power(self, exponent: Value) -> Value:
-        """To a whole power, or a root of a number or of a power of letters."""
+        """A whole power, or a root of a number that is not negative. Raises NoValueError for any other or large one."""
         n = exponent.rational
         if abs(n) > _LARGEST_POWER:
             raise NoValueError
