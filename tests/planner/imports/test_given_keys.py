@@ -137,7 +137,8 @@ def test_only_the_trainers_command_gives_keys(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "# python3 train_async.py --colocate\necho --n-samples-per-prompt 77\n"
-        "A=(--lr 1E-6)\nA+=(--rollout-batch-size 8)\npython3 train.py ${A[@]} --actor-num-nodes 1 --colocate ${MORE[@]}\n"
+        "A=(--lr 1E-6)\nA+=(--rollout-batch-size 8)\n"
+        "python3 train.py ${A[@]} --actor-num-nodes 1 --colocate ${MORE[@]}\n"
         "python3 convert.py --lr 3\n"
     )
     given = read_flags(script, known_keys("slime"))
