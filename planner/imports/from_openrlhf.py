@@ -83,8 +83,10 @@ def _idle(configuration: Configuration) -> Iterator[str]:
         yield from ("ref.*", "train.colocate_actor_ref")
     if configuration.reward is not None:
         yield "reward.num_*"
-    if configuration.given.value("train.colocate_all"):
-        yield "*.num_*"
+    together = {"all": "*.num_*", "actor_ref": "ref.num_*", "critic_reward": "reward.num_*"}
+    for name, pattern in together.items():
+        if configuration.given.value(f"train.colocate_{name}"):
+            yield pattern
 
 
 def _configuration(given: GivenKeys) -> Configuration:

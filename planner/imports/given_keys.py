@@ -24,6 +24,8 @@ _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
 _PRODUCT = re.compile(r"^\$\{mul:\s*(.+)\}$")
 _COMMAND = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
 """What flags are given to; those before it are a launcher's."""
+_SEVERAL = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
+"""Words of an array, which give flags of their own and are no value of the flag before them."""
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers that YAML 1.1 takes for texts, since they have no dot or no sign."""
 
@@ -279,7 +281,7 @@ def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _Keys:
                 undecided[key] = "; ".join(word.reasons)
             key = None if equals else key
         elif key is not None and word.reasons:
-            if given[key] is True:
+            if given[key] is True and not _SEVERAL.search(word.text):
                 given[key], undecided[key] = word.text, "; ".join(word.reasons)
             key = None
         elif key is not None:

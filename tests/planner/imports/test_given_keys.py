@@ -137,11 +137,13 @@ def test_only_the_trainers_command_gives_keys(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(
         "# python3 train_async.py --colocate\necho --n-samples-per-prompt 77\n"
-        "A=(--lr 1E-6)\nA+=(--rollout-batch-size 8)\npython3 train.py ${A[@]} --actor-num-nodes 1 ${MORE[@]}\n"
+        "A=(--lr 1E-6)\nA+=(--rollout-batch-size 8)\n"
+        "python3 train.py ${A[@]} --actor-num-nodes 1 --colocate ${MORE[@]}\n"
         "python3 convert.py --lr 3\n"
     )
     given = read_flags(script, known_keys("slime"))
-    assert dict(given.given) == {"lr": 1e-6, "rollout-batch-size": 8, "actor-num-nodes": 1}
+    assert dict(given.given) == {"lr": 1e-6, "rollout-batch-size": 8, "actor-num-nodes": 1, "colocate": True}
+    assert given.value("colocate") is True
     assert "train.py" in given.command
     assert any("MORE is set by no line" in note for note in given.notes)
     assert any("several commands" in note for note in given.notes)
