@@ -66,11 +66,7 @@ def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas
         cells = np.ceil(wait[wait < one.longest] / cell).astype(np.int64)
         first = int(cells.min(initial=0))  # negative where calls begin behind the last response
         counts = np.bincount(cells - first, minlength=1)
-<<<<<<< HEAD
-        times: Seconds = np.arange(first + 1, first + _NUM_CELLS + len(counts)).astype(np.float64) * cell
-=======
         times: Seconds = cell * np.arange(first + 1, first + _NUM_CELLS + len(counts), dtype=np.float64)
->>>>>>> h5
         with np.errstate(divide="ignore"):
             known = np.maximum(np.log(one.within(times)), _NEVER)
         size = 1 << len(times).bit_length()
