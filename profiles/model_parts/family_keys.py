@@ -124,8 +124,6 @@ _DEEPSEEK_V2: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
     "first_k_dense_replace": 0,
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
@@ -137,6 +135,8 @@ _DEEPSEEK_V2: dict[str, Any] = {
     "num_experts_per_tok": None,
     "moe_intermediate_size": 1407,
     "norm_topk_prob": False,
+    "attention_bias": False,
+    "mlp_bias": False,
 }
 _DEEPSEEK_V3: dict[str, Any] = {
     "vocab_size": 129280,

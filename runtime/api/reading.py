@@ -88,8 +88,9 @@ def write_table(path: Pathname, table: Table) -> None:
 
 
 def read_run(directory: Pathname, plan: Plan) -> Run:
-    """The spans that a run or a rehearsal of this plan left in its directory, of a long run those of its last steps;
-    the run is named after it.
+    """The spans that a run or a rehearsal of this plan left in its directory, which it is named after.
+
+    A long run has the spans of its last steps.
 
     Raises BadInput for a directory without a trace, a trace without a whole step, and a run of another plan.
     """

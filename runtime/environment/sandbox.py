@@ -32,6 +32,9 @@ _NO_CAPABILITIES = struct.pack("=IiIIIIII", 0x20080522, 0, 0, 0, 0, 0, 0, 0)
 
 INSIDE_USER = 65534
 """The number of the user inside, which is nobody's."""
+_WORKING_DIRECTORY = "of-the-response"
+"""A name that no directory of Python or of the system has, for those are shown beside it."""
+
 _DISK = "64m"
 """What code may write, all files together."""
 _MOST_FILES = 16384
@@ -79,7 +82,7 @@ def enter(directory: Path) -> None:
     """Makes the directory the root: what Python needs, read-only, and an empty working directory. Raises OSError."""
     for path in _shown():
         _show(path, directory)
-    for name in ("proc", "tmp", "work", ".old"):
+    for name in ("proc", "tmp", _WORKING_DIRECTORY, ".old"):
         (directory / name).mkdir(exist_ok=True)
     _mount("proc", directory / "proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     os.chdir(directory)
@@ -91,7 +94,7 @@ def enter(directory: Path) -> None:
         os.chdir("/")
         _check("umount2", _libc.umount2(b"/.old", _MNT_DETACH))
     os.rmdir("/.old")
-    os.chdir("/work")
+    os.chdir(f"/{_WORKING_DIRECTORY}")
 
 
 def adopt() -> None:

@@ -23,20 +23,31 @@ _UNLOCKED_SECONDS = 86_400.0
 
 _UNLOCKED = f"{_PREFIX}tests-"
 
+_MOST_SOCKET_BYTES = 107
+"""Most bytes of a socket's path on Linux (unix(7), sun_path without its end)."""
+
+_SOCKET_IN_DIRECTORY = len(f"/{_PREFIX}12345678/listener-12345678")
+
 
 @cache
 def scratch() -> Path:
     """This process's directory, made at the first call; multiprocessing keeps its sockets there too, in place of a
     `pymp-*` of its own."""
-    parent = Path(tempfile.gettempdir())
+    parent = parent_of_scratch(tempfile.gettempdir())
     remove_leftovers(parent)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR)  # stays open as long as the process is there
     fcntl.flock(lock, fcntl.LOCK_EX)
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     config = vars(process.current_process())["_config"]
     config.setdefault("tempdir", str(made))
     return made
+
+
+def parent_of_scratch(temporary: str) -> Path:
+    """The directory for temporary files, or /tmp where the path of a socket in it would be too long."""
+    is_short = len(os.fsencode(temporary)) + _SOCKET_IN_DIRECTORY <= _MOST_SOCKET_BYTES
+    return Path(temporary if is_short else "/tmp")
 
 
 def remove_leftovers(parent: Path) -> None:

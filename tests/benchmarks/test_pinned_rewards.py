@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.search.pinned_rewards import facts_of, tried
 from tests.planner.jobs import small_facts
+from tests.seeds import seeds
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, all=3)
 def test_a_random_job_reaches_its_gap_and_no_pin_beats_its_bound(seed: int) -> None:
     found = tried(seed, facts_of(seed, small_facts(batch_size=64)), 4, math.inf)
     assert found.gap <= found.asked_gap

@@ -41,8 +41,12 @@ class BestOf:
         self._dealt = enumerate(passes(prompts, settings.seed))
 
     @torch.no_grad()
-    def batch(self, policy: nn.Module, score: Callable[[Row], float], version: int) -> Kept:
-        """That of the next step, whose policy has seen `version` updates."""
+    def batch(
+        self, policy: nn.Module, score: Callable[[Row], float], version: int, paid: Callable[[Row, float], float]
+    ) -> Kept:
+        """The batch of the next step, whose policy has seen `version` updates; `paid` is what a row with a score earns.
+
+        Samples are compared by what they are paid."""
         rows: list[Row] = []
         said: list[float] = []
         tied = 0
@@ -50,13 +54,14 @@ class BestOf:
             draws = range(place * self._drawn, (place + 1) * self._drawn)
             group = [sample(policy, prompt, draw, version, self._settings) for draw in draws]
             scores = [round(score(row), SAME_DIGITS) for row in group]
+            amounts = [round(paid(row, one), SAME_DIGITS) for row, one in zip(group, scores, strict=True)]
             left = list(range(self._drawn))
             chosen: list[int] = []
             while len(chosen) < self._kept:
-                first = next(index for index in left if scores[index] == max(scores[other] for other in left))
+                first = next(index for index in left if amounts[index] == max(amounts[other] for other in left))
                 chosen.append(first)
                 left.remove(first)
             rows += [group[index] for index in sorted(chosen)]
-            tied += max(scores[index] for index in left) == scores[chosen[-1]]
+            tied += max(amounts[index] for index in left) == amounts[chosen[-1]]
             said += scores
         return Kept(rows=rows, scores=said, tied=tied)

@@ -133,7 +133,7 @@ class CriticFreeReference:
         scores = [] if self.reward is None else scores_of(self.reward, rows)
         ratios = [(pi - mu).exp().clamp(max=s.importance_cap) for pi, mu in zip(proximal, behaviour, strict=True)]
         explained = torch.cat([explains(logits, row, s) for logits, row in zip(drawn_from, rows, strict=True)])
-        paid = [paid_for(score, row, s) for score, row in zip(scores, rows, strict=True)]
+        paid = [paid_for(score, row, s) for score, row in zip(scores, rows if scores else (), strict=True)]
         return Compared(
             cut=cut,
             scores=scores,

@@ -39,7 +39,7 @@ def found() -> tuple[Plan, ...]:
     return best_structures(first, FIXED, search, count=4)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_no_structure_that_is_left_out_is_faster(found: tuple[Plan, ...]) -> None:
     every = [
         plan.period_seconds

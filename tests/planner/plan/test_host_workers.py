@@ -35,6 +35,7 @@ from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.jobs import small_facts
+from tests.seeds import cases
 
 
 def load(name: str, seconds: float, *, is_remote: bool = True, workers: int | None = None) -> RewardLoad:
@@ -183,7 +184,7 @@ def test_a_simulation_that_draws_lengths_draws_calls_too(slow: Plan) -> None:
     assert found.mean == pytest.approx(slow.period_seconds, rel=0.2)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
+@cases("staleness", [2, 1, 0], few=1)
 def test_no_pinned_plan_is_faster_where_a_judge_is_slow(staleness: int) -> None:
     """A plan that let generation and training wait for each other's rewards was called the best: the bound knew of the
     mean of a call alone, and nothing of what is handed to a later turn."""

@@ -62,7 +62,7 @@ def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
 
 def test_what_is_handed_to_a_later_turn_is_part_of_a_bound() -> None:
     """Two turns are as long as the generation, its hand-over of 1000 s, and the training behind it."""
-    space = space_of(small_facts(batch_size=8).model_copy(update={"staleness": 2}), RandomModel(1), 1)
+    space = space_of(small_facts(batch_size=8).model_copy(update={"staleness": 2}), RandomModel(1, memory_scale=1.0), 1)
     slow = replace(space, carried={pair: (turns, 1000.0) for pair, (turns, _) in space.carried.items()})
     rewarded = replace(space, late=frozenset({"actor_train"}), arrival_seconds=2000.0)
     assert set(slow.carried) == {(GENERATE, name) for _, name in space.carried}

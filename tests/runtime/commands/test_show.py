@@ -40,7 +40,7 @@ def test_what_takes_next_to_nothing_of_a_step_has_no_error_beside_it(capsys: pyt
     assert line(text, "actor_train") == ["actor_train", "0.500", "0.400", "+25.0%"]
     assert line(text, "refit") == ["refit", "0.010", "0.002"]
     assert line(text, "reward_score") == ["reward_score", "0.100", "0.000"]
-    assert line(text, "step") == ["step", "1.000", "0.800", "+25%"]
+    assert line(text, "step") == ["step", "1.000", "0.800", "+25.0%"]
 
 
 def test_planned_memory_says_that_it_is_for_the_longest_rows(capsys: pytest.CaptureFixture[str]) -> None:

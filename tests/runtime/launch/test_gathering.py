@@ -35,6 +35,7 @@ from meshwright.runtime.launch.gathering import (
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
 from tests.runtime.environment import hostile
+from tests.seeds import cases
 
 ROOT = Path(__file__).parents[3]
 
@@ -82,8 +83,8 @@ def test_the_store_of_a_run_whose_nodes_have_met_is_not_joined() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("where", ["is-here", "is-elsewhere", "another program"])
+@cases("number", [signal.SIGTERM, signal.SIGINT], few=1, ids=lambda number: number.name)
+@cases("where", ["is-elsewhere", "is-here", "another program"], few=1)
 def test_a_node_that_waits_ends_within_two_seconds_of_a_signal(where: str, number: signal.Signals) -> None:
     with contextlib.ExitStack() as around:
         port = free_port()

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from meshwright.runtime.launch.scratch import remove_leftovers
+from meshwright.runtime.launch.scratch import parent_of_scratch, remove_leftovers
 
 HOLDS = """
 import multiprocessing.util, sys
@@ -31,6 +31,11 @@ def started(directory: Path) -> tuple[subprocess.Popen[str], Path]:
     made, of_multiprocessing = (process.stdout.readline().strip() for _ in "ab")
     assert made == of_multiprocessing
     return process, Path(made)
+
+
+def test_sockets_are_not_put_where_their_paths_would_be_too_long() -> None:
+    assert parent_of_scratch("/scratch/job") == Path("/scratch/job")
+    assert parent_of_scratch("/scratch/" + 9 * "a-long-name") == Path("/tmp")
 
 
 def test_the_directory_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_stays(

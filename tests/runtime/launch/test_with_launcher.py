@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.seeds import cases
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +23,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("preload", [None, "meshwright.runtime.launch.launch"], ids=["spawned", "forked"])
+@cases("preload", ["meshwright.runtime.launch.launch", None], few=1, ids=["forked", "spawned"])
 @pytest.mark.parametrize("entry", ["stand_still", "hold_the_interpreter"])
 def test_ranks_that_cannot_look_end_with_their_launcher(entry: str, preload: str | None, tmp_path: Path) -> None:
     script = tmp_path / "launcher.py"

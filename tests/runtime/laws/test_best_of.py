@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.best_of import BestOf, Kept
-from tests.reference.critic_free import CriticFreeReference
-from tests.reference.ppo import Reference, Row, language_model, scalar_model, scalars, weights_of
+from tests.reference.critic_free import CriticFreeReference, CriticFreeSettings, paid_for
+from tests.reference.ppo import Reference, Row, Settings, language_model, rewards_of, scalar_model, scalars, weights_of
 from tests.runtime.compared import are_groups, compare_experience, compare_updates, settings_of
 from tests.runtime.laws.test_reference import PPO, compare_experience_of_ppo, compare_updates_of_ppo, settings_of_ppo
 from tests.runtime.observed import Observed
@@ -112,6 +113,20 @@ def scored_by(model: Any) -> Callable[[Row], float]:
     return lambda row: float(scalars(model, [row])[0][-1].detach())
 
 
+def paid_by(settings: CriticFreeSettings) -> Callable[[Row, float], float]:
+    return lambda row, score: float(paid_for(torch.tensor(score, dtype=torch.float64), row, settings))
+
+
+def paid_in_ppo(settings: Settings) -> Callable[[Row, float], float]:
+    """What PPO adds to the reward of the last token of a response with a score."""
+
+    def paid(row: Row, score: float) -> float:
+        nothing = torch.zeros(1, dtype=torch.float64)
+        return float(rewards_of(nothing[0] + score, nothing, nothing, row.is_cut(settings), settings))
+
+    return paid
+
+
 @pytest.mark.slow
 @cases("name", CASES, few=2)
 def test_a_run_keeps_and_learns_what_the_reference_does(
@@ -122,7 +137,7 @@ def test_a_run_keeps_and_learns_what_the_reference_does(
     judge = CriticFreeReference(own[Role.ACTOR], own[Role.REF], own[Role.REWARD], settings_of(asked))
     chosen, tied = chosen_of(asked, settings_of(asked)), 0
     for step, line in enumerate(lines(asked.out)):
-        kept = chosen.batch(judge.actor, scored_by(judge.reward), step)
+        kept = chosen.batch(judge.actor, scored_by(judge.reward), step, paid_by(settings_of(asked)))
         is_kept(run, asked, line, kept)
         compared = judge.step(step, kept.rows)
         compare_experience(found, run, step, kept.rows, compared)
@@ -143,7 +158,7 @@ def test_ppo_learns_of_the_best_samples_what_the_reference_does(
     judge = Reference(*(own[role] for role in asked.job.models.roles), settings)
     chosen = chosen_of(asked, settings)
     for step, line in enumerate(lines(asked.out)):
-        kept = chosen.batch(judge.actor, scored_by(judge.reward), step)
+        kept = chosen.batch(judge.actor, scored_by(judge.reward), step, paid_in_ppo(settings))
         is_kept(run, asked, line, kept)
         learnt = judge.step(step, kept.rows)
         compare_experience_of_ppo(found, run, step, kept.rows, learnt)
@@ -163,6 +178,8 @@ def test_scores_of_hosts_keep_the_samples_that_the_reference_keeps(
     policy, settings = language_model(own[Role.ACTOR]), settings_of(asked)
     of_model = scored_by(scalar_model(own[Role.REWARD])) if Role.REWARD in own else None
     line = lines(asked.out)[0]
-    kept = chosen_of(asked, settings).batch(policy, lambda row: is_short(row) + (of_model(row) if of_model else 0.0), 0)
+    kept = chosen_of(asked, settings).batch(
+        policy, lambda row: is_short(row) + (of_model(row) if of_model else 0.0), 0, paid_by(settings)
+    )
     is_kept(run, asked, line, kept)
     assert line["reward_short"] == sum(map(is_short, kept.rows)) / len(kept.rows)

@@ -45,7 +45,7 @@ def table(facts: Facts, output: Path) -> Table:
     return profile_job(facts, output, minutes=MINUTES)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table) -> None:
     wanted = points(
         PPO_GRAPH,
@@ -59,7 +59,7 @@ def test_every_point_and_every_collective_is_measured(facts: Facts, table: Table
     assert all(m.status == "ok" and m.seconds for m in (*table.measurements, *table.collectives))
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
     provenance = table.provenance
     assert provenance.device == facts.cluster.device.name
@@ -69,7 +69,7 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
     assert provenance.kernels == PLAIN.told
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table) -> None:
     model = cost_model(facts.cluster, facts.workload, facts.precision, table)
     call = Call(
@@ -81,14 +81,14 @@ def test_a_stage_of_the_job_is_costed_from_the_table(facts: Facts, table: Table)
     assert model.seconds(call).source in (Source.MEASURED, Source.INTERPOLATED)
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_finished_table_is_not_measured_again(facts: Facts, table: Table, output: Path) -> None:
     assert read_table(output) == table
     assert not partial_path(output).exists()
     assert profile_job(facts, output, minutes=MINUTES) == table
 
 
-@pytest.mark.slow
+@pytest.mark.check_all
 def test_a_profile_that_was_cut_off_measures_only_what_is_left(facts: Facts, table: Table, tmp_path: Path) -> None:
     output = tmp_path / "table.json"
     update = {"measurements": table.measurements[3:], "collectives": table.collectives[1:]}

@@ -67,9 +67,11 @@ def test_a_manifest_names_no_file_elsewhere(sealed: Path, tmp_path: Path) -> Non
     text = manifest.read_text()
     manifest.write_text(text.replace("common.pt", "../common.pt"))
     assert _damage_of_share(copy, 0, 1) == f"{MANIFEST} names ../common.pt, which is no file beside it"
-    for name in ("", ".", "\\u0000", "x" * 256):
+    for name in ("", ".", "x" * 256):
         manifest.write_text(text.replace("common.pt", name))
         assert "which is no file beside it" in str(_damage_of_share(copy, 0, 1))
+    manifest.write_text(text.replace("common.pt", "\\u0000"))
+    assert "has a character that a terminal does not show" in str(_damage_of_share(copy, 0, 1))
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(sealed: Path, tmp_path: Path) -> None:
