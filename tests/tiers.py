@@ -47,7 +47,7 @@ def file_of(nodeid: str) -> str:
 
 def recorded_seconds(*, is_all: bool) -> dict[str, float]:
     """Seconds by test file, as last recorded for this tier."""
-    return json.loads(RECORDED.read_text())[tier(is_all)] if RECORDED.exists() else {}
+    return json.loads(RECORDED.read_text()).get(tier(is_all), {}) if RECORDED.exists() else {}
 
 
 def tier(is_all: bool) -> str:

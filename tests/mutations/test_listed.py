@@ -43,7 +43,9 @@ def test_a_mutation_names_a_test_that_there_is_and_that_is_not_slow(mutation: Mu
     path, _, name = mutation.killed_by.partition("::")
     tests = functions_of(path)
     assert name.partition("[")[0] in tests
-    assert "slow" not in " ".join(map(ast.unparse, tests[name.partition("[")[0]].decorator_list))
+    marks = " ".join(map(ast.unparse, tests[name.partition("[")[0]].decorator_list))
+    assert "slow" not in marks
+    assert "pytest.mark.check_all" not in marks
 
 
 @cache

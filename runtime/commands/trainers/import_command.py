@@ -104,7 +104,9 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
     """Paths by role; one without a role under an empty name."""
     found = {}
     for text in texts:
-        role, equals, path = text.rpartition("=")
+        role, equals, path = text.partition("=")
+        if not equals:
+            role, path = "", text
         if equals and role not in set(Role):
             raise BadInput(
                 f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"

@@ -37,7 +37,7 @@ def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: 
     return found
 
 
-@seeds(4, all=30)
+@seeds(4, all=30, failed=(9,))
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_blocks_are_those_that_counting_finds(seed: int, group_size: int) -> None:
     draw = np.random.default_rng(seed)

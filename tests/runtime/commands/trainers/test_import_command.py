@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.commands.trainers.import_command import _told
+from meshwright.runtime.commands.trainers.import_command import _shapes, _told
 from tests.planner.imports.written import plan_of, written
 from tests.planner.plans import random_plan
 from tests.runtime.command import Call
@@ -69,3 +69,10 @@ def test_the_best_plan_of_a_trainer_is_told_apart_from_the_best_of_all() -> None
     )
     found = _told(Imported(plan=as_it_is, within=within, best=best, deciding=(), notes=(), unread=()))
     assert (found["step_seconds"], found["within_seconds"], found["best_seconds"]) == (9.0, 7.0, 5.0)
+
+
+def test_a_path_of_a_model_may_hold_an_equals_sign() -> None:
+    assert _shapes(["actor=a=b/config.json", "c/config.json"]) == {
+        "actor": Path("a=b/config.json"),
+        "": Path("c/config.json"),
+    }
