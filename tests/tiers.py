@@ -32,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the second tier out unless it is asked for, and puts the longest files first."""
-    if not config.getoption("--all"):
+    """Leaves the second tier out unless it is asked for, or a test is named, and puts the longest files first."""
+    if not (config.getoption("--all") or any("::" in argument for argument in config.args)):
         left_out = [item for item in items if item.get_closest_marker("check_all")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("check_all")]
@@ -46,8 +46,9 @@ def file_of(nodeid: str) -> str:
 
 
 def recorded_seconds(*, is_all: bool) -> dict[str, float]:
-    """Seconds by test file, as last recorded for this tier."""
-    return json.loads(RECORDED.read_text()).get(tier(is_all), {}) if RECORDED.exists() else {}
+    """Seconds by test file, as last recorded for this tier, or for the other where it has none."""
+    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    return {**known.get(tier(not is_all), {}), **known.get(tier(is_all), {})}
 
 
 def tier(is_all: bool) -> str:
@@ -78,5 +79,6 @@ class Durations:
         for test, seconds in self._seconds.items():
             by_file[file_of(test)] += seconds
         known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-        known[tier(self._config.getoption("--all"))] = {name: round(by_file[name], 1) for name in sorted(by_file)}
+        of_tier = known.setdefault(tier(self._config.getoption("--all")), {})
+        of_tier |= {name: round(seconds, 1) for name, seconds in by_file.items()}
         RECORDED.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

@@ -148,8 +148,9 @@ def _subsets(names: Sequence[str]) -> Iterator[Sequence[str]]:
 class _Turn:
     """The stages of a turn by their positions, each at its least, and what waits for what.
 
-    What a stage reads while it is drawn may come before the drawing ends, unless the two take turns: it counts with the
-    seconds that remain then.
+    What a stage reads while it is generated may come before the generation ends, unless the two take turns: it counts
+    with the seconds that remain then. Where they take turns it follows the generation at once: what is handed over in
+    chunks is there by then.
     """
 
     def __init__(self, case: Case) -> None:
@@ -178,7 +179,9 @@ class _Turn:
         ]
         self.after: list[list[tuple[int, float]]] = [[] for _ in graph.names]
         for (producer, consumer), lag in case.space.lags.items():
-            self.after[graph.position[consumer]].append((graph.position[producer], lag))
+            takes_turns = producer == GENERATE and case.meets(consumer, GENERATE)
+            is_hidden = takes_turns and scope.streams(graph.by_name[consumer])
+            self.after[graph.position[consumer]].append((graph.position[producer], 0.0 if is_hidden else lag))
         self.above = [set[int]() for _ in graph.names]
         for place in range(self.num_stages):  # a stage comes after those that it reads from
             self.above[place] = {p for before, _ in self.after[place] for p in (before, *self.above[before])}

@@ -54,7 +54,15 @@ def _alike_pools(call: CallOptions) -> dict[range, int]:
     """By the ranks of a call's options a number, the same where it has the same options but for their ranks."""
     here: dict[range, Counter[Hashable]] = {}
     for o in call.options:
-        rest = o.place.layout, o.ticks, o.early_ticks, o.resident_blocks, o.shared_blocks, o.transient_blocks
+        rest = (
+            o.place.layout,
+            o.ticks,
+            o.early_ticks,
+            o.late_ticks,
+            o.resident_blocks,
+            o.shared_blocks,
+            o.transient_blocks,
+        )
         here.setdefault(o.place.ranks, Counter())[rest] += 1
     numbers: dict[Hashable, int] = {}
     return {

@@ -43,7 +43,7 @@ def verify(
     elif sentences:
         typer.echo("\n".join(sentences), err=True)
     elif proven:
-        typer.echo(_certified(found, proven))
+        typer.echo("\n".join((_certified(found, proven), *open_questions)))
     elif open_questions:
         typer.echo("\n".join(("its laws hold." if not costs_checked else "its laws and costs hold.", *open_questions)))
     if sentences:

@@ -88,6 +88,9 @@ class CopiedTree:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 output, _ = process.communicate()
+            except BaseException:  # the user ends the command
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
         found = _OUTCOME.findall(output)
         passed = tuple(test for word, test in found if word == "PASSED")
         failed = tuple(test for word, test in found if word != "PASSED")

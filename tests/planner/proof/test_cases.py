@@ -10,15 +10,18 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from meshwright.planner.compile import compile_plan
+from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.evaluate import private_bytes
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Scope, patterns
+from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
 from meshwright.planner.proof.refits import Site
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.cluster import Link
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan
@@ -132,3 +135,27 @@ def test_the_work_of_all_stages_alone_is_never_more_than_the_bound() -> None:
     )
     case = Case.whole(space)
     assert case.least_seconds_by_work() <= case.least_seconds()
+
+
+def test_a_stage_that_reads_in_chunks_where_it_takes_turns_with_the_generation_waits_for_no_hand_over() -> None:
+    """What is handed over in 3 ms a message arrives while the generation goes on."""
+    facts = small_facts(response=129, ranks_per_node=2)
+    slow = Link(seconds=3e-3, bytes_per_second=1e9)
+    cluster = facts.cluster.model_copy(update={"inter_node": slow, "host": slow, "intra_node": slow})
+    facts = facts.model_copy(update={"cluster": cluster})
+    model = model_of(facts)
+    chunked = [f"{name}.chunk_tokens=128" for name in ("reward_score", "ref_logprob", "critic_value")]
+    pools = ["actor_generate=0:2", "reward_score=0:1", "ref_logprob=1:1", "critic_value=0:1", "actor_logprob=1:1"]
+    plan = compile_plan(facts, model, pins=[*chunked, *(name.replace("=", ".pool=") for name in pools)])
+    assert isinstance(plan, Plan)
+    [scope] = scopes(synchronous(facts.graph), 0)
+    case = Case.whole(Enumeration(facts, model, math.inf).space(scope))
+    for placement in plan.placements:
+        num_ranks = placement.layout.num_ranks
+        case = case.within(placement.stage, "ranks", num_ranks)[0]
+        if num_ranks > 1:
+            case = case.within(placement.stage, "ranks", num_ranks - 1)[1]
+    for one, other in combinations(facts.graph.names, 2):
+        meet = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
+        case = case.meeting(one, other)[0 if meet else 1]
+    assert case.least_seconds() <= plan.period_seconds
