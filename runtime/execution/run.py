@@ -240,6 +240,8 @@ class RankRun:
         with self._watch.meeting("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
+        if self._tools:
+            self._tools.close()  # or the process would wait for all calls that are queued
         self.recorder.stop()
         return Stopped(done=max(done, self.steps.start), saved=self._saved, goes_on=goes_on)
 

@@ -93,7 +93,7 @@ class Gathering(DynamicRendezvousHandler):
         except (RendezvousError, DistError):
             raise RunFailed(_have_left(place)) from None
         except BaseException:
-            with contextlib.suppress(TimeoutError):  # who keeps the store may be away
+            with contextlib.suppress(TimeoutError, DistError):  # who keeps the store may be away
                 aside(lambda: self.store.add("came", -1), _FAREWELL_SECONDS)
             raise
         aside(lambda: self.store.set(_STATE, _HAS_MET))

@@ -16,7 +16,7 @@ from functools import cache
 from multiprocessing import process
 from pathlib import Path
 
-_PREFIX, _LOCK = "meshwright-", "lock"
+_PREFIX, _NEW, _LOCK = "meshwright-", "new-meshwright-", "lock"
 
 _UNLOCKED_SECONDS = 86_400.0
 """Age of a directory of code under test, which nobody locks and which is used for seconds, when it is removed."""
@@ -33,11 +33,14 @@ _SOCKET_IN_DIRECTORY = len(f"/{_PREFIX}12345678/listener-12345678")
 def scratch() -> Path:
     """This process's directory, made at the first call; multiprocessing keeps its sockets there too, in place of a
     `pymp-*` of its own."""
-    parent = parent_of_scratch(tempfile.gettempdir())
-    remove_leftovers(parent)
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR)  # stays open as long as the process is there
+    temporary = tempfile.gettempdir()
+    parent = parent_of_scratch(temporary)
+    for place in {parent, Path(temporary)}:
+        remove_leftovers(place)
+    unlocked = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+    lock = os.open(unlocked / _LOCK, os.O_CREAT | os.O_RDWR)  # stays open as long as the process is there
     fcntl.flock(lock, fcntl.LOCK_EX)
+    made = unlocked.rename(parent / unlocked.name.replace(_NEW, _PREFIX))  # now others may look whether it is locked
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     config = vars(process.current_process())["_config"]
     config.setdefault("tempdir", str(made))

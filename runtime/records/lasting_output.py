@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from meshwright.profiles.errors import is_full
 from meshwright.profiles.printable import printable
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO, errno.EBADF)
+"""Errors of a pipe or a terminal whose reader has gone, and of a descriptor that is closed."""
 
 
 class _LastingStream:
@@ -39,8 +42,9 @@ class _LastingStream:
             self._drop(error)
 
     def _drop(self, error: OSError | ValueError) -> None:
-        """From now on; on a full disk only for now."""
-        if isinstance(error, OSError) and is_full(error):
+        """From now on where nobody reads any more; else this text alone, as on a full disk."""
+        is_closed = isinstance(error, ValueError) and self._stream.closed
+        if not is_closed and getattr(error, "errno", None) not in _NOBODY_READS:
             return
         with contextlib.suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -48,9 +48,13 @@ def configuration(found: Imported, trainer: str) -> None:
         others = f" and {len(one.keys) - 1} more" if len(one.keys) > 1 else ""
         console.print(f"  {one.what} = {one.value}  ({one.keys[0]}{others})", markup=False)
     steps = _table("predicted", "", "step s", "against", "generation", "idle")
-    plans = {"as configured": found.plan, f"best that {trainer} can say": found.within, "best of all": found.best}
-    for name, plan in plans.items():
-        none = "not found in time" if found.is_unfinished else "no plan fits"
+    free = "not found in time" if found.is_unfinished else "no plan fits"
+    rows = (
+        ("as configured", found.plan, "does not fit"),
+        (f"best that {trainer} can say", found.within, "none found"),
+        ("best of all", found.best, free),
+    )
+    for name, plan, none in rows:
         steps.add_row(name, *(_numbers(plan, found.plan) if plan else (none, "", "", "")))
     console.print(steps)
     for note in found.notes:

@@ -60,3 +60,18 @@ def test_what_is_told_beside_the_answer_commands_no_terminal(capsys: pytest.Capt
     with lasting_output():
         sys.stderr.write("the judge answered \x1b[2J\n")
     assert capsys.readouterr().err == "the judge answered \\x1b[2J\n"
+
+
+def test_a_text_that_a_stream_cannot_encode_is_dropped_and_the_next_one_is_not(tmp_path: Path) -> None:
+    script = (
+        "from meshwright.runtime.records.lasting_output import lasting_output\n"
+        "with lasting_output():\n    print('\\u2713')\n    print('next')\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
+    )
+    assert "next" in found.stdout
