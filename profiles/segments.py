@@ -13,6 +13,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from meshwright.profiles.values import require_file
 
 SEGMENT_BYTES = 32 * 2**20
 """Of the growing file, beyond which it is compressed: half a second of work, and what a reader of its end looks at."""
+
+MOST_LINE_BYTES = 64 * 2**20
+"""Of a line that is read: the metrics of a step and the span of an instruction have a few KB."""
 
 _LEVEL = 1
 """Of compression: a line of a trace shrinks to a tenth at any level."""
@@ -44,7 +48,7 @@ class Line(NamedTuple):
 def files_of(path: Path) -> tuple[Path, ...]:
     """The segments of a log from the oldest on, then the growing file if there is one."""
     found: dict[int, Path] = {}
-    for other in path.parent.glob(f"{path.stem}.segment-*{path.suffix}*"):
+    for other in _beside(path):
         name = other.name.removesuffix(".gz").removesuffix(path.suffix)
         match = _SEGMENT.search(name)
         if match and name == f"{path.stem}{match[0]}":
@@ -54,18 +58,31 @@ def files_of(path: Path) -> tuple[Path, ...]:
     return (*(found[number] for number in sorted(found)), *((path,) if path.exists() else ()))
 
 
+def _beside(path: Path) -> Iterator[Path]:
+    """The files in its directory that may be segments of a log; no pattern, for a name may hold what one means."""
+    if path.parent.is_dir():
+        yield from (other for other in path.parent.iterdir() if other.name.startswith(f"{path.stem}.segment-"))
+
+
 def lines_of(*paths: Path) -> Iterator[Line]:
     """The lines of these files, one after the other. Raises BadInput for a file that cannot be read."""
     for path in paths:
         require_file(path, "the log", sys.maxsize)
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                for number, text in enumerate(file, start=1):
+                for number, text in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
+                    require_end(path, number, text)
                     yield Line(path, number, text)
         except (OSError, EOFError, zlib.error) as error:
             raise BadInput(
                 f"{path} cannot be read: {error}; if the file is damaged, remove it to go on without its lines."
             ) from None
+
+
+def require_end(path: Path, number: int, text: bytes) -> None:
+    """Raises BadInput for a line of which no more than `MOST_LINE_BYTES` were read."""
+    if len(text) >= MOST_LINE_BYTES:
+        raise BadInput(f"{path}: line {number} is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
 
 
 def append_lines(path: Path, lines: Iterable[str], *, segment_bytes: int = SEGMENT_BYTES) -> None:

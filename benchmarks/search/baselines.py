@@ -193,7 +193,7 @@ def _formulation(facts: Facts, model: CostModel, ahead: StepsAhead) -> Formulati
 def _of_walk(
     facts: Facts, model: CostModel, formulation: Formulation, picked: Sequence[int], ahead: StepsAhead
 ) -> Plan:
-    starts = Greedy(formulation.problem).starts(picked)
+    starts = Greedy(formulation.problem).turn(picked).starts
     position = {name: index for index, name in enumerate(formulation.problem.order)}
     order = sorted(position, key=lambda name: (starts[name], position[name]))
     chosen = zip(formulation.behind.items(), picked, strict=True)

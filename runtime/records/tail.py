@@ -8,6 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.segments import MOST_LINE_BYTES, require_end
 from meshwright.profiles.values import require_file
 
 _BLOCK_BYTES = 2**16
@@ -37,7 +39,8 @@ class Tail:
                 self._offset = 0
             file.seek(self._offset)
             found: deque[bytes] = deque(maxlen=self._most)
-            for line in file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
+                require_end(self._path, number, line)
                 if line.endswith(b"\n"):
                     self._offset += len(line)
                     found.append(line[:-1])
@@ -52,7 +55,7 @@ class Tail:
         with self._path.open("rb") as file:
             begins = self._is_another(file.fileno())
             if begins:
-                self._offset = _end_of_lines(file)
+                self._offset = _end_of_lines(self._path, file)
         return begins
 
     def _is_another(self, descriptor: int) -> bool:
@@ -61,10 +64,12 @@ class Tail:
         return not is_known or found.st_size < self._offset
 
 
-def _end_of_lines(file: BinaryIO) -> int:
-    """Where the last whole line ends."""
-    end = file.seek(0, os.SEEK_END)
+def _end_of_lines(path: Path, file: BinaryIO) -> int:
+    """Where the last whole line ends. Raises BadInput where none does for longer than a line may be."""
+    end = size = file.seek(0, os.SEEK_END)
     while end > 0:
+        if size - end >= MOST_LINE_BYTES:
+            raise BadInput(f"{path}: its last line is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
         begin = max(0, end - _BLOCK_BYTES)
         file.seek(begin)
         found = file.read(end - begin).rfind(b"\n")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.profiles import segments
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.segments import Line, append_lines, drop_lines, files_of, lines_of, move_log
 
@@ -90,3 +91,14 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(b"0\n" * 1000)[:-9])
     with pytest.raises(BadInput, match=r"segment-000001\.jsonl\.gz cannot be read: .*remove it to go on"):
         read(tmp_path / "trace.jsonl")
+
+
+def test_a_log_may_have_any_name_and_no_line_of_it_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("in", "**", "a[1].jsonl"):
+        assert files_of(tmp_path / name) == ()
+    assert files_of(tmp_path / "missing" / "trace.jsonl") == ()
+    monkeypatch.setattr(segments, "MOST_LINE_BYTES", 100)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("x" * 99 + "\n" + "y" * 500)
+    with pytest.raises(BadInput, match=r"trace.jsonl: line \d is longer than 100 bytes"):
+        list(lines_of(path))
