@@ -105,7 +105,8 @@ def adopt() -> None:
 
 
 def close_to_others() -> None:
-    """No other process of the user may look into this one, nor into those that it forks."""
+    """No other process of the user may look into this one, nor into those that it forks. To be called behind `leave`,
+    for from now on this process's files in /proc are root's."""
     _check("prctl", _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
@@ -166,7 +167,7 @@ def _shown() -> Iterator[str]:
         sys.base_prefix,
         sys.prefix,
         sys.exec_prefix,
-        *(path for path in sys.path if Path(path).is_dir()),
+        *(path for path in sys.path if os.path.isdir(path)),
     }
     wanted |= {f"/dev/{name}" for name in _DEVICES}
     for path in sorted(wanted):
