@@ -223,6 +223,33 @@ def sum(a,b): return a+b
 assert sum(1,2)==3
 """,
     ),
+    "a function with a name of Python's beside a module": (
+        """\
+import math
+def sum(a,b): return a+b
+""",
+        """\
+assert math.sqrt(sum(2,2))==2.0
+""",
+    ),
+    "a module under another name": (
+        """\
+import math as m
+import collections as c
+def f(x): return c.Counter(x)
+""",
+        """\
+assert m.floor(1.5)==1 and f('aab')==c.Counter(a=2,b=1)
+""",
+    ),
+    "a name in a text that is evaluated": (
+        """\
+def f(x): return x+1
+""",
+        """\
+assert eval('f(1)')==2
+""",
+    ),
     "what is printed": (
         """\
 def hello(): print('hi')

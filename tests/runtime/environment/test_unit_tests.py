@@ -75,6 +75,31 @@ for process in os.listdir("/proc") if os.path.isdir("/proc") else []:
     if process.isdigit() and int(process) != os.getpid():
         open(f"/proc/{process}/mem", "rb").read(1)
 """,
+    "a function of the tests is said to be a module": """\
+import types
+class Module(types.ModuleType):
+    __call__ = lambda *a: 0
+abs = Module("nope")
+"""
+    + WRONG,
+    "the code is said to be a module": """\
+import types
+class Module(types.ModuleType):
+    __call__ = lambda self, x: x + 1
+twice = Module("nope")
+def abs(x): return 0
+""",
+    "a name of the tests' own is offered": """\
+import sys
+peer = sys._getframe(1).f_locals["peer"]
+real = peer.send
+def send(message):
+    if "names" in message:
+        message["names"]["__builtins__"] = peer.pack({"range": lambda *a: []})
+    real(message)
+peer.send = send
+"""
+    + WRONG,
     "a function of the tests is replaced": "def abs(x): return 0\ndef len(x): return 0\n" + WRONG,
 }
 
@@ -105,7 +130,7 @@ def test_code_that_fails_leaves_or_takes_too_much_is_not(response: str) -> None:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_code_that_passes_nothing_is_not_paid_whatever_it_does(name: str) -> None:
-    tests = "assert twice(3) == 6\nassert abs(twice(2.0) - 4.0) < 1e-6\n"
+    tests = "for x in range(3, 4):\n    assert abs(twice(x) - 2.0 * x) < 1e-6\n"
     assert unit_tests([sample(CHEATS[name], tests)]) == [0.0]
 
 
