@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import itertools
 import json
 import operator
 import sys
@@ -16,7 +17,7 @@ from contextlib import suppress
 from types import BuiltinFunctionType
 from typing import Any, BinaryIO
 
-from meshwright.runtime.environment.plain_values import IMMUTABLE, MUTABLE, packed, plain_base, renew, unpacked
+from meshwright.runtime.environment.plain_values import CHANGING, IMMUTABLE, packed, plain_base, renew, unpacked
 
 _MOST_BYTES = 2**24
 """Of a message."""
@@ -30,7 +31,7 @@ _BINARY = (
 _ORDERS = ("lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "invert")
 _DELEGATED: Mapping[str, Callable[..., Any]] = {
-    "__call__": lambda on, *args, **kwargs: on(*args, **kwargs),
+    "__call__": lambda on, /, *args, **kwargs: on(*args, **kwargs),
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
     "__delitem__": operator.delitem,
@@ -96,7 +97,7 @@ class Remote:
 
 
 def _delegate(name: str) -> None:
-    def method(self: Remote, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Remote, /, *args: Any, **kwargs: Any) -> Any:
         return self._peer.ask(name, self, *args, **kwargs)
 
     setattr(Remote, name, method)
@@ -138,7 +139,7 @@ class Peer:
         self.printed: Callable[[], str] = str
         """What was printed here since it was called last."""
 
-    def ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """The other side's answer. Raises what it raised, and PeerError where there is no other side any more."""
         given = [self.pack(arg) for arg in args]
         self.send({"ask": name, "args": given, "kwargs": {key: self.pack(value) for key, value in kwargs.items()}})
@@ -147,7 +148,7 @@ class Peer:
         try:
             sys.stdout.write(str(message.get("printed", "")))
             for place, changed in message.get("changed", ()):
-                renew(args[place], self.unpack(changed))
+                renew(kwargs[place] if isinstance(place, str) else args[place], self.unpack(changed))
             if "error" not in message:
                 return self.unpack(message["value"])
             raised = self._exception(message["error"])
@@ -192,9 +193,13 @@ class Peer:
         name, given = str(message["ask"]), message["args"]
         answer: dict[str, Any] = {}
         args: list[Any] = []
+        before: dict[int | str, tuple[Any, Any]] = {}
+        """By place or name, what may change, and as JSON what it was."""
         try:
             args += [self.unpack(arg) for arg in given]
             kwargs = {key: self.unpack(value) for key, value in message["kwargs"].items()}
+            places = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
+            before = {place: (arg, self.pack(arg)) for place, arg in places if _may_change(arg)}
             if self._may_ask is not None and not self._may_ask(name, args):
                 raise TypeError(f"{name} of {type(args[0]).__name__} is not for the code to ask")
             answer["value"] = self.pack(_REQUESTS[name](*args, **kwargs))
@@ -203,8 +208,8 @@ class Peer:
         except BaseException as error:
             answer["error"] = self._told(error)
         with suppress(Exception):
-            after = ((place, self.pack(arg)) for place, arg in enumerate(args) if _may_change(arg))
-            answer["changed"] = [(place, now) for place, now in after if now != given[place]]
+            after = ((place, self.pack(arg), was) for place, (arg, was) in before.items())
+            answer["changed"] = [(place, now) for place, now, was in after if now != was]
         answer["printed"] = self.printed()[:_MOST_PRINTED]
         self.send(answer)
 
@@ -296,7 +301,7 @@ class Peer:
 
 
 def _may_change(value: Any) -> bool:
-    return type(value) in MUTABLE or type(value).__name__ == "ndarray"
+    return type(value) in CHANGING or type(value).__name__ == "ndarray"
 
 
 def _is_of_python(value: Any) -> bool:
