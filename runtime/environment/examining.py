@@ -1,7 +1,7 @@
 """Code and its tests, each in a process of its own: what the one defines, the other asks for, call by call.
 
 The verdict is formed where the tests run. There the code is nothing but plain values and numbers of objects
-(`remote.py`), so that it can pass a test only by giving the right values.
+(`remote.py`), so that it passes a comparison with a value only by giving that value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Two processes that use each other's objects: requests are lines of JSON, and each side runs its own code alone.
 
-An object of the other side is never equal to a plain value by its own word, has no order with one and becomes no
-number, so that an object made for it passes no test. Arguments that a call has changed are changed here too.
+An object of the other side is never equal to a plain value and never has one in it by its own word, has no order with
+one and becomes no number. What its methods answer, its truth among them, is its own. Arguments that a call has changed
+are changed here too.
 """
 
 from __future__ import annotations
@@ -92,6 +93,15 @@ class Remote:
         plain = self._peer.ask("plain", self)
         return not isinstance(plain, Remote) and plain is not None and bool(plain == other)
 
+    def __contains__(self, other: object) -> bool:
+        """Whether what it holds or goes through has a plain value: its own word counts for other objects alone."""
+        if isinstance(other, Remote):
+            return self._peer.ask("__contains__", self, other) is True
+        plain = self._peer.ask("plain", self)
+        if plain is not None and not isinstance(plain, Remote):
+            return other in plain
+        return any(each is other or each == other for each in iter(self))
+
     def __hash__(self) -> int:
         return int(self._peer.ask("__hash__", self))
 
@@ -116,7 +126,7 @@ def _delegate_arithmetic(name: str, is_order: bool) -> None:
 
 
 for _name in _DELEGATED:
-    if _name != "__hash__":
+    if _name not in ("__hash__", "__contains__"):
         _delegate(_name)
 for _name in (*_BINARY, *_UNARY, *_ORDERS, *(f"r{name}" for name in _BINARY)):
     _delegate_arithmetic(f"__{_name}__", _name in _ORDERS)
