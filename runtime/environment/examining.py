@@ -1,7 +1,7 @@
 """Code and its tests, each in a process of its own: what the one defines, the other asks for, call by call.
 
 The verdict is formed where the tests run. There the code is nothing but plain values and numbers of objects
-(`remote.py`), so that it can pass a test only by giving the right values.
+(`remote.py`), so that it passes a comparison with a value only by giving that value.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import builtins
 import importlib
 import io
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
@@ -20,6 +21,7 @@ from meshwright.runtime.environment.remote import Peer
 _TESTS = "tests"
 """The module that classes of the tests belong to."""
 _CALLED = (FunctionType, MethodType)
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 class _Printed(io.TextIOBase):
@@ -83,25 +85,34 @@ def _may_ask(name: str, args: Sequence[Any]) -> bool:
 
 
 def _taken(tree: ast.Module, offered: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
-    """The names that the tests get of the code. A name of Python's own means that of Python's own, unless it is the
-    only one that the tests can mean: else code could replace what the tests compare with."""
+    """The names that the tests get of the code: those that they mention, and none that Python gives a meaning of its
+    own. A name of Python's own means that of Python's own, unless it is the only one that the tests can mean: else code
+    could replace what the tests compare with. What the code says of its names is not believed."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    of_python = {name for name in used & set(offered) if hasattr(builtins, name) or name in sys.stdlib_module_names}
-    own = used & set(offered) - of_python - set(modules)
-    if not own and len(of_python - set(modules)) == 1:
-        of_python = set()
-    taken = {name: value for name, value in offered.items() if name not in of_python}
-    for name in set(modules) & used:
-        taken[name] = _module(modules[name], offered[name])
-    for name in of_python - set(modules):
+    mentioned = used | _words_of_texts(tree)
+    taken = {name: value for name, value in offered.items() if name in mentioned and not name.startswith("__")}
+    of_python = {name for name in taken if hasattr(builtins, name) or name in sys.stdlib_module_names}
+    known = {name: _module(modules[name]) for name in set(modules) & set(taken) - of_python}
+    imported = {name: module for name, module in known.items() if module is not None}
+    functions = used & of_python - (set(modules) & sys.stdlib_module_names)
+    if not used & set(taken) - of_python and len(functions) == 1:
+        of_python -= functions
+    for name in of_python:
+        del taken[name]
         if name in sys.stdlib_module_names:
-            taken[name] = importlib.import_module(name)
-    return taken
+            imported[name] = importlib.import_module(name)
+    return taken | imported
 
 
-def _module(name: str, other: Any) -> Any:
-    """This side's own of that name; the other's where there is none here."""
+def _words_of_texts(tree: ast.Module) -> set[str]:
+    """Names in texts of the tests, which may evaluate them."""
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {word for text in texts for word in _NAME.findall(text)}
+
+
+def _module(name: str) -> ModuleType | None:
+    """This side's own of that name, where there is one."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        return other
+        return None

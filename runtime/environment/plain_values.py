@@ -19,6 +19,9 @@ _EXACT = 2**53
 IMMUTABLE: tuple[type[Any], ...] = (int, float, str, bytes, tuple, frozenset)
 """An instance of a subclass of these is given by number with its plain value beside it."""
 MUTABLE: tuple[type[Any], ...] = (list, dict, set, bytearray, deque)
+_DICTIONARIES: tuple[type[Any], ...] = (dict, defaultdict, OrderedDict, Counter)
+CHANGING: tuple[type[Any], ...] = (*MUTABLE, *_DICTIONARIES)
+"""Types whose instances go by value and may be changed in place."""
 
 _Pack: TypeAlias = Callable[[Any], Any]
 
@@ -79,7 +82,7 @@ _PACKED: Mapping[type, Callable[[Any, _Pack], Any]] = {
     set: _each,
     frozenset: _each,
     dict: _pairs,
-    defaultdict: _pairs,
+    defaultdict: lambda value, pack: [pack(value.default_factory), _pairs(value, pack)],
     OrderedDict: _pairs,
     Counter: _pairs,
     deque: lambda value, pack: [_each(value, pack), value.maxlen],
@@ -108,7 +111,7 @@ _UNPACKED: Mapping[str, Callable[[Any, _Pack], Any]] = {
     "bytearray": lambda content, _: bytearray(content.encode("latin-1")),
     **{kind.__name__: _of_each(kind) for kind in (tuple, set, frozenset)},
     **{kind.__name__: _of_pairs(kind) for kind in (dict, OrderedDict, Counter)},
-    "defaultdict": _of_pairs(dict),
+    "defaultdict": lambda content, unpack: defaultdict(unpack(content[0]), _of_pairs(dict)(content[1], unpack)),
     "deque": lambda content, unpack: deque(map(unpack, content[0]), content[1]),
     "complex": lambda content, _: complex(*content),
     "range": lambda content, unpack: range(*map(unpack, content)),

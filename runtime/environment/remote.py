@@ -1,13 +1,15 @@
 """Two processes that use each other's objects: requests are lines of JSON, and each side runs its own code alone.
 
-An object of the other side is never equal to a plain value by its own word, has no order with one and becomes no
-number, so that an object made for it passes no test. Arguments that a call has changed are changed here too.
+An object of the other side is never equal to a plain value and never has one in it by its own word, has no order with
+one and becomes no number. What its methods answer, its truth among them, is its own. Arguments that a call has changed
+are changed here too.
 """
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import itertools
 import json
 import operator
 import sys
@@ -16,7 +18,7 @@ from contextlib import suppress
 from types import BuiltinFunctionType
 from typing import Any, BinaryIO
 
-from meshwright.runtime.environment.plain_values import IMMUTABLE, MUTABLE, packed, plain_base, renew, unpacked
+from meshwright.runtime.environment.plain_values import CHANGING, IMMUTABLE, packed, plain_base, renew, unpacked
 
 _MOST_BYTES = 2**24
 """Of a message."""
@@ -30,7 +32,7 @@ _BINARY = (
 _ORDERS = ("lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "invert")
 _DELEGATED: Mapping[str, Callable[..., Any]] = {
-    "__call__": lambda on, *args, **kwargs: on(*args, **kwargs),
+    "__call__": lambda on, /, *args, **kwargs: on(*args, **kwargs),
     "__getitem__": operator.getitem,
     "__setitem__": operator.setitem,
     "__delitem__": operator.delitem,
@@ -91,12 +93,21 @@ class Remote:
         plain = self._peer.ask("plain", self)
         return not isinstance(plain, Remote) and plain is not None and bool(plain == other)
 
+    def __contains__(self, other: object) -> bool:
+        """Whether what it holds or goes through has a plain value: its own word counts for other objects alone."""
+        if isinstance(other, Remote):
+            return self._peer.ask("__contains__", self, other) is True
+        plain = self._peer.ask("plain", self)
+        if plain is not None and not isinstance(plain, Remote):
+            return other in plain
+        return any(each is other or each == other for each in iter(self))
+
     def __hash__(self) -> int:
         return int(self._peer.ask("__hash__", self))
 
 
 def _delegate(name: str) -> None:
-    def method(self: Remote, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Remote, /, *args: Any, **kwargs: Any) -> Any:
         return self._peer.ask(name, self, *args, **kwargs)
 
     setattr(Remote, name, method)
@@ -115,7 +126,7 @@ def _delegate_arithmetic(name: str, is_order: bool) -> None:
 
 
 for _name in _DELEGATED:
-    if _name != "__hash__":
+    if _name not in ("__hash__", "__contains__"):
         _delegate(_name)
 for _name in (*_BINARY, *_UNARY, *_ORDERS, *(f"r{name}" for name in _BINARY)):
     _delegate_arithmetic(f"__{_name}__", _name in _ORDERS)
@@ -138,7 +149,7 @@ class Peer:
         self.printed: Callable[[], str] = str
         """What was printed here since it was called last."""
 
-    def ask(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """The other side's answer. Raises what it raised, and PeerError where there is no other side any more."""
         given = [self.pack(arg) for arg in args]
         self.send({"ask": name, "args": given, "kwargs": {key: self.pack(value) for key, value in kwargs.items()}})
@@ -147,7 +158,7 @@ class Peer:
         try:
             sys.stdout.write(str(message.get("printed", "")))
             for place, changed in message.get("changed", ()):
-                renew(args[place], self.unpack(changed))
+                renew(kwargs[place] if isinstance(place, str) else args[place], self.unpack(changed))
             if "error" not in message:
                 return self.unpack(message["value"])
             raised = self._exception(message["error"])
@@ -192,9 +203,13 @@ class Peer:
         name, given = str(message["ask"]), message["args"]
         answer: dict[str, Any] = {}
         args: list[Any] = []
+        before: dict[int | str, tuple[Any, Any]] = {}
+        """By place or name, what may change, and as JSON what it was."""
         try:
             args += [self.unpack(arg) for arg in given]
             kwargs = {key: self.unpack(value) for key, value in message["kwargs"].items()}
+            places = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
+            before = {place: (arg, self.pack(arg)) for place, arg in places if _may_change(arg)}
             if self._may_ask is not None and not self._may_ask(name, args):
                 raise TypeError(f"{name} of {type(args[0]).__name__} is not for the code to ask")
             answer["value"] = self.pack(_REQUESTS[name](*args, **kwargs))
@@ -203,8 +218,8 @@ class Peer:
         except BaseException as error:
             answer["error"] = self._told(error)
         with suppress(Exception):
-            after = ((place, self.pack(arg)) for place, arg in enumerate(args) if _may_change(arg))
-            answer["changed"] = [(place, now) for place, now in after if now != given[place]]
+            after = ((place, self.pack(arg), was) for place, (arg, was) in before.items())
+            answer["changed"] = [(place, now) for place, now, was in after if now != was]
         answer["printed"] = self.printed()[:_MOST_PRINTED]
         self.send(answer)
 
@@ -296,7 +311,7 @@ class Peer:
 
 
 def _may_change(value: Any) -> bool:
-    return type(value) in MUTABLE or type(value).__name__ == "ndarray"
+    return type(value) in CHANGING or type(value).__name__ == "ndarray"
 
 
 def _is_of_python(value: Any) -> bool:

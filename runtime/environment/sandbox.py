@@ -21,7 +21,8 @@ from typing import Any
 
 _CLONE_NEWNS, _CLONE_NEWCGROUP, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_MOVE, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 8192, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_MS_BIND, _MS_MOVE, _MS_REC, _MS_PRIVATE = 4096, 8192, 16384, 1 << 18
 _MNT_DETACH = 2
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
@@ -84,7 +85,8 @@ def enter(directory: Path) -> None:
         _show(path, directory)
     for name in ("proc", "tmp", _WORKING_DIRECTORY, ".old"):
         (directory / name).mkdir(exist_ok=True)
-    _mount("proc", directory / "proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    # read-only, for the kernel lets whoever is root outside write its settings
+    _mount("proc", directory / "proc", "proc", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     os.chdir(directory)
     number = _SYS_PIVOT_ROOT.get(os.uname().machine)
     if number is None or _libc.syscall(number, b".", b".old"):
@@ -103,7 +105,8 @@ def adopt() -> None:
 
 
 def close_to_others() -> None:
-    """No other process of the user may look into this one, nor into those that it forks."""
+    """No other process of the user may look into this one, nor into those that it forks. To be called behind `leave`,
+    for from now on this process's files in /proc are root's."""
     _check("prctl", _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
@@ -164,7 +167,7 @@ def _shown() -> Iterator[str]:
         sys.base_prefix,
         sys.prefix,
         sys.exec_prefix,
-        *(path for path in sys.path if Path(path).is_dir()),
+        *(path for path in sys.path if os.path.isdir(path)),
     }
     wanted |= {f"/dev/{name}" for name in _DEVICES}
     for path in sorted(wanted):
@@ -184,12 +187,12 @@ def _show(path: str, root: Path) -> None:
     else:
         place.touch()
     _mount(path, place, None, _MS_BIND | _MS_REC)
-    if not path.startswith("/dev/"):
-        attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
-        size = ctypes.c_size_t(len(attributes))
-        flags = ctypes.c_uint(_AT_RECURSIVE)
-        call = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(place), flags, attributes, size)
-        _check("mount_setattr", call)
+    # a device is still written to, but its owner, who is root, cannot change it for others
+    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
+    size = ctypes.c_size_t(len(attributes))
+    flags = ctypes.c_uint(_AT_RECURSIVE)
+    call = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(place), flags, attributes, size)
+    _check("mount_setattr", call)
 
 
 def _mount(source: str | Path | None, place: str | Path, kind: str | None, flags: int, options: str = "") -> None:

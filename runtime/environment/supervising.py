@@ -38,13 +38,13 @@ def main() -> NoReturn:
     end_with_parent(int(parent))
     deadline = time.monotonic() + float(seconds)
     try:
-        sandbox.close_to_others()
         if FILTER in measures:
             sandbox.require_filter()
         if NAMESPACES in measures:
             sandbox.leave(Path(directory))
         else:
             sandbox.adopt()
+        sandbox.close_to_others()
         child = _forked(lambda: _watch(Path(directory), deadline, measures))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         end_all(descendants)

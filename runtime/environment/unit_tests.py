@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.environment import sandbox
 from meshwright.runtime.environment.samples import RewardSample
 from meshwright.runtime.environment.supervising import BROKEN, FILTER, NAMESPACES, PASSED
@@ -22,6 +23,8 @@ from meshwright.runtime.environment.supervising import BROKEN, FILTER, NAMESPACE
 SECONDS = 4.0
 """That code and tests may take."""
 
+_TRIES, _TRY_SECONDS = 3, 20.0
+"""For finding out what a machine has, which may be busy."""
 _MORE_SECONDS = 10.0
 """Until a supervisor that has not ended what it supervises is ended itself."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -41,10 +44,20 @@ def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
 @functools.cache
 def measures() -> str:
     """What shuts code in on this machine, found by trying it: namespaces where a process may have its own, and a filter
-    of system calls where libseccomp's bindings are installed. Limits always do."""
+    of system calls where libseccomp's bindings are installed. Limits always do. Raises RunFailed where the machine
+    neither runs code in namespaces nor says that it has none."""
     found = [FILTER] if sandbox.has_filter() else []
     apart = "+".join([NAMESPACES, *found])
-    return apart if _supervised(*_IS_THERE, apart)[0] == PASSED else "+".join(found)
+    for _try in range(_TRIES):
+        code, _ = _supervised(*_IS_THERE, apart, _TRY_SECONDS)
+        if code == PASSED:
+            return apart
+        if code == BROKEN:
+            return "+".join(found)
+    raise RunFailed(
+        f"the sandbox of unit_tests could not be tried: in {_TRIES} tries of up to {_TRY_SECONDS:g} s a function that "
+        "answers True gave no answer; try again when the machine is less busy"
+    )
 
 
 def told_measures() -> str:
@@ -65,19 +78,19 @@ def _code(response: str) -> str:
 
 
 def _passes(code: str, tests: str) -> bool:
-    found, told = _supervised(code, tests, measures())
+    found, told = _supervised(code, tests, measures(), SECONDS)
     if found == BROKEN:
         raise OSError(f"the sandbox of this machine is gone: {told}")
     return found == PASSED
 
 
-def _supervised(code: str, tests: str, wanted: str) -> tuple[int, str]:
+def _supervised(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
     """The supervisor's exit code, and what it said of the machine."""
     parts = (text.encode("utf-8", "surrogatepass") for text in (code, tests))
     given = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     directory = tempfile.mkdtemp(prefix="meshwright-tests-")
     module = "meshwright.runtime.environment.supervising"
-    command = [sys.executable, "-I", "-m", module, str(os.getpid()), directory, str(SECONDS), wanted]
+    command = [sys.executable, "-I", "-m", module, str(os.getpid()), directory, str(seconds), wanted]
     try:
         ended = subprocess.run(
             command,
@@ -85,7 +98,7 @@ def _supervised(code: str, tests: str, wanted: str) -> tuple[int, str]:
             input=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            timeout=SECONDS + _MORE_SECONDS,
+            timeout=seconds + _MORE_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return 1, ""

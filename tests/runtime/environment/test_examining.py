@@ -223,6 +223,86 @@ def sum(a,b): return a+b
 assert sum(1,2)==3
 """,
     ),
+    "a function with a name of Python's beside a module": (
+        """\
+import math
+def sum(a,b): return a+b
+""",
+        """\
+assert math.sqrt(sum(2,2))==2.0
+""",
+    ),
+    "a module under another name": (
+        """\
+import math as m
+import collections as c
+def f(x): return c.Counter(x)
+""",
+        """\
+assert m.floor(1.5)==1 and f('aab')==c.Counter(a=2,b=1)
+""",
+    ),
+    "a name in a text that is evaluated": (
+        """\
+def f(x): return x+1
+""",
+        """\
+assert eval('f(1)')==2
+""",
+    ),
+    "a dictionary with defaults is handed over": (
+        """\
+def f(d): return d['a'], d['b']
+def g(d): return len(d)
+""",
+        """\
+from collections import defaultdict
+d=defaultdict(list, a=[1])
+assert g(d)==1 and d==defaultdict(list, a=[1])
+assert f(d)==([1],[]) and d=={'a':[1],'b':[]} and d['c']==[]
+assert f(defaultdict(lambda: 7))==(7,7)
+""",
+    ),
+    "a dictionary with defaults is answered": (
+        """\
+from collections import defaultdict
+def f(): return defaultdict(int, a=1)
+def g(): return defaultdict(lambda: 5)
+""",
+        """\
+from collections import defaultdict
+assert f()=={'a':1} and isinstance(f(), defaultdict) and f()['b']==0 and g()['b']==5
+""",
+    ),
+    "dictionaries of every kind are changed": (
+        """\
+def f(d): d['b']=d['a']; d['a']=0
+""",
+        """\
+from collections import Counter, OrderedDict
+for d in (dict(a=2), Counter(a=2), OrderedDict(a=2)):
+    f(d)
+    assert d==type(d)(a=0,b=2)
+""",
+    ),
+    "arguments by name are changed": (
+        """\
+def f(nums, *, by): nums.sort(); by.append(1)
+""",
+        """\
+a,b=[2,1],[]
+f(nums=a, by=b)
+assert a==[1,2] and b==[1]
+""",
+    ),
+    "arguments by names that this project has too": (
+        """\
+def f(self, name, on): return self+name+on
+""",
+        """\
+assert f(self=1,name=2,on=3)==6
+""",
+    ),
     "what is printed": (
         """\
 def hello(): print('hi')
@@ -368,6 +448,22 @@ assert f(1)==[1]
 assert f(2)==[1,2]
 """,
     ),
+    "what is in an object that is iterated over": (
+        """\
+class R:
+ def __init__(s,n): s.n=n
+ def __iter__(s): return iter(range(s.n))
+class D(dict): pass
+class L(list): pass
+class G:
+ def __contains__(s,o): return isinstance(o,R)
+def g():
+ yield 3
+""",
+        """\
+assert 2 in R(3) and 3 not in R(3) and 3 in g() and 'a' in D(a=1) and 1 in L([1]) and R(1) in G()
+""",
+    ),
     "a class that is iterated over": (
         """\
 class R:
@@ -418,6 +514,9 @@ def test_code_that_does_what_its_tests_ask_passes(name: str, tmp_path: Path, mon
         ("def f(x): return x", ""),
         ("raise SystemExit(0)", "assert True"),
         ("class A:\n    __eq__ = lambda *_: True\nf = lambda x: A()", "assert f(1) == 1"),
+        ("class A:\n    __contains__ = lambda *_: True\nf = lambda x: A()", "assert 3 in f(1)"),
+        ("class A:\n    __contains__ = lambda *_: False\nf = lambda x: A()", "assert 3 not in f(1)"),
+        ("class A:\n    def __iter__(s): return iter([1])\nf = lambda x: A()", "assert 3 in f(1)"),
         ("class A:\n    __lt__ = __gt__ = lambda *_: True\nf = lambda x: A()", "assert f(1) < 1"),
         ("class A:\n    __sub__ = lambda *_: 0.0\nf = lambda x: A()", "assert abs(f(1) - 1) < 1e-6"),
         ("class A:\n    __float__ = lambda *_: 1.0\nf = lambda x: A()", "import math\nassert math.isclose(f(1), 1)"),

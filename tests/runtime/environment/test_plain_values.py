@@ -60,7 +60,9 @@ def test_arrays_keep_their_shape_and_type_and_a_dictionary_with_a_default_become
     assert (found == array).all()
     assert found.dtype == array.dtype
     assert through_json(numpy.float32(1.5)) == 1.5
-    assert through_json(defaultdict(int, a=1)) == {"a": 1}
+    counted = through_json(defaultdict(int, a=1))
+    assert counted == {"a": 1}
+    assert counted["b"] == 0
 
 
 def test_anything_else_is_given_by_number() -> None:

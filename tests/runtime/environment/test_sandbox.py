@@ -13,6 +13,11 @@ from tests.runtime.environment.samples import sample
 
 needs_namespaces = pytest.mark.skipif(NAMESPACES not in measures(), reason="this machine has no namespaces for it")
 
+KERNEL_FILES = (
+    *("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/hostname"),
+    *("/proc/sysrq-trigger", "/proc/irq/default_smp_affinity", "/proc/self/oom_score_adj", "/proc/self/comm"),
+)
+
 
 def sees(code: str, expected: object) -> bool:
     return unit_tests([sample(f"import os, socket\ndef seen():\n    {code}", f"assert seen() == {expected!r}")]) == [
@@ -39,6 +44,30 @@ def test_code_sees_no_network_and_no_other_process() -> None:
 def test_what_python_needs_is_read_only_and_all_files_together_are_limited() -> None:
     assert sees("return [os.access(os.path.dirname(os.__file__), mode) for mode in (os.R_OK, os.W_OK)]", [True, False])
     assert sees("v = os.statvfs('.'); return v.f_blocks * v.f_frsize <= 2**26", True)
+
+
+@needs_namespaces
+def test_code_of_root_too_writes_nothing_of_the_kernel_and_changes_no_device() -> None:
+    """The kernel asks for the user outside, who may be root, where it guards these. Nothing is written."""
+    assert sees(
+        f"""
+    def writes(path):
+        try: os.close(os.open(path, os.O_WRONLY))
+        except OSError: return False
+        return True
+    return [path for path in {KERNEL_FILES!r} if writes(path)]""",
+        [],
+    )
+    assert sees(
+        """
+    def changes(name):
+        try: os.chmod(name, os.stat(name).st_mode)
+        except OSError: return False
+        return True
+    return [name for name in os.listdir('/dev') if changes('/dev/' + name)]""",
+        [],
+    )
+    assert sees("return open('/dev/null', 'w').write('a'), len(open('/dev/zero', 'rb').read(1))", (1, 1))
 
 
 def test_code_has_no_privileges_and_no_variables() -> None:

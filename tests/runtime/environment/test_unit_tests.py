@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.environment import unit_tests as tested
 from meshwright.runtime.environment.unit_tests import unit_tests
 from tests.runtime.environment.samples import sample
@@ -75,6 +77,31 @@ for process in os.listdir("/proc") if os.path.isdir("/proc") else []:
     if process.isdigit() and int(process) != os.getpid():
         open(f"/proc/{process}/mem", "rb").read(1)
 """,
+    "a function of the tests is said to be a module": """\
+import types
+class Module(types.ModuleType):
+    __call__ = lambda *a: 0
+abs = Module("nope")
+"""
+    + WRONG,
+    "the code is said to be a module": """\
+import types
+class Module(types.ModuleType):
+    __call__ = lambda self, x: x + 1
+twice = Module("nope")
+def abs(x): return 0
+""",
+    "a name of the tests' own is offered": """\
+import sys
+peer = sys._getframe(1).f_locals["peer"]
+real = peer.send
+def send(message):
+    if "names" in message:
+        message["names"]["__builtins__"] = peer.pack({"range": lambda *a: []})
+    real(message)
+peer.send = send
+"""
+    + WRONG,
     "a function of the tests is replaced": "def abs(x): return 0\ndef len(x): return 0\n" + WRONG,
 }
 
@@ -105,8 +132,36 @@ def test_code_that_fails_leaves_or_takes_too_much_is_not(response: str) -> None:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_code_that_passes_nothing_is_not_paid_whatever_it_does(name: str) -> None:
-    tests = "assert twice(3) == 6\nassert abs(twice(2.0) - 4.0) < 1e-6\n"
+    tests = "for x in range(3, 4):\n    assert abs(twice(x) - 2.0 * x) < 1e-6\n"
     assert unit_tests([sample(CHEATS[name], tests)]) == [0.0]
+
+
+@pytest.fixture
+def _measured_anew() -> Iterator[None]:
+    tested.measures.cache_clear()
+    yield
+    tested.measures.cache_clear()
+
+
+@pytest.mark.usefixtures("_measured_anew")
+def test_a_machine_too_busy_to_try_namespaces_is_tried_again_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, tries = tested.measures(), list[float]()
+    tested.measures.cache_clear()
+    real = tested._supervised
+
+    def first_too_slow(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
+        tries.append(seconds)
+        return real(code, tests, wanted, 0.001 if len(tries) == 1 else seconds)
+
+    def too_slow(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
+        return real(code, tests, wanted, 0.001)
+
+    monkeypatch.setattr(tested, "_supervised", first_too_slow)
+    assert tested.measures() == before
+    tested.measures.cache_clear()
+    monkeypatch.setattr(tested, "_supervised", too_slow)
+    with pytest.raises(RunFailed, match="could not be tried"):
+        tested.measures()
 
 
 def test_an_answer_without_a_test_pays_nothing() -> None:
