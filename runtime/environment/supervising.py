@@ -107,7 +107,7 @@ def _shut_in(other: socket.socket, seconds: float, with_filter: bool) -> tuple[B
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sandbox.confine(seconds, with_filter=with_filter)
     return other.makefile("rb"), other.makefile("wb")
 
