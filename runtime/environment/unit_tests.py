@@ -33,7 +33,8 @@ _WITHOUT_NAMESPACES = (
     "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "
     "the network: put the run in a container that holds nothing of worth"
 )
-_IS_THERE = "is_there = lambda: True", "assert is_there()"
+_IS_THERE = "def is_there():\n    import colorsys\n    return bool(colorsys)\n", "assert is_there()"
+"""Code that imports what nothing else has imported, so that Python's files have to be seen."""
 
 
 def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
