@@ -25,13 +25,14 @@ def keep(parent: int) -> None:
     has ended, or SIGTERM asks for it, everything that descends from here is ended. To be called before there are
     threads."""
     sandbox.adopt()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)
     end_with_parent(parent, signal.SIGTERM)
     keeper = os.getpid()
     child = os.fork()
     if not child:
         end_with_parent(keeper)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # a rank holds signals back, and what the function starts would do so too and could not be ended by them
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         return
     code = 1
     for number in range(3):

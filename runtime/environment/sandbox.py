@@ -161,7 +161,7 @@ def _refuse_calls() -> None:
 
 
 def _shown() -> Iterator[str]:
-    """Paths that code sees, none inside another."""
+    """Paths that code sees, none inside another, and what they are links to."""
     wanted = {
         *_SYSTEM,
         sys.base_prefix,
@@ -169,19 +169,18 @@ def _shown() -> Iterator[str]:
         sys.exec_prefix,
         *(path for path in sys.path if os.path.isdir(path)),
     }
+    wanted |= {os.path.realpath(path) for path in wanted if os.path.lexists(path)}
     wanted |= {f"/dev/{name}" for name in _DEVICES}
     for path in sorted(wanted):
         around = {str(each) for each in Path(path).parents}
-        if os.path.lexists(path) and path != "/" and not around & wanted:
+        if os.path.exists(path) and path != "/" and not around & wanted:
             yield path
 
 
 def _show(path: str, root: Path) -> None:
+    """Read-only. A link is shown as what it leads to, for what lies on its way is not."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)
-    if os.path.islink(path):
-        place.symlink_to(os.readlink(path))
-        return
     if os.path.isdir(path):
         place.mkdir()
     else:

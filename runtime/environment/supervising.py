@@ -101,13 +101,13 @@ def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool
 
 
 def _shut_in(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:
-    """What this process reads of the other one, and writes to it; it has no other files."""
+    """What this process reads of the other one, and writes to it; the standard files lead nowhere."""
     end_with_parent()
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sandbox.confine(seconds, with_filter=with_filter)
     return other.makefile("rb"), other.makefile("wb")
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from meshwright.profiles.errors import RunFailed
@@ -32,7 +33,8 @@ _WITHOUT_NAMESPACES = (
     "; this machine gives a process no namespaces of its own, so that code can read and write your files and reach "
     "the network: put the run in a container that holds nothing of worth"
 )
-_IS_THERE = "is_there = lambda: True", "assert is_there()"
+_IS_THERE = "def is_there():\n    import colorsys\n    return bool(colorsys)\n", "assert is_there()"
+"""Code that imports what nothing else has imported, so that Python's files have to be seen."""
 
 
 def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
@@ -103,14 +105,14 @@ def _supervised(code: str, tests: str, wanted: str, seconds: float) -> tuple[int
     except subprocess.TimeoutExpired:
         return 1, ""
     finally:
-        remove_tree(Path(directory))
+        with suppress(OSError):  # what is left of a directory is no part of the verdict
+            remove_tree(Path(directory))
     return ended.returncode, ended.stderr[-200:].decode(errors="replace").strip()
 
 
 def remove_tree(top: Path) -> None:
     """Removes a directory with all that is in it, however deep: what lies deeper is moved up first, so that no path
     grows long and nothing calls itself."""
-    number = 0
     top.chmod(0o700)
     while found := list(os.scandir(top)):
         for entry in found:
@@ -118,11 +120,10 @@ def remove_tree(top: Path) -> None:
                 os.unlink(entry.path)
                 continue
             os.chmod(entry.path, 0o700)
-            for inner in os.scandir(entry.path):
+            for inner in list(os.scandir(entry.path)):
                 if inner.is_dir(follow_symlinks=False):
-                    number += 1
                     os.chmod(inner.path, 0o700)
-                    os.rename(inner.path, top / f".{number}")
+                    os.rename(inner.path, tempfile.mkdtemp(dir=top))
                 else:
                     os.unlink(inner.path)
             os.rmdir(entry.path)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 
@@ -63,3 +65,15 @@ def restless(samples: Sequence[RewardSample]) -> list[float]:
                 time.sleep(60)
         time.sleep(60)
     return [1.0] * len(samples)
+
+
+def terminates(samples: Sequence[RewardSample]) -> list[float]:
+    """Ends a process of its own with each of the signals that ask for it; the score is how many of them did."""
+    found = 0
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with subprocess.Popen(["sleep", "60"]) as child:
+            child.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                found += child.wait(1.0) == -number
+            child.kill()
+    return [float(found) for _ in samples]

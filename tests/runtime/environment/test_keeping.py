@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -62,3 +63,13 @@ def test_nothing_is_left_of_a_call_that_took_too_long(response: str) -> None:
     assert time.monotonic() - begun < 4.0
     assert set(psutil.Process().children(recursive=True)) <= before
     worker.close()
+
+
+def test_a_reward_of_a_rank_that_holds_signals_back_can_end_its_own_processes() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    worker = Worker(f"{MODULE}:terminates", 20.0)
+    try:
+        assert worker.score([sample()]) == [3.0]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        worker.close()

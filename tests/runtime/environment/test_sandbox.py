@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,40 @@ def test_code_of_root_too_writes_nothing_of_the_kernel_and_changes_no_device() -
         [],
     )
     assert sees("return open('/dev/null', 'w').write('a'), len(open('/dev/zero', 'rb').read(1))", (1, 1))
+
+
+@needs_namespaces
+def test_a_python_behind_links_is_seen_by_each_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real" / "python").mkdir(parents=True)
+    (tmp_path / "real" / "python" / "os.py").touch()
+    (tmp_path / "current").symlink_to("real")
+    (tmp_path / "link").symlink_to(tmp_path / "current" / "python")
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "link"))
+    names = (tmp_path / "link" / "os.py", tmp_path / "real" / "python" / "os.py", Path("/bin/sh"))
+    directory = tmp_path / "root"
+    directory.mkdir()
+
+    def enter() -> bool:
+        sandbox.enter(directory)
+        return all(name.exists() for name in names)
+
+    def leave() -> bool:
+        sandbox.leave(directory)
+        return comes_true(enter)
+
+    assert comes_true(leave)
+
+
+def comes_true(work: Callable[[], bool]) -> bool:
+    """In a fork of this process."""
+    child = os.fork()
+    if not child:
+        found = False
+        try:
+            found = work()
+        finally:
+            os._exit(0 if found else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_code_has_no_privileges_and_no_variables() -> None:

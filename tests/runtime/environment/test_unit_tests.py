@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -244,3 +245,34 @@ def test_directories_in_each_other_are_removed_however_deep(tmp_path: Path, monk
     deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nos.chmod('.', 0)\n"
     assert unit_tests([sample(deep + RIGHT, TESTS)]) == [1.0]
     assert os.listdir(tmp_path) == []
+
+
+def test_code_can_end_its_own_processes_where_its_reward_holds_signals_back() -> None:
+    code = (
+        "import subprocess\ndef f():\n    p = subprocess.Popen(['sleep', '60'])\n    p.terminate()\n    return p.wait()"
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        assert unit_tests([sample(code, "assert f() == -15")]) == [1.0]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_directory_is_removed_whatever_code_has_called_what_is_in_it(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    for name in ("a/b/c", "a/d", *(f".{number}/e" for number in range(4, 9))):
+        (top / name).mkdir(parents=True)
+    for number in range(1, 4):
+        (top / f".{number}").touch()
+    tested.remove_tree(top)
+    assert not top.exists()
+
+
+def test_a_directory_that_cannot_be_removed_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(top: Path) -> None:
+        real(top)
+        raise OSError
+
+    real = tested.remove_tree
+    monkeypatch.setattr(tested, "remove_tree", fail)
+    assert unit_tests([sample(RIGHT, TESTS), sample(WRONG, TESTS)]) == [1.0, 0.0]
