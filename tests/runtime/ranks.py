@@ -56,6 +56,15 @@ def run_on_ranks(world_size: int, function: Callable[..., T], *args: Any, timeou
         raise
 
 
+def run_on_new_ranks(world_size: int, function: Callable[..., T], *args: Any, timeout: float = 120.0) -> list[T]:
+    """As `run_on_ranks`, on processes that have run nothing before: groups of a mesh are kept by those that have."""
+    pool = _Pool(_server(), world_size)
+    try:
+        return pool.run(function, args, timeout)
+    finally:
+        pool.close()
+
+
 @functools.cache
 def _server() -> _Server:
     server = _Server()

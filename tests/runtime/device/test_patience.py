@@ -12,7 +12,7 @@ import torch.distributed as dist
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.device.patience import have_patience, patience
 from meshwright.runtime.model.mesh import build_mesh
-from tests.runtime.ranks import RankError, run_on_ranks
+from tests.runtime.ranks import RankError, run_on_new_ranks
 
 
 def test_it_is_a_quarter_of_an_hour_until_it_is_told() -> None:
@@ -36,4 +36,4 @@ def _left_alone() -> float:
 
 def test_a_group_of_a_mesh_gives_up_when_patience_ends() -> None:
     with pytest.raises(RankError, match="waited True"):
-        run_on_ranks(2, _left_alone)
+        run_on_new_ranks(2, _left_alone)
