@@ -18,7 +18,7 @@ _NUM_TIMES = 1024
 """At which the probability that all is done is asked."""
 
 _NUM_CELLS = 2**14
-"""Of the grid of a bound."""
+"""Number of cells of the grid by which a wait is bounded."""
 
 _NEVER = -60.0
 """The logarithm of a probability that is as good as none."""

@@ -8,7 +8,7 @@ from string import Template
 from meshwright.planner.export.trainer import YOURS, ExportInput
 
 FILE = "reward_hook.py"
-"""What the file is called in an export."""
+"""The file's name in an export."""
 
 _BUILT_IN: Mapping[str, str] = {
     "exact_match": "meshwright.runtime.environment.answers",

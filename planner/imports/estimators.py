@@ -49,7 +49,7 @@ class FunctionReward:
         yield Said("reward.function", self.function, self.keys)
 
     def notes(self) -> Iterator[str]:
-        """What of it no key says."""
+        """The choices that no key states."""
         if self.function == YOUR_FUNCTION:
             yield f"{self.keys[0]}: the function that pays is {YOUR_FUNCTION} in the job, which is yours to write."
         yield (
@@ -59,7 +59,7 @@ class FunctionReward:
 
 
 YOUR_FUNCTION = "reward:score"
-"""What a job calls a function of the trainer's user."""
+"""The name under which a job refers to the function of a trainer's user."""
 
 MATHS = "maths_answer"
 
@@ -124,7 +124,7 @@ class Configuration:
             yield Said(f"{own}.{name}", value, (key,))
 
     def sampling(self, *, top_p: str, top_k: str | None = None) -> Iterator[Said]:
-        """Of which of the likeliest tokens one is drawn; a trainer's -1 and none are all."""
+        """top-k of the sampling; a trainer's -1 and an absent value mean all tokens."""
         if self.given.value(top_p) is not None:
             yield from self.setting("top_p", self.given.number(top_p), top_p)
         if top_k is not None and self.given.value(top_k) is not None:
