@@ -14,6 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from io import BufferedIOBase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,8 +71,7 @@ def lines_of(*paths: Path) -> Iterator[Line]:
         require_file(path, "the log", sys.maxsize)
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                for number, text in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
-                    require_end(path, number, text)
+                for number, text in numbered_lines(path, file):
                     yield Line(path, number, text)
         except (OSError, EOFError, zlib.error) as error:
             raise BadInput(
@@ -79,10 +79,12 @@ def lines_of(*paths: Path) -> Iterator[Line]:
             ) from None
 
 
-def require_end(path: Path, number: int, text: bytes) -> None:
-    """Raises BadInput for a line of which no more than `MOST_LINE_BYTES` were read."""
-    if len(text) >= MOST_LINE_BYTES:
-        raise BadInput(f"{path}: line {number} is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
+def numbered_lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
+    """The lines that follow in a file, counted from 1. Raises BadInput for one of `MOST_LINE_BYTES` or more."""
+    for number, text in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
+        if len(text) >= MOST_LINE_BYTES:
+            raise BadInput(f"{path}: line {number} is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
+        yield number, text
 
 
 def append_lines(path: Path, lines: Iterable[str], *, segment_bytes: int = SEGMENT_BYTES) -> None:

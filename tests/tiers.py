@@ -45,9 +45,14 @@ def file_of(nodeid: str) -> str:
     return nodeid.split("::", maxsplit=1)[0]
 
 
+def recorded() -> dict[str, dict[str, float]]:
+    """Seconds by tier and test file."""
+    return json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+
+
 def recorded_seconds(*, is_all: bool) -> dict[str, float]:
     """Seconds by test file, as last recorded for this tier, or for the other where it has none."""
-    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    known = recorded()
     return {**known.get(tier(not is_all), {}), **known.get(tier(is_all), {})}
 
 
@@ -78,7 +83,7 @@ class Durations:
         by_file: dict[str, float] = defaultdict(float)
         for test, seconds in self._seconds.items():
             by_file[file_of(test)] += seconds
-        known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+        known = recorded()
         of_tier = known.setdefault(tier(self._config.getoption("--all")), {})
         of_tier |= {name: round(seconds, 1) for name, seconds in by_file.items()}
         RECORDED.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")

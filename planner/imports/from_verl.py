@@ -103,7 +103,7 @@ def _idle(configuration: Configuration) -> Iterator[str]:
 
 
 def _is_megatron(given: GivenKeys) -> bool:
-    """By the engine's name, by that of the configuration, or by keys that another engine has not."""
+    """The engine, found by its name, by the configuration's name, or by keys that no other engine has."""
     names = (given.value("model_engine"), given.value(_STRATEGY) if given.has(_STRATEGY) else None)
     named = any(word.startswith("--config-name") and "megatron" in word for word in given.command)
     return "megatron" in names or named or any(".megatron." in key for key in given.given)

@@ -23,7 +23,7 @@ MEGATRON_SIZES = {
 """What Megatron-core calls the degrees of a layout."""
 
 MEMORY_SHARE = "engine.memory_share"
-"""What is said of the share of a device's memory that weights and cache of the generation may take."""
+"""The share of a device's memory that generation's weights and KV cache may take, as a configuration gives it."""
 
 _USUAL_RANKS = 8
 """GPUs of a node where a configuration gives parts of one alone, as all of NVIDIA's HGX and DGX nodes with SXM have."""

@@ -407,7 +407,7 @@ class _Shell:
         return True if node.type == "variable_assignment" else None
 
     def _answer(self, node: Node) -> Word:
-        """What a command substitution answers, where the script itself says so."""
+        """The output of a command substitution, where the script itself determines it."""
         reason = f"{_told(node)} is what a command answers"
         printed: list[str] = []
         inside = self._inside(printed)

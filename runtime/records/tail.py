@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import MOST_LINE_BYTES, require_end
+from meshwright.profiles.segments import MOST_LINE_BYTES, numbered_lines
 from meshwright.profiles.values import require_file
 
 _BLOCK_BYTES = 2**16
@@ -39,8 +39,7 @@ class Tail:
                 self._offset = 0
             file.seek(self._offset)
             found: deque[bytes] = deque(maxlen=self._most)
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
-                require_end(self._path, number, line)
+            for _, line in numbered_lines(self._path, file):
                 if line.endswith(b"\n"):
                     self._offset += len(line)
                     found.append(line[:-1])
