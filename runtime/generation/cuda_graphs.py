@@ -55,18 +55,39 @@ class Replayed:
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         assert isinstance(reads, TableReads), "other reads are of a CPU"
-        num_rows, num_blocks = reads.tables.shape
-        shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
-        recording = self._recordings.get(shape)
-        is_new = recording is None
-        if recording is None:
-            recording = self._recordings[shape] = _Recording(self._step, shape, inputs)
+        recording = self._recording(reads, inputs)
         recording.take(inputs, reads)
-        answer = recording.run()
-        if is_new:  # what is recorded needs to have run once before
-            recording.run = self._record(recording.run)
+        answer, num_rows = self._run(recording), len(reads.lengths)
         # The next stage takes hidden states when the next step may have written over them.
         return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
+
+    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        num_rows = len(reads.lengths)
+        recording = self._recording(reads, reads.lengths)
+        recording.take(torch.zeros(num_rows, dtype=torch.int32), reads)
+
+        def step(tokens: Tensor) -> Tensor:
+            recording.feed(tokens)
+            answer = self._run(recording)[:num_rows]
+            recording.lengthen(num_rows)
+            return answer
+
+        return step
+
+    def _recording(self, reads: TableReads, like: Tensor) -> _Recording:
+        """That of the shape that rounds these up, for inputs like these."""
+        num_rows, num_blocks = reads.tables.shape
+        shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
+        if shape not in self._recordings:
+            self._recordings[shape] = _Recording(self._step, shape, like)
+        return self._recordings[shape]
+
+    def _run(self, recording: _Recording) -> Tensor:
+        """What the step answers, which is recorded once it has run."""
+        answer = recording.run()
+        if not recording.is_recorded:
+            recording.run, recording.is_recorded = self._record(recording.run), True
+        return answer
 
 
 class _Recording:
@@ -81,6 +102,15 @@ class _Recording:
         self._reads = TableReads(lengths, tables.view(rows, blocks))
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(rows, *like.shape[1:])
         self.run: Work = lambda: step(self._inputs, self._reads)
+        self.is_recorded = False
+
+    def feed(self, tokens: Tensor) -> None:
+        """Takes over tokens [B] that are on the device."""
+        self._inputs[: len(tokens)].copy_(tokens)
+
+    def lengthen(self, num_rows: int) -> None:
+        """The first rows have a token more in the cache; those that round them up have none."""
+        self._reads.lengths[:num_rows].add_(1)
 
     def take(self, inputs: Tensor, reads: TableReads) -> None:
         """Takes over a step's inputs and what it reads, with rows and blocks that round them up: zeros."""

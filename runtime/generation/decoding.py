@@ -7,6 +7,7 @@ numbers are those of the modules, which training goes through; a test holds the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -44,6 +45,10 @@ class Decoding(Protocol):
         `inputs` are tokens [B] on the first stage, on the host or the device, and the hidden states of the earlier
         stage after it; `reads` is what of the cache they read, on the host. Logits last until the next step.
         """
+
+    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        """Steps of the same rows, one after the other, of the only stage: each takes tokens [B] on the device and
+        answers as a call does. `reads` is what the first reads, with the blocks of all of them."""
 
 
 class DecodeStep:
@@ -96,6 +101,16 @@ class DecodeStep:
             layer.attend(hidden, room, index, attention)
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        reads = reads.to(self.cache.keys.device)
+
+        def step(tokens: Tensor) -> Tensor:
+            answer = self(tokens, reads)
+            reads.lengths.add_(1)
+            return answer
+
+        return step
 
     def _attention(self, reads: StepReads, room: Scratch) -> StepAttention:
         """Over what of the cache this step reads."""

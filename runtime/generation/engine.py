@@ -24,7 +24,8 @@ from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
-from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals
+from meshwright.runtime.generation.records import Numbers
+from meshwright.runtime.generation.rounds_ahead import RoundsAhead
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
 from meshwright.runtime.generation.seating import NOBODY, Part, Seated, Seating
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
@@ -109,7 +110,10 @@ class Generator:
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
-        self._can_skip = _is_alone(mesh, parameter) and not (tool_turns or stop_strings)
+        self._can_skip = _is_alone(mesh) and not (tool_turns or stop_strings)
+        self._ahead = RoundsAhead(
+            self._passes, self.seating, self._stopping, self._uniforms, self._choose, looks=not parameter.is_cuda
+        )
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
         """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
@@ -287,30 +291,15 @@ class Generator:
         return admitted.num_begun
 
     def _skip(self, most: int | None, version: int) -> int:
-        """Draws on where nothing can begin, and nobody ends by length or needs a block; how many rounds. What ends
-        otherwise is left to be learned."""
+        """Draws on where nothing can begin, and nobody ends by length; how many rounds. What ends otherwise is left to
+        be learned."""
         group = self._flight.groups[0]
         if not self._can_skip or not group.live or self.seating.may_admit(group):
             return 0
-        records, rows, slots = group.records, group.rows, group.first_slot + group.rows
-        cached, positions = records.cached(rows) + 1, records.num_drawn[rows] + 1
-        left = self._cache.tables.left(slots, cached), self._stopping.left(group) - 1, Uniforms.left(positions)
-        count = min(int(np.min(left)), most if most is not None else NO_LIMIT)
-        if count <= 0:
-            return 0
-        numbers = self._uniforms.ahead(slots, records.draws[rows], positions, count)
-        drawn, learned = self._drawn[group.first_slot], list[Reals]()
+        drawn = self._drawn[group.first_slot]
         assert drawn is not None, "a stage alone has what it drew"
-        while len(learned) < count:
-            tokens = drawn[0].numpy().astype(int)
-            if self._stopping.is_end(tokens):
-                break
-            output = self._passes(StepRows(slots, cached + len(learned), tokens), (), ())
-            assert output is not None, "a stage alone has logits"
-            learned.append(drawn.numpy())
-            drawn = self._drawn[group.first_slot] = self._choose(output, numbers[len(learned) - 1])
-        records.add_several(rows, np.array(learned), version)
-        return len(learned)
+        count, self._drawn[group.first_slot] = self._ahead.draw(group, drawn, most, version)
+        return count
 
     @torch.no_grad()
     def draw_next(
@@ -367,9 +356,9 @@ def _told(drawn: Tensor | None) -> object:
     return drawn if drawn is None else drawn.tolist()
 
 
-def _is_alone(mesh: Mesh, parameter: Tensor) -> bool:
-    """Whether a CPU passes through a model at its own pace: no other stage and no other replica waits for it."""
-    return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1 and not parameter.is_cuda
+def _is_alone(mesh: Mesh) -> bool:
+    """Whether a stage passes through a model at its own pace: no other stage and no other replica waits for it."""
+    return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:

@@ -7,7 +7,7 @@ modules, with the kernels that were chosen for whole sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.packed_attention import packed_reads
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.seating import Part
-from meshwright.runtime.generation.table_attention import StepReads, step_reads
+from meshwright.runtime.generation.table_attention import StepReads, step_reads, table_reads
 from meshwright.runtime.model.cache_blocks import Numbers
 from meshwright.runtime.model.cached_forward import forward_continued
 from meshwright.runtime.model.mesh import Mesh
@@ -92,6 +92,11 @@ class Passes:
         if not said or not self._mesh.is_last_stage:
             return None
         return said[0] if len(said) == 1 else torch.cat(said)
+
+    def successive(self, steps: StepRows, count: int) -> Callable[[Tensor], Tensor]:
+        """Decode steps of the same rows one after the other, `count` at most, of a stage alone that reads by tables:
+        each takes the tokens [B] that are next, on the device, and answers with logits [B, V / tp]."""
+        return self._decoding.successive(table_reads(self._cache.tables, steps.slots, steps.cached, count))
 
     def _stepped(self, steps: StepRows) -> Tensor:
         return self._sent(self._decoding(self._inputs(steps.tokens), self._reads(steps)))

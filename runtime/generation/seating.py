@@ -13,7 +13,7 @@ from meshwright.planner.simulation.flight import Flight
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response, packs
-from meshwright.runtime.model.cache_blocks import BlockTables
+from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 
 _ROUNDS_AHEAD = 4
 """A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
@@ -77,6 +77,22 @@ class Seating:
             self.pause(group.live[youngest].kept())
             self.release(group.leave([youngest]))
             self.num_preempted += 1
+
+    def left(self, slots: Numbers, num_tokens: Numbers) -> int:
+        """How many more tokens all of `slots` have blocks for, of which so many are held already."""
+        return self._tables.left(slots, num_tokens)
+
+    def grow_ahead(self, slots: Numbers, num_tokens: Numbers, most: int) -> int:
+        """Blocks for `most` more tokens of each, or those that are held where too few are free for all; for how many
+        more tokens all of them have blocks then, `most` at most. Nobody gives way."""
+        if most > 0 and self._tables.take_all(slots, num_tokens + most):
+            self.most_blocks = max(self.most_blocks, self._tables.num_used)
+            return most
+        return min(most, self._tables.left(slots, num_tokens))
+
+    def give_back(self, slots: Numbers, num_tokens: Numbers) -> None:
+        """Frees blocks behind so many tokens of each, which nobody else reads: they were taken ahead."""
+        self._tables.give_back(slots, num_tokens)
 
     def go_on(self, group: LiveGroup, parked: LiveSequence) -> bool:
         """A sequence that kept its slot has more tokens than are cached: it is live again, or gives way where too few

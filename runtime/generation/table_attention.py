@@ -40,9 +40,10 @@ StepReads = TableReads | RowReads
 """What a decode step reads, in the way in which its attention wants it."""
 
 
-def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers) -> TableReads:
-    """For one more token of each of `rows` [B], which hold a block for it behind the `lengths` [B] that are cached."""
-    num_blocks = int(lengths.max()) // BLOCK_TOKENS + 1
+def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int = 1) -> TableReads:
+    """For one more token of each of `rows` [B], or `count` one after the other, for which they hold blocks behind the
+    `lengths` [B] that are cached."""
+    num_blocks = (int(lengths.max()) + count - 1) // BLOCK_TOKENS + 1
     of_rows = tables.table[rows, :num_blocks].astype(np.int32)
     return TableReads(torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(of_rows))
 

@@ -73,6 +73,31 @@ class BlockTables:
         self._num_held[row] = max(held, wanted)
         return True
 
+    def take_all(self, rows: Numbers, num_tokens: Numbers) -> bool:
+        """Lets each of `rows` hold so many tokens; where too few blocks are free for all nothing changes, and it says
+        so."""
+        wanted = -(-num_tokens // BLOCK_TOKENS) - self._num_held[rows]
+        if int(np.maximum(wanted, 0).sum()) > len(self._free):
+            return False
+        for index in (wanted > 0).nonzero()[0].tolist():
+            self.take(int(rows[index]), int(num_tokens[index]))
+        return True
+
+    def give_back(self, rows: Numbers, num_tokens: Numbers) -> None:
+        """Frees the blocks behind so many tokens of each of `rows`, which no other row reads."""
+        kept = -(-num_tokens // BLOCK_TOKENS)
+        longer = (kept < self._num_held[rows]).nonzero()[0]
+        if not len(longer):
+            return
+        freed = [
+            self.table[row, first : self._num_held[row]] for row, first in zip(rows[longer], kept[longer], strict=True)
+        ]
+        free = np.concatenate(freed)
+        self._num_readers[free] = 0
+        self._free = sorted([*self._free, *free.tolist()], reverse=True)
+        self._num_held[rows[longer]] = kept[longer]
+        self._change()
+
     def share(self, source: int, target: int, num_tokens: int) -> None:
         """Lets a row that holds nothing read the whole blocks of the first `num_tokens` of another."""
         self.restore(target, self.table[source, : num_tokens // BLOCK_TOKENS].tolist())

@@ -91,6 +91,25 @@ def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]
     return answers
 
 
+@torch.no_grad()
+def one_after_another(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
+    """The answers of four steps of three rows, each asked alone, and of a recording that goes on by itself."""
+    plain, recorded = bench(device), bench(device)
+    lengths, count, answers = (30, 3, 40), 4, []
+    for one in (plain, recorded):
+        fill(one.cache)
+        for row, length in enumerate(lengths):
+            one.cache.tables.take(row, length + count)
+    rows, fed = np.arange(3), [torch.arange(3) + index for index in range(count)]
+    step = Replayed(recorded.step, recorded.model, record).successive(
+        table_reads(recorded.cache.tables, rows, np.array(lengths), count)
+    )
+    for index, tokens in enumerate(fed):
+        alone = plain.step(tokens, table_reads(plain.cache.tables, rows, np.array(lengths) + index))
+        answers.append((alone.cpu(), step(tokens.to(device)).clone().cpu()))
+    return answers
+
+
 def shapes_recorded() -> int:
     counted = Counted()
     by_both("cpu", counted)
@@ -125,6 +144,11 @@ def test_a_recording_answers_what_the_step_answers() -> None:
         torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
 
 
+def test_a_recording_that_goes_on_by_itself_answers_what_each_step_would() -> None:
+    for plain, replayed in run_on_ranks(1, one_after_another, "cpu", Counted())[0]:
+        torch.testing.assert_close(replayed, plain, atol=1e-5, rtol=1e-5)
+
+
 def test_steps_that_round_to_one_shape_share_a_recording() -> None:
     assert run_on_ranks(1, shapes_recorded) == [4]
 
@@ -150,5 +174,6 @@ def test_nothing_is_recorded_on_a_processor() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_cuda_graphs_answer_what_the_step_answers() -> None:
-    for plain, replayed in launch(by_both, "cuda", None, num_ranks=1, preparation=Preparation("cuda"))[0]:
-        torch.testing.assert_close(replayed, plain, atol=1e-4, rtol=1e-4)
+    for steps in (by_both, one_after_another):
+        for plain, replayed in launch(steps, "cuda", None, num_ranks=1, preparation=Preparation("cuda"))[0]:
+            torch.testing.assert_close(replayed, plain, atol=1e-4, rtol=1e-4)

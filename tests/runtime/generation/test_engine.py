@@ -12,9 +12,12 @@ import torch
 from meshwright.planner.simulation.flight import FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.generation import passes
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.in_flight_state import InFlight
+from meshwright.runtime.generation.rounds_ahead import Pace
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
+from meshwright.runtime.generation.table_attention import table_reads
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
@@ -244,32 +247,53 @@ def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(
             assert answer[0] == answer[1]
 
 
-def at_once_and_one_by_one(directory: Path) -> tuple[list[InFlight], list[Response], list[int]]:
-    """What is in flight after turns of a few rounds, and what all of them delivered, both ways, and how many rounds
-    were drawn at once."""
+def drawn_in_turns(directory: Path, way: str) -> tuple[list[InFlight], list[Response], list[int]]:
+    """What is in flight after turns of a few rounds, what all of them delivered, and how many rounds were drawn at
+    once: with a look at each round, with looks at several, as a GPU does, or one by one."""
     flights, responses, at_once = [], [], []
-    for can_skip in (True, False):
-        opened = open_generator(directory, "tp1", 4)
-        assert opened
-        generator = opened[0]
-        generator._can_skip &= can_skip
-        skip = generator._skip
-        generator._skip = lambda most, version, skip=skip: at_once.append(skip(most, version)) or at_once[-1]
-        for turn, least in enumerate((5, 1, 9, 40)):
-            admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
-            responses += generator.turn(admitted, version=turn, delivery=first, least_rounds=least)
-            flights.append(generator.kept())
+    opened = open_generator(directory, "tp1", 4)
+    assert opened
+    generator = opened[0]
+    generator._can_skip = way != "one by one"
+    if way == "several":
+        generator._ahead._looks, generator._ahead.pace = False, Pace(may_end=False)
+        passes.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
+    skip = generator._skip
+    generator._skip = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
+    for turn, least in enumerate((5, 1, 9, 40)):
+        admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
+        responses += generator.turn(admitted, version=turn, delivery=first, least_rounds=least)
+        flights.append(generator.kept())
     return flights, responses, at_once
 
 
 def test_rounds_that_are_drawn_at_once_are_as_one_by_one(directory: Path) -> None:
-    flights, responses, at_once = run_on_ranks(1, at_once_and_one_by_one, directory)[0]
+    flights, responses, at_once = run_on_ranks(1, drawn_in_turns, directory, "each")[0]
+    others, of_others, one_by_one = run_on_ranks(1, drawn_in_turns, directory, "one by one")[0]
     assert max(at_once) > 3
-    assert responses[: len(responses) // 2] == responses[len(responses) // 2 :]
-    for one, other in zip(flights[:4], flights[4:], strict=True):
+    assert max(one_by_one) == 0
+    assert responses == of_others
+    for one, other in zip(flights, others, strict=True):
         assert replace(one, cached=()) == replace(other, cached=())
-        for mine, others in zip(one.cached, other.cached, strict=True):
-            assert all(map(torch.equal, mine, others))
+        for mine, theirs in zip(one.cached, other.cached, strict=True):
+            assert all(map(torch.equal, mine, theirs))
+
+
+def test_rounds_that_are_looked_at_together_draw_the_same_and_hold_as_many_blocks(directory: Path) -> None:
+    flights, responses, at_once = run_on_ranks(1, drawn_in_turns, directory, "several")[0]
+    others, of_others, _ = run_on_ranks(1, drawn_in_turns, directory, "one by one")[0]
+    assert max(at_once) > 3
+    assert [(one.prompt, one.tokens, one.versions, one.finish) for one in responses] == [
+        (one.prompt, one.tokens, one.versions, one.finish) for one in of_others
+    ]
+    for one, other in zip(flights, others, strict=True):
+        assert [[partial.tokens for partial in group] for group in one.live] == [
+            [partial.tokens for partial in group] for group in other.live
+        ]
+        assert [len(blocks) for blocks in one.blocks] == [len(blocks) for blocks in other.blocks]
+        for (keys, values), (other_keys, other_values) in zip(one.cached, other.cached, strict=True):
+            torch.testing.assert_close(keys, other_keys, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(values, other_values, atol=1e-5, rtol=1e-5)
 
 
 def generate_cut(directory: Path, layout: str) -> tuple[Response, ...] | None:

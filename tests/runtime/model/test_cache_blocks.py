@@ -133,3 +133,28 @@ def test_for_few_gaps_no_block_is_moved() -> None:
     before = tables.num_changes
     assert [blocks.tolist() for blocks in tables.compact()] == [[15, 14, 13, 12, 11], [1, 2, 3, 4, 5]]
     assert tables.num_changes == before + 1
+
+
+@seeds(20, all=200)
+def test_blocks_taken_ahead_and_given_back_leave_as_many_as_before(seed: int) -> None:
+    draw = random.Random(seed)
+    tables, rows = BlockTables(60, 4, 20 * BLOCK_TOKENS), np.arange(4)
+    held = np.array([draw.randint(1, 9 * BLOCK_TOKENS) for _ in rows])
+    for row, length in enumerate(held.tolist()):
+        tables.take(row, length)
+    before = [tables.held(row).tolist() for row in rows]
+    assert tables.take_all(rows, held + draw.randint(1, 5 * BLOCK_TOKENS))
+    assert [tables.held(row).tolist()[: len(blocks)] for row, blocks in enumerate(before)] == before
+    tables.give_back(rows, held)
+    assert [tables.held(row).tolist() for row in rows] == before
+    assert tables.num_used == sum(map(len, before))
+
+
+def test_where_blocks_are_too_few_for_all_rows_none_gets_any() -> None:
+    tables, rows = BlockTables(4, 2, 4 * BLOCK_TOKENS), np.arange(2)
+    tables.take(0, 1)
+    tables.take(1, 1)
+    assert not tables.take_all(rows, np.array([2, 3]) * BLOCK_TOKENS)
+    assert tables.num_used == 2
+    assert tables.take_all(rows, np.array([2, 2]) * BLOCK_TOKENS)
+    assert tables.num_used == 4
