@@ -43,6 +43,7 @@ PARTS: dict[str, Part] = {
     "profile-1.5b": Part("profile of Qwen2.5-1.5B, tp 1 and 2", 4.5, ("profiles", "qwen2.5-1.5b", 3.0)),
     "profile-8b": Part("profile of Llama-3.1-8B, tp 1, 2, 4 and 8", 8, ("profiles", "llama-3.1-8b", 6.0)),
     "shares": Part("decode steps and training as shares of what the device could do", 4, ("shares",)),
+    "host-waits": Part("prefill, training and decode steps of small models: the device's share", 2, ("host_waits",)),
     "generation": Part("tokens a second against transformers, and vLLM if installed", 6, ("generation",)),
     "ppo": Part("a PPO run that is predicted beforehand", 8, ("predicted", "ppo")),
     "grpo": Part("a GRPO run that is predicted beforehand", 8, ("predicted", "grpo")),

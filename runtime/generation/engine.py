@@ -208,9 +208,9 @@ class Generator:
         begun, none = Seated(seated, list(range(len(seated))), {}, len(seated), {}), group.rows[:0]
         return lambda: _told(self.draw_next(group, none, begun, begun.parts(self._most_packed)))
 
-    def steps(self, cached: Sequence[int], shortest: int, longest: int) -> Callable[[], object]:
-        """What draws the next tokens of rows that have so many tokens in the cache, and lets them go on, with nothing
-        else in flight, any number of times.
+    def steps(self, cached: Sequence[int], shortest: int, longest: int, at_once: int = 1) -> Callable[[], object]:
+        """What draws the next token of rows that have so many tokens in the cache, or the next `at_once` without a look
+        between them, and lets them go on, with nothing else in flight, any number of times.
 
         Where a row would get more than `longest` tokens, it ends, and another begins that has the `shortest` cached.
         Where these are the same, all rows stay where they are.
@@ -226,9 +226,9 @@ class Generator:
         self.seating.grow(group)
 
         def step() -> object:
-            told = _told(self.draw_next(group, rows, NOBODY, ()))
+            told = self._several(group, at_once) if at_once > 1 else _told(self.draw_next(group, rows, NOBODY, ()))
             if shortest < longest:
-                records.num_drawn[rows] += 1
+                records.num_drawn[rows] += at_once
                 ended = rows[records.cached(rows) > longest]
                 self.seating.release((group.first_slot + ended).tolist())
                 records.num_drawn[ended] = 1
@@ -236,6 +236,17 @@ class Generator:
             return told
 
         return step
+
+    def _several(self, group: LiveGroup, count: int) -> object:
+        """The next tokens of all rows of a group, whatever they draw; on the host at the end."""
+        records, rows = group.records, group.rows
+        slots, cached = group.first_slot + rows, records.cached(rows)
+        held = self.seating.grow_ahead(slots, cached, count)
+        assert held == count, f"{held} of {count} rounds have blocks"
+        numbers = self._uniforms.of(slots, records.draws[rows], records.num_drawn[rows])
+        drawn = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
+        told, _ = self._ahead.together(StepRows(slots, cached, cached), drawn, numbers.repeat(count, 1))
+        return told.tolist()
 
     def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
         """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if

@@ -77,7 +77,7 @@ class RoundsAhead:
         if count <= 0:
             return 0, drawn
         numbers = self._uniforms.ahead(slots, records.draws[rows], positions, count)
-        each = self._each if self._looks else self._together
+        each = self._each if self._looks else self.together
         learned, drawn = each(StepRows(slots, cached, cached), drawn, numbers)
         records.add_several(rows, learned, version)
         if not self._looks:
@@ -97,8 +97,8 @@ class RoundsAhead:
             drawn = self._choose(output, numbers[len(learned) - 1])
         return np.array(learned), drawn
 
-    def _together(self, rows: StepRows, drawn: Tensor, numbers: Tensor) -> tuple[Reals, Tensor]:
-        """As `_each`, with one look behind the last round."""
+    def together(self, rows: StepRows, drawn: Tensor, numbers: Tensor) -> tuple[Reals, Tensor]:
+        """With one look behind the last round: what was drawn until an end token [rounds, 2, B], and what behind."""
         step, several = self._passes.successive(rows, len(numbers)), [drawn]
         for number in numbers.to(drawn.device):
             several.append(self._choose(step(several[-1][0].long()), number))

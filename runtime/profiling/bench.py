@@ -20,6 +20,7 @@ from meshwright.profiles.harness import Conditions, Sample, failure, measure, re
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import blocks_of
 from meshwright.profiles.table import Body, Measurement, Point
+from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.messages.experience import Experience
@@ -33,6 +34,9 @@ from meshwright.runtime.training.learning import training_loss
 T = TypeVar("T")
 
 NOT_FINITE = "the output is not finite"
+
+_ROUNDS_AT_ONCE = 8
+"""Decode steps between two looks of a GPU's host, as in runs where end tokens are not too frequent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +74,13 @@ class Bench:
         A short body runs more often than `repeats`, for `least_seconds` on each rank.
         """
         began = time.perf_counter()
-        body, reason = self._attempt(lambda: self._ready(point))
+        body, reason = self._attempt(lambda: self.ready(point))
         reason = _first(reason)
         if reason is None:
             assert body is not None
             left = budget_seconds - (time.perf_counter() - began)
             dist.barrier()
-            run, reason = self._attempt(lambda: self._timed(body, repeats, left, least_seconds))
+            run, reason = self._attempt(lambda: self._timed(body, self._rounds(point), repeats, left, least_seconds))
             reason = _first(reason)
         if reason is not None:
             self._instruments.release()
@@ -93,21 +97,25 @@ class Bench:
                 raise
             return None, reason
 
-    def _ready(self, point: Point) -> Callable[[], object]:
+    def ready(self, point: Point) -> Callable[[], object]:
         """The point's body, warmed up once; raises for an output that is not finite."""
         body = self._body(point)
         if not is_finite(body()):
             raise FloatingPointError(NOT_FINITE)
         return body
 
+    def _rounds(self, point: Point) -> int:
+        """Of a point that the body has: a GPU looks at several decode steps together."""
+        return _ROUNDS_AT_ONCE if point.body is Body.DECODE and host.on_cuda() else 1
+
     def _timed(
-        self, body: Callable[[], object], repeats: int, budget_seconds: float, least_seconds: float
+        self, body: Callable[[], object], rounds: int, repeats: int, budget_seconds: float, least_seconds: float
     ) -> _Observed:
         watch = self._instruments
         before = watch.reset_peak()
         sample = measure(
             body,
-            timer=watch.timer,
+            timer=lambda body: watch.timer(body) / rounds,
             clock=time.perf_counter,
             warmup=0,
             repeats=repeats,
@@ -125,7 +133,7 @@ class Bench:
             lengths = _lengths(point.rows, point.tokens)
             return self._generator(model, spec, point.rows, max(lengths) + 1).prefills(lengths)
         if point.body is Body.DECODE:
-            return self._steps(model, spec, point.rows, point.context)
+            return self._steps(model, spec, point.rows, point.context, self._rounds(point))
         if point.body is Body.TRAIN:
             trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
@@ -149,15 +157,16 @@ class Bench:
             self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
         return self._trainer
 
-    def _steps(self, model: Decoder, spec: ModelSpec, rows: int, context: int) -> Callable[[], object]:
+    def _steps(self, model: Decoder, spec: ModelSpec, rows: int, context: int, at_once: int) -> Callable[[], object]:
         """Decode steps of rows that have so many tokens cached on average, as in the middle of a run: they are spread
-        evenly from few to twice as many, each goes on from step to step, and the longest make way for new ones."""
+        evenly from few to twice as many, each goes on from step to step, and the longest make way for new ones. So many
+        steps are done `at_once`."""
         apart = context * (rows - 1) // rows
         shortest, longest = context - apart, context + apart
         cached = [shortest + (2 * row + 1) * apart // rows for row in range(rows)]
-        num_blocks = rows * (blocks_of(context) + 1) + blocks_of(longest + 1)
-        generator = self._generator(model, spec, rows, longest + 1, num_blocks)
-        return generator.steps(cached, shortest, longest)
+        num_blocks = rows * (blocks_of(context + at_once) + 1) + blocks_of(longest + at_once)
+        generator = self._generator(model, spec, rows, longest + at_once, num_blocks)
+        return generator.steps(cached, shortest, longest, at_once)
 
     def _generator(
         self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int, num_blocks: int | None = None
