@@ -13,7 +13,7 @@ import random
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +46,18 @@ from meshwright.runtime.training.ppo import LossShare
 ONE_RANK = "tp1"
 LAYOUTS = {
     "dense": ("tp2", "pp2", "dp2", "tp2,pp2", "tp2,sp", "cp2"),
-    "experts": ("dp2,ep2", "tp2,ep2,etp1"),
+    "experts": ("dp2,ep2", "tp2,ep2,etp1,sp", "tp2,dp2,ep2,sp"),
 }
 """That are compared with one rank, by model."""
 
 NUM_RANKS = 4
 
+_KERNELS = {"cpu": {"fp32": ("plain",), "bf16": ("plain",)}, "cuda": {"fp32": ("plain", "chosen"), "bf16": ("chosen",)}}
+"""That each precision is compared with, by kind of device: equality is a matter of fp32, and a processor has the plain
+ones alone."""
+
 _MODELS: dict[str, dict[str, Any]] = {
-    "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False},
+    "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True},
     "experts": {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -77,7 +81,12 @@ _RATE, _EPSILON = 1e-3, 1e-4
 _PASSES = 2
 """Micro-batches of a replica."""
 
-_CASE_SECONDS, _PATIENCE_SECONDS, _LAUNCHES = 60.0, 75.0, 4
+_SLOTS = 5
+"""Fewer than a replica has prompts."""
+
+_LOG = "rows.jsonl"
+"""Where the first rank writes what it found, a line for each case."""
+_CASE_SECONDS, _PATIENCE_SECONDS, _LAUNCHES = 45.0, 60.0, 4
 
 
 class Case(NamedTuple):
@@ -85,6 +94,8 @@ class Case(NamedTuple):
 
     model: str
     precision: str
+    kernels: str
+    """plain, the reference, or chosen, as a run would have them."""
     layout: str
 
 
@@ -97,13 +108,24 @@ class Row(NamedTuple):
     weights: float
     moved: float
     equal_tokens: int | None
-    """Of each response those before the first other one, summed; None where the layout does not generate."""
+    """Of each response those before the first other one, summed; None where sequences are cut, for which nothing
+    generates."""
     num_tokens: int
 
     def __str__(self) -> str:
         drawn = "generates nothing" if self.equal_tokens is None else f"{self.equal_tokens} of {self.num_tokens}"
         weights = f"{self.weights:.1e} (moved by {self.moved:.1e})"
         return f"{_told(self.case)} | {self.logprobs:.1e} | {self.grad_norm:.1e} | {weights} | {drawn} |"
+
+
+class Failed(NamedTuple):
+    """A layout that could not be compared."""
+
+    case: Case
+    why: str
+
+    def __str__(self) -> str:
+        return f"{_told(self.case)} | {self.why.replace('|', '/')} | | | |"
 
 
 @dataclass(frozen=True)
@@ -118,7 +140,7 @@ class Work:
     @classmethod
     def of(cls, *, tiny: bool) -> Work:
         draw, vocab_size = random.Random(0), (_TINY if tiny else _REAL)["vocab_size"]
-        lengths, num_prompts, longest = ((24, 17, 9, 6), 6, 8) if tiny else ((200, 129, 64, 33), 12, 48)
+        lengths, num_prompts, longest = ((24, 17, 9, 6), 6, 8) if tiny else ((200, 129, 64, 33), 12, 32)
         rows = [torch.tensor(draw.choices(range(vocab_size), k=length)) for length in lengths]
         prompts = [
             Prompt(row=row, draw=100 + row, tokens=tuple(draw.choices(range(vocab_size), k=3 + row % 5)))
@@ -147,38 +169,49 @@ class Found:
 
 def report(world: World) -> str:
     """As a table of Markdown."""
-    cases = [Case(model, precision, at) for precision in DTYPES for model, found in LAYOUTS.items() for at in found]
     lines = [
-        "| model | precision | layout | ranks | messages | log-probabilities apart by | gradient norm, relatively | "
-        "weights after an update | equal tokens |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *compare(world, cases, num_ranks=NUM_RANKS),
+        "| model | precision | kernels | layout | ranks | messages | log-probabilities apart by | "
+        "gradient norm, relatively | weights after an update | equal tokens |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *map(str, compare(world, cases_on(world.kind), num_ranks=NUM_RANKS)),
     ]
     return "\n".join(lines)
 
 
-def compare(world: World, cases: Sequence[Case], *, num_ranks: int) -> list[str]:
-    """A line of each case, in their order."""
+def cases_on(kind: str) -> list[Case]:
+    """All that are compared on a device of this kind."""
+    sides = [(precision, kernels) for precision, found in _KERNELS[kind].items() for kernels in found]
+    return [Case(model, *side, layout) for side in sides for model, found in LAYOUTS.items() for layout in found]
+
+
+def compare(world: World, cases: Sequence[Case], *, num_ranks: int) -> list[Row | Failed]:
+    """What became of each case, in their order."""
+    directory = write_models(world)
+    preparation = OnOneDevice(world.kind, patience_seconds=_PATIENCE_SECONDS)
+    found: list[Row | Failed] = []
+    for _ in range(_LAUNCHES):
+        left, problem = cases[len(found) :], ""
+        (directory / _LOG).write_text("")
+        try:
+            launch(rows_of, left, directory, world.tiny, num_ranks=num_ranks, preparation=preparation)
+        except MeshwrightError as error:
+            problem = str(error).splitlines()[0]
+        found += read_rows(directory)
+        if len(found) == len(cases):
+            return found
+        found.append(Failed(cases[len(found)], f"failed: {problem}"))
+        print(found[-1], file=sys.stderr, flush=True)
+    return found + [Failed(case, "not tried: too many failed before it") for case in cases[len(found) :]]
+
+
+def write_models(world: World) -> Path:
+    """Where the random weights of every model are, and nothing else."""
     directory = world.directory("ranks")
     shutil.rmtree(directory)  # what a call that was cut off has left
     for model, config in _MODELS.items():
         size = {**(_TINY if world.tiny else _REAL), "max_position_embeddings": 512}
         write_weights(directory / model, {**config, **size}, torch.float32, world.kind)
-    lines: list[str] = []
-    for _ in range(_LAUNCHES):
-        left, log = cases[len(lines) :], directory / "rows.jsonl"
-        log.write_text("")
-        preparation, problem = OnOneDevice(world.kind, patience_seconds=_PATIENCE_SECONDS), ""
-        try:
-            launch(rows_of, left, directory, world.tiny, num_ranks=num_ranks, preparation=preparation)
-        except MeshwrightError as error:
-            problem = str(error).splitlines()[0].replace("|", "/")
-        lines += [str(_read(line)) for line in log.read_text().splitlines()]
-        if len(lines) == len(cases):
-            break
-        lines.append(f"{_told(cases[len(lines)])} failed: {problem} | | | |")
-        print(lines[-1], file=sys.stderr, flush=True)
-    return lines + [f"{_told(case)} not tried: too many failed before it | | | |" for case in cases[len(lines) :]]
+    return directory
 
 
 def rows_of(cases: Sequence[Case], directory: Path, tiny: bool) -> None:
@@ -187,26 +220,23 @@ def rows_of(cases: Sequence[Case], directory: Path, tiny: bool) -> None:
     work = Work.of(tiny=tiny)
     for case in cases:
         faulthandler.dump_traceback_later(_CASE_SECONDS, exit=True)
-        before, known, found = (
-            directory / case.model,
-            _known(case, directory, work),
-            _found(case, directory, work),
-        )
+        known, found = _known(case, directory, work), _found(case, directory, work)
         faulthandler.cancel_dump_traceback_later()
         if dist.get_rank() == 0:
-            row = _row(case, found, known, _written(before))
+            row = _row(case, found, known, before=_written(directory / case.model))
             print(row, file=sys.stderr, flush=True)  # a call that is cut off has told it
-            with (directory / "rows.jsonl").open("a") as log:
+            with (directory / _LOG).open("a") as log:
                 log.write(f"{json.dumps(row)}\n")
 
 
 def _told(case: Case) -> str:
-    return f"| {case.model} | {case.precision} | {case.layout} | {Layout.parse(case.layout).num_ranks} | staged, gloo |"
+    return f"| {' | '.join(case)} | {Layout.parse(case.layout).num_ranks} | staged, gloo"
 
 
-def _read(line: str) -> Row:
-    case, *figures = json.loads(line)
-    return Row(Case(*case), *figures)
+def read_rows(directory: Path) -> list[Row]:
+    """What the ranks of one launch have measured."""
+    written = [json.loads(line) for line in (directory / _LOG).read_text().splitlines()]
+    return [Row(Case(*case), *figures) for case, *figures in written]
 
 
 def _row(case: Case, found: Found, known: Found, before: Mapping[str, Tensor]) -> Row:
@@ -236,7 +266,7 @@ def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _known(case: Case, directory: Path, work: Work) -> Found:
     """As one rank has it; kept for the cases and launches to come."""
-    path = directory / f"{case.model}-{case.precision}.pt"
+    path = directory / f"{'-'.join(case[:-1])}.pt"
     is_there = path.exists()
     dist.barrier()  # until every rank has looked, nothing may appear
     if is_there:
@@ -251,14 +281,16 @@ def _known(case: Case, directory: Path, work: Work) -> Found:
 def _found(case: Case, directory: Path, work: Work) -> Found:
     """What all ranks found together; on the first rank with the weights."""
     source, target = directory / case.model, directory / "-".join(case)
-    mesh, spec, mine = build_mesh(Layout.parse(case.layout), 0), read_model(directory / case.model), Found()
-    kernels = PLAIN
-    if case.precision != "fp32":
-        kernels = own_kernels(abilities(host.device().type), case.precision, [spec])
+    spec, layout, mine = read_model(source), Layout.parse(case.layout), Found()
+    mesh, drawing = build_mesh(layout, 0), build_mesh(replace(layout, sp=False), 0)
+    chosen = own_kernels(abilities(host.device().type), case.precision, [spec])
+    kernels = chosen if case.kernels == "chosen" else PLAIN
     if mesh.is_member:
         model = _loaded(case, spec, mesh, source, kernels.of_one_replica, trainable=False)
         mine.logprobs = _logprobs(model, mesh, work)
-        mine.tokens = _drawn(model, spec, mesh, work)
+        if layout.cp == 1:
+            model = _loaded(case, spec, drawing, source, kernels.of_one_replica, trainable=False)
+            mine.tokens = _drawn(model, spec, drawing, work)
         model = _loaded(case, spec, mesh, source, kernels, trainable=True)
         mine.grad_norm = _learned(model, spec, mesh, work, kernels)
         save_weights(model, spec, mesh, target, documents_of=source)
@@ -293,15 +325,13 @@ def _logprobs(model: Decoder, mesh: Mesh, work: Work) -> dict[int, Tensor]:
 
 
 def _drawn(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work) -> dict[int, tuple[int, ...]]:
-    """For this replica's prompts, fewer of which fit into the slots; nothing where sequences are cut."""
-    if mesh.layout.cp > 1 or mesh.layout.sp:
-        return {}
+    """For this replica's prompts, of which fewer fit into the slots."""
     prompts = work.prompts[mesh.dp_rank :: mesh.layout.dp]
     generator = Generator(
         model,
         spec,
         mesh,
-        num_slots=4,
+        num_slots=_SLOTS,
         max_tokens=work.longest + max(len(prompt.tokens) for prompt in work.prompts),
         max_response=work.longest,
         eos_tokens=frozenset(),

@@ -81,7 +81,15 @@ class StagedGroup(dist.ProcessGroup):
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        self._gloo, self._name = dist.ProcessGroupGloo(store, rank, size, timeout=timeout), ""
+
+    @property
+    def group_name(self) -> str:
+        """That torch has given it, which its own groups ask of a library's."""
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return BACKEND
@@ -99,7 +107,7 @@ class StagedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         sums = [_summable(tensor) for tensor in tensors]
-        works = [self._sum(one, opts.reduceOp) for one in sums]
+        works = [self._sum(one, opts.reduceOp) for one in sums if len(one)]
         return StagedWork(works, lambda: [_fill(tensor, one) for tensor, one in zip(tensors, sums, strict=True)])
 
     allreduce_coalesced = allreduce
@@ -110,7 +118,8 @@ class StagedGroup(dist.ProcessGroup):
         flat = [_summable(part) for part in parts]
         whole = torch.cat(flat)
         own = whole.split([len(part) for part in flat])[self.rank()]
-        return StagedWork([self._sum(whole, opts.reduceOp)], lambda: _fill(output, own))
+        works = [self._sum(whole, opts.reduceOp)] if len(whole) else []
+        return StagedWork(works, lambda: _fill(output, own))
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any) -> dist.Work:
         return self.reduce_scatter([output], [whole.reshape(self.size(), output.numel()).unbind()], opts)
@@ -195,8 +204,9 @@ class StagedGroup(dist.ProcessGroup):
     def _byte_splits(self, whole: Tensor, splits: Sequence[int]) -> list[int]:
         """Bytes for each rank of a tensor whose rows are split like this."""
         rows = len(whole)
-        splits = splits or [rows // self.size()] * self.size()
-        return [split * (_num_bytes(whole) // rows) if rows else 0 for split in splits]
+        of_row = _num_bytes(whole) // rows if rows else 0
+        counts = [int(split) for split in splits] or [rows // self.size()] * self.size()
+        return [count * of_row for count in counts]
 
 
 def _together(works: Sequence[dist.Work]) -> dist.Work:
