@@ -38,6 +38,7 @@ class Part(NamedTuple):
 PARTS: dict[str, Part] = {
     "environment": Part("devices, versions, pins; a plan for a processor keeps off the GPU", 1.5, ("environment",)),
     "agreement": Part("log-probabilities against transformers, fp32 and bf16", 3, ("agreement",)),
+    "ranks": Part("layouts of several ranks on one GPU against one rank", 2, ("ranks",)),
     "ceilings": Part("copy, matrix product and attention at their best", 1.5, ("ceilings",)),
     "profile-0.5b": Part("profile of Qwen2.5-0.5B, tp 1 and 2", 3.5, ("profiles", "qwen2.5-0.5b", 2.0)),
     "profile-1.5b": Part("profile of Qwen2.5-1.5B, tp 1 and 2", 4.5, ("profiles", "qwen2.5-1.5b", 3.0)),
