@@ -58,7 +58,7 @@ class _Rate(NamedTuple):
 def report(world: World) -> str:
     """As a table of Markdown."""
     lines = [
-        f"Long tails: responses of {LONGEST_RESPONSE} tokens at most, most of them of some 32; of the engine the median "
+        f"Long tails: responses of {LONGEST_RESPONSE} tokens at most, half of them of 32; of the engine the median "
         f"of runs: {_runs(world)}. Transformers is given one batch.\n",
         "| model | side | prompts | at a time | tokens | tokens/s | to transformers |",
         "|---|---|---|---|---|---|---|",

@@ -1,7 +1,8 @@
 """A GRPO job of an adapter whose responses end by themselves, after lengths with a long tail.
 
-A random model draws nearly every token alike, so with one of so many tokens an end token each draw ends a response with
-the same small chance, and lengths are geometric: most are short, and the longest of a batch is several times the median.
+A random model draws nearly every token alike, so with one of so many tokens an end token each draw ends a response
+with the same small chance, and lengths are geometric: most are short, and the longest of a batch is several times the
+median.
 """
 
 from __future__ import annotations
