@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import statistics
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-
-from benchmarks.accelerator.world import World
+from benchmarks.accelerator.jobs import MODELS, config_of, free_device_memory, write_weights
+from benchmarks.accelerator.world import World, tell
 from benchmarks.generation.rivals import DTYPE, Engine, Transformers, seconds
-from benchmarks.generation.work import BATCH, SHAPES, Work, draw_work, write_checkpoint
+from benchmarks.generation.work import BATCH, LONGEST_PROMPT, LONGEST_RESPONSE, Work, draw_work
 
-_RUNS, _RUNS_OF_TRANSFORMERS, _TINY_RUNS = 3, 1, 1
-"""Of transformers, whose batches take a second for every forty tokens, one."""
+_RUNS, _TINY_RUNS = 2, 1
+"""Of the engine and of vLLM, behind one that is not counted. Transformers, whose batch takes a second for every forty
+tokens of its longest response, is timed once, behind four tokens."""
+_MANY = 4 * BATCH
+"""Prompts that the engine is given beside the one batch."""
 _VLLM_MEMORY = 0.4
 """Of the device's, for its weights and cache: the other sides are on the same device."""
 
@@ -44,47 +45,84 @@ class Vllm:
         return [list(one.outputs[0].token_ids) for one in found]
 
 
+class _Rate(NamedTuple):
+    """`slots` is how many sequences are decoded at a time, None where the side decides."""
+
+    side: str
+    prompts: int
+    slots: int | None
+    tokens: int
+    per_second: float | str
+
+
 def report(world: World) -> str:
     """As a table of Markdown."""
-    sizes = SHAPES[world.kind]
-    if world.tiny:
-        sizes = dict([next(iter(SHAPES["cpu"].items()))])
-    of_theirs, runs = (_TINY_RUNS, _TINY_RUNS) if world.tiny else (_RUNS_OF_TRANSFORMERS, _RUNS)
     lines = [
-        f"{BATCH} sequences at a time for transformers, as many slots for the engine; "
-        f"medians of {of_theirs} and {runs} runs.\n",
-        "| model | prompts | tokens | transformers tokens/s | engine tokens/s | ratio | vLLM tokens/s |",
+        f"Long tails: responses of {LONGEST_RESPONSE} tokens at most, half of them of 32; of the engine the median "
+        f"of runs: {_runs(world)}. Transformers is given one batch.\n",
+        "| model | side | prompts | at a time | tokens | tokens/s | to transformers |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, (shape, counts) in sizes.items():
-        checkpoint = write_checkpoint(world.directory(f"generation/{len(lines)}"), shape, seed=0)
-        for num_prompts in counts[-1:] if world.tiny else counts:
-            work = draw_work(num_prompts, shape["vocab_size"], seed=0)
-            if world.tiny:
-                work = Work(work.prompts, tuple(1 + length // 20 for length in work.lengths))
-            by_theirs, by_ours = _sides(checkpoint)
-            theirs, ours = _rate(by_theirs, work, of_theirs), _rate(by_ours, work, runs)
-            figures = f"{theirs:.0f} | {ours:.0f} | {ours / theirs:.2f} | {_of_vllm(checkpoint, work, runs)}"
-            lines.append(f"| {name} | {num_prompts} | {work.num_tokens} | {figures} |")
-            print(lines[-1], file=sys.stderr, flush=True)  # a call that is cut off has told it
+    for name in list(MODELS)[:1] if world.tiny else MODELS:
+        with world.room("generation") as room:
+            config = config_of(world, name, max_position_embeddings=LONGEST_PROMPT + LONGEST_RESPONSE)
+            checkpoint = write_weights(room, config, DTYPE, world.kind)
+            tell(f"{name} is written")
+            theirs = None
+            for rate in _rates(checkpoint, world, config["vocab_size"]):
+                theirs = theirs or rate.per_second
+                lines.append(f"| {name} | {_row(rate, theirs)} |")
+                tell(lines[-1])
+        free_device_memory()
     return "\n".join(lines)
 
 
-def _sides(checkpoint: Path) -> tuple[Side, Side]:
-    return Transformers(checkpoint).generate, Engine(checkpoint, temperature=1.0, seed=0).refilled
+def _row(rate: _Rate, theirs: float | str) -> str:
+    told = f"{rate.side} | {rate.prompts} | {rate.slots or 'its choice'} | {rate.tokens}"
+    if isinstance(rate.per_second, str) or isinstance(theirs, str):
+        return f"{told} | {rate.per_second} | "
+    return f"{told} | {rate.per_second:.0f} | {rate.per_second / theirs:.2f}"
+
+
+def _rates(checkpoint: Path, world: World, vocab_size: int) -> Iterator[_Rate]:
+    """Of transformers, of the engine for the same batch and for more prompts, and of vLLM."""
+    few, many = (_work(number, vocab_size, world) for number in (BATCH, _MANY))
+    yield _Rate("transformers", BATCH, BATCH, few.num_tokens, _of_transformers(checkpoint, few))
+    free_device_memory()
+    engine, runs = Engine(checkpoint, temperature=1.0, seed=0), _runs(world)
+    for work, slots in ((few, BATCH), (many, BATCH), (many, _MANY)):
+        engine.set_slots(slots)
+        yield _Rate("engine", len(work.prompts), slots, work.num_tokens, _rate(engine.refilled, work, runs))
+    del engine
+    yield _Rate("vLLM", len(many.prompts), None, many.num_tokens, _of_vllm(checkpoint, many, runs))
+
+
+def _work(num_prompts: int, vocab_size: int, world: World) -> Work:
+    work = draw_work(num_prompts, vocab_size, seed=0)
+    return Work(work.prompts, tuple(1 + length // 20 for length in work.lengths)) if world.tiny else work
+
+
+def _runs(world: World) -> int:
+    return _TINY_RUNS if world.tiny else _RUNS
+
+
+def _of_transformers(checkpoint: Path, work: Work) -> float:
+    side = Transformers(checkpoint).generate
+    side(Work(work.prompts, (4,) * len(work.prompts)))
+    return work.num_tokens / seconds(side, work)[0]
 
 
 def _rate(side: Side, work: Work, runs: int) -> float:
-    side(Work(prompts=work.prompts[:BATCH], lengths=(4,) * len(work.prompts[:BATCH])))  # to warm up
+    seconds(side, work)  # decode steps of every shape are recorded, memory is taken
     return statistics.median(work.num_tokens / seconds(side, work)[0] for _ in range(runs))
 
 
-def _of_vllm(checkpoint: Path, work: Work, runs: int) -> str:
+def _of_vllm(checkpoint: Path, work: Work, runs: int) -> float | str:
     """Its tokens a second, or why there are none."""
     if importlib.util.find_spec("vllm") is None:
         return "not installed"
-    torch.cuda.empty_cache()
+    free_device_memory()
     try:
-        return f"{_rate(Vllm(checkpoint).generate, work, runs):.0f}"
+        return _rate(Vllm(checkpoint).generate, work, runs)
     except (ImportError, RuntimeError, ValueError) as problem:
         return f"failed: {str(problem).splitlines()[0]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import string
@@ -79,6 +80,9 @@ RUN_MODEL = "qwen2.5-0.5b"
 
 _GROUP_SIZE = 8
 
+LONGEST_PROMPT = 48
+"""Letters, each of which is a token."""
+
 
 def config_of(world: World, name: str, **changes: object) -> dict[str, Any]:
     """A model's config.json; at the tiny size where the world is."""
@@ -91,14 +95,23 @@ def write_weights(
 ) -> Path:
     """A random model in Hugging Face form, drawn on a device of this kind.
 
-    Log-probabilities of its tokens differ: weights are twice the usual.
+    Log-probabilities of its tokens differ: weights are twice the usual, where the config says nothing of them.
     """
-    found = AutoConfig.for_model(**config, pad_token_id=0, eos_token_id=1, initializer_range=0.04, num_labels=1)
+    usual = {"pad_token_id": 0, "eos_token_id": 1, "initializer_range": 0.04, "num_labels": 1}
+    found = AutoConfig.for_model(**{**usual, **config})
     torch.manual_seed(0)
     made_by = AutoModelForSequenceClassification if scalar_head else AutoModelForCausalLM
     with torch.device(kind):
         made_by.from_config(found, dtype=dtype).save_pretrained(directory)
+    free_device_memory()
     return directory
+
+
+def free_device_memory() -> None:
+    """Gives back what models that are gone held of the device, which other processes are to use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def write_run_job(
@@ -109,16 +122,11 @@ def write_run_job(
     config = config_of(world, RUN_MODEL)
     actor = write_weights(directory / "actor", config, world.dtype, world.kind)
     reward = write_weights(directory / "reward", config, world.dtype, world.kind, scalar_head=True)
-    tokenizer, prompts = directory / "tokenizer.json", directory / "prompts.jsonl"
-    _bytes(config["vocab_size"]).save(str(tokenizer))
-    draw = random.Random(0)
-    words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(8, 48))) for _ in range(512))
-    prompts.write_text("\n".join(json.dumps({"prompt": word}) for word in words), encoding="utf-8")
     in_graph = ("actor", "critic", "ref", "reward") if algorithm == "ppo" else ("actor", "ref", "reward")
     trained = ("actor", "critic") if algorithm == "ppo" else ("actor",)
     workload = {
         "batch_size": batch_size,
-        "prompt": {"max": 48, "median": 26, "p99": 48},
+        "prompt": {"max": LONGEST_PROMPT, "median": 26, "p99": LONGEST_PROMPT},
         "response": {"max": longest, "fixed": longest},  # random models hardly ever end a response
         "num_minibatches": 2,
         **({"group_size": _GROUP_SIZE} if algorithm == "grpo" else {}),
@@ -126,13 +134,23 @@ def write_run_job(
     job = {
         "algorithm": algorithm,
         "models": {role: {"path": str(actor if role in ("actor", "ref") else reward)} for role in in_graph},
-        "cluster": _cluster(world, ranks=1),
+        "cluster": cluster_of(world, ranks=1),
         "precision": world.precision,
         "workload": workload,
         algorithm: {f"{role}_learning_rate": rate for role in trained},
-        "data": {"prompts": str(prompts), "tokenizer": str(tokenizer)},
+        "data": write_data(directory, config["vocab_size"]),
     }
-    return _written(directory, job)
+    return written(directory, job)
+
+
+def write_data(directory: Path, vocab_size: int) -> dict[str, str]:
+    """Prompts of letters and their tokenizer, as jobs name them."""
+    tokenizer, prompts = directory / "tokenizer.json", directory / "prompts.jsonl"
+    _bytes(vocab_size).save(str(tokenizer))
+    draw = random.Random(0)
+    words = ("".join(draw.choices(string.ascii_letters, k=draw.randint(8, LONGEST_PROMPT))) for _ in range(512))
+    prompts.write_text("\n".join(json.dumps({"prompt": word}) for word in words), encoding="utf-8")
+    return {"prompts": str(prompts), "tokenizer": str(tokenizer)}
 
 
 def write_profile_job(directory: Path, world: World, name: str) -> Path:
@@ -143,7 +161,7 @@ def write_profile_job(directory: Path, world: World, name: str) -> Path:
     prompt, longest = (16, 32) if world.tiny else (1024, 2048)
     job = {
         "models": {role.value: {"path": "."} for role in PPO_GRAPH.roles},
-        "cluster": _cluster(world, ranks=2 if world.kind == "cpu" else 8),
+        "cluster": cluster_of(world, ranks=2 if world.kind == "cpu" else 8),
         "precision": world.precision,
         "workload": {
             "batch_size": 8 if world.tiny else 256,
@@ -151,14 +169,16 @@ def write_profile_job(directory: Path, world: World, name: str) -> Path:
             "response": {"max": longest, "fixed": longest // 2},
         },
     }
-    return _written(directory, job)
+    return written(directory, job)
 
 
-def _cluster(world: World, ranks: int) -> dict[str, Any]:
+def cluster_of(world: World, ranks: int) -> dict[str, Any]:
+    """One node of this device."""
     return {"device": world.in_jobs, "nodes": 1, "ranks_per_node": ranks, "network": "ib-ndr-400"}
 
 
-def _written(directory: Path, job: dict[str, Any]) -> Path:
+def written(directory: Path, job: dict[str, Any]) -> Path:
+    """The file of a job."""
     path = directory / "job.yaml"
     path.write_text(yaml.safe_dump(job), encoding="utf-8")
     return path

@@ -37,20 +37,22 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "environment": Part("devices, versions, pins; a plan for a processor keeps off the GPU", 1.5, ("environment",)),
-    "agreement": Part("log-probabilities against transformers, fp32 and bf16", 3, ("agreement",)),
+    "agreement": Part("log-probabilities against transformers, fp32 and bf16", 2, ("agreement",)),
     "ranks": Part("layouts of several ranks on one GPU against one rank", 2, ("ranks",)),
-    "ceilings": Part("copy, matrix product and attention at their best", 1.5, ("ceilings",)),
+    "ceilings": Part("copy, matrix product and attention at their best", 1, ("ceilings",)),
+    "shares": Part("decode steps and training as shares of what the device could do", 2, ("shares",)),
+    "ppo": Part("a PPO run of small models that is predicted beforehand", 4, ("predicted", "ppo")),
+    "grpo": Part("a GRPO run of an 8B adapter that is predicted beforehand", 3, ("predicted", "grpo")),
+    "generation": Part("tokens a second against transformers, and vLLM if installed", 2.5, ("generation",)),
+    "eight-bits": Part("generation in 8 bits: agreement, and what it saves", 1.5, ("eight_bits",)),
+    "checkpoints": Part("what a checkpoint takes of a step, and beside it", 1.5, ("checkpoints",)),
+    "host-waits": Part("prefill, training and decode steps of small models: the device's share", 2, ("host_waits",)),
+    "repeats": Part("one run three times: the same bits", 5, ("repeats",)),
     "profile-0.5b": Part("profile of Qwen2.5-0.5B, tp 1 and 2", 3.5, ("profiles", "qwen2.5-0.5b", 2.0)),
     "profile-1.5b": Part("profile of Qwen2.5-1.5B, tp 1 and 2", 4.5, ("profiles", "qwen2.5-1.5b", 3.0)),
     "profile-8b": Part("profile of Llama-3.1-8B, tp 1, 2, 4 and 8", 8, ("profiles", "llama-3.1-8b", 6.0)),
-    "shares": Part("decode steps and training as shares of what the device could do", 4, ("shares",)),
-    "host-waits": Part("prefill, training and decode steps of small models: the device's share", 2, ("host_waits",)),
-    "generation": Part("tokens a second against transformers, and vLLM if installed", 6, ("generation",)),
-    "ppo": Part("a PPO run that is predicted beforehand", 8, ("predicted", "ppo")),
-    "grpo": Part("a GRPO run that is predicted beforehand", 8, ("predicted", "grpo")),
-    "repeats": Part("one run three times: the same bits", 5, ("repeats",)),
 }
-"""In the order in which they are run: the ceilings before the shares that are held to them."""
+"""In the order in which they are run, of most worth first: the ceilings before the shares that are held to them."""
 
 
 def main() -> int:

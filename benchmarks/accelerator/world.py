@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 CPU = "cpu"
+
+_MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory."""
+_ROOM = 60 * 10**9
+"""Bytes that are free there where a model of 8B, or what two trainers of 0.5B write, is kept in memory."""
+
+_BEGAN = time.monotonic()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +62,21 @@ class World:
         found = self.out / part
         found.mkdir(parents=True, exist_ok=True)
         return found
+
+    @contextmanager
+    def room(self, part: str) -> Iterator[Path]:
+        """An empty directory for files of tens of gigabytes, which go when the part ends: in memory where that has the
+        room, else beside the part's others."""
+        in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
+        found = _MEMORY / f"meshwright-accelerator-{part}" if in_memory else self.directory(part) / "room"
+        shutil.rmtree(found, ignore_errors=True)  # of a call that was cut off
+        found.mkdir(parents=True)
+        try:
+            yield found
+        finally:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def tell(line: str) -> None:
+    """Says at once how far a part is, with the seconds since its process began: one that is cut off has told it."""
+    print(f"[{time.monotonic() - _BEGAN:5.1f} s] {line}", file=sys.stderr, flush=True)

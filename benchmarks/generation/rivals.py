@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,12 +61,11 @@ class Engine:
         kernels = own_kernels(abilities(DEVICE.type), PRECISION, [spec])
         model = build_model(spec, mesh, dtype=DTYPE, kernels=kernels)
         load_weights(model, spec, mesh, checkpoint)
-        self._generator = Generator(
+        self._through = functools.partial(
+            Generator,
             model,
             spec,
             mesh,
-            num_slots=num_slots,
-            num_blocks=num_blocks,
             max_tokens=spec.max_positions,
             max_response=longest_response,
             eos_tokens=frozenset(),
@@ -73,6 +73,12 @@ class Engine:
             seed=seed,
             group_size=group_size,
         )
+        self._generator = self._through(num_slots=num_slots, num_blocks=num_blocks)
+
+    def set_slots(self, num_slots: int) -> None:
+        """From now on so many sequences are decoded at a time."""
+        del self._generator  # its cache makes room for the new one
+        self._generator = self._through(num_slots=num_slots)
 
     def by_batches(self, work: Work) -> list[list[int]]:
         """Each batch alone, as transformers must: a slot that falls free stays free until the batch has ended."""

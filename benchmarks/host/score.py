@@ -35,8 +35,8 @@ class Row:
 STEP = "step"
 
 
-def rows_of(name: str, plan: Plan, table: Table, directory: Path) -> tuple[Row, ...]:
-    """Each stage of a run, and its step."""
+def rows_of(name: str, plan: Plan, table: Table | None, directory: Path) -> tuple[Row, ...]:
+    """Each stage of a run, and its step; predicted by equations alone where there is no table."""
     placements = {p.stage: p for p in plan.placements}
     spans = read_spans(directory / "trace.jsonl")
     seen = observe(spans, {s: p.layout for s, p in placements.items()}, plan.graph, plan.facts.workload.batch_size)
