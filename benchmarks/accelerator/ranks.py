@@ -170,6 +170,8 @@ class Found:
 def report(world: World) -> str:
     """As a table of Markdown."""
     lines = [
+        "Each layout beside one rank of the same model, precision and kernels. In bf16 a token that stands between two "
+        "experts may go to the other one.\n",
         "| model | precision | kernels | layout | ranks | messages | log-probabilities apart by | "
         "gradient norm, relatively | weights after an update | equal tokens |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -240,22 +242,23 @@ def read_rows(directory: Path) -> list[Row]:
 
 
 def _row(case: Case, found: Found, known: Found, before: Mapping[str, Tensor]) -> Row:
-    assert found.logprobs.keys() == known.logprobs.keys()
     assert found.tokens.keys() in ({}.keys(), known.tokens.keys())
     equal = sum(_num_equal(tokens, known.tokens[row]) for row, tokens in found.tokens.items())
     return Row(
         case,
-        logprobs=max(_apart(values, known.logprobs[row]) for row, values in found.logprobs.items()),
+        logprobs=_apart(found.logprobs, known.logprobs),
         grad_norm=abs(found.grad_norm / known.grad_norm - 1),
-        weights=max(_apart(values, known.weights[name]) for name, values in found.weights.items()),
-        moved=max(_apart(values, before[name]) for name, values in known.weights.items()),
+        weights=_apart(found.weights, known.weights),
+        moved=_apart(known.weights, before),
         equal_tokens=equal if found.tokens else None,
         num_tokens=sum(map(len, known.tokens.values())),
     )
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
+def _apart(some: Mapping[Any, Tensor], others: Mapping[Any, Tensor]) -> float:
+    """The largest difference of numbers under the same names, nan where there is a nan."""
+    assert some.keys() == others.keys()
+    return float(torch.stack([(some[name].float() - others[name].float()).abs().max() for name in some]).max())
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
