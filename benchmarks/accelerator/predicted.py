@@ -13,7 +13,7 @@ from benchmarks.host.score import STEP, Row, median_error, rows_of
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.calls import model_of
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.request import RunRequest
@@ -38,9 +38,9 @@ def report(world: World, algorithm: str) -> str:
     """Each stage of the run and its step beside what the profile and what equations alone predict for the lengths that
     it met.
 
-    The plan is written before anything runs. What was profiled and planned is kept where the part is cut off. ppo has
-    four copies of a small model, all weights trained, and responses of one length; grpo an adapter of a large one, and
-    lengths with a long tail.
+    The plan is written before anything runs. What was profiled is kept where the part is cut off. ppo has four copies
+    of a small model, all weights trained, and responses of one length; grpo an adapter of a large one, and lengths with
+    a long tail.
     """
     directory, size = world.directory(algorithm), _SIZES[algorithm]
     with world.room(algorithm) as room:
@@ -51,12 +51,9 @@ def report(world: World, algorithm: str) -> str:
         minutes = _TINY_MINUTES if world.tiny else size.minutes
         table = profile_job(facts, directory / "table.json", minutes=minutes)
         tell(f"profiled: {len(table.measurements)} bodies, {num_missing(facts, table)} missing")
-        planned = directory / "plan.json"
-        if not planned.exists():
-            found = compile_plan(facts, model_of(facts, table))
-            assert isinstance(found, Plan), found
-            write_plan(planned, found)
-        plan, out = read_plan(planned), room / "run"
+        plan, out = compile_plan(facts, model_of(facts, table)), room / "run"
+        assert isinstance(plan, Plan), plan
+        write_plan(directory / "plan.json", plan)
         tell(f"planned at {plan.period_seconds:.3f} s a step")
         run_plan(
             RunRequest(
@@ -68,7 +65,7 @@ def report(world: World, algorithm: str) -> str:
                 allowed_modules=(REWARD_MODULE,) if job.rewards else (),
             )
         )
-        tell("run, and its checkpoint is on the disk")
+        tell("the run has ended, and its last checkpoint is written")
         return f"{asked}, planned at {plan.period_seconds:.3f} s a step.\n{_predicted(plan, table, out)}\n{_met(out)}"
 
 

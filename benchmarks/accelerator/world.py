@@ -16,6 +16,8 @@ CPU = "cpu"
 
 _MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory."""
+_IN_MEMORY = "meshwright-accelerator-"
+"""What names of directories there begin with."""
 _ROOM = 60 * 10**9
 """Bytes that are free there where a model of 8B, or what two trainers of 0.5B write, is kept in memory."""
 
@@ -67,9 +69,11 @@ class World:
     def room(self, part: str) -> Iterator[Path]:
         """An empty directory for files of tens of gigabytes, which go when the part ends: in memory where that has the
         room, else beside the part's others."""
-        in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
-        found = _MEMORY / f"meshwright-accelerator-{part}" if in_memory else self.directory(part) / "room"
-        shutil.rmtree(found, ignore_errors=True)  # of a call that was cut off
+        found = self.directory(part) / "room"
+        for left in (found, *(() if self.tiny else _MEMORY.glob(f"{_IN_MEMORY}*"))):  # of parts that were cut off
+            shutil.rmtree(left, ignore_errors=True)
+        if not self.tiny and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
+            found = _MEMORY / f"{_IN_MEMORY}{part}"
         found.mkdir(parents=True)
         try:
             yield found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import string
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
-from benchmarks.accelerator import environment
+from benchmarks.accelerator import eight_bits, environment
 from benchmarks.accelerator.agreement import compare
 from benchmarks.accelerator.finished import Finished
 from benchmarks.accelerator.jobs import config_of, write_profile_job
 from benchmarks.accelerator.limits import decode_seconds, train_seconds
+from benchmarks.accelerator.long_tail import end_tokens, geometric
 from benchmarks.accelerator.parts import PARTS
 from benchmarks.accelerator.profiles import against
 from benchmarks.accelerator.repeats import digest_of
@@ -27,8 +30,10 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster, of_one_kind
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import model_from_config
 from meshwright.profiles.table import Point
+from meshwright.runtime.device import host
 from tests.planner.jobs import model_spec
 
 H200, _, _ = device_named("h200")
@@ -114,6 +119,39 @@ def test_models_have_their_published_numbers_of_parameters(name: str, num_params
     assert model_from_config(config, name=name).num_params == pytest.approx(num_params, rel=1e-3)
 
 
+@pytest.mark.parametrize(("vocab_size", "draws", "longest"), [(128256, 185, 1024), (512, 8, 32)])
+def test_lengths_of_a_long_tail_are_those_of_draws_that_one_in_so_many_tokens_ends(
+    vocab_size: int, draws: int, longest: int
+) -> None:
+    ends = end_tokens(vocab_size, draws)
+    assert min(ends) > max(map(ord, string.printable))
+    assert max(ends) == vocab_size - 1
+    chance = len(ends) / vocab_size
+    assert chance == pytest.approx(1 / draws, rel=0.01)
+    found = LengthSpec(max=longest, histogram=tuple(map(tuple, geometric(chance, longest)))).resolve()
+    whole = sum((1 - chance) ** drawn for drawn in range(longest))  # of the chances that one is as long and longer
+    assert found.mean == pytest.approx(whole, rel=0.03)
+    assert sum(found.probabilities) == pytest.approx(1.0)
+    assert found.expected_maximum(64) > 3 * found.mean
+
+
+def test_large_files_of_a_part_go_when_it_ends_and_those_of_one_that_was_cut_off_when_it_begins(tmp_path: Path) -> None:
+    left = tmp_path / "grpo" / "room" / "weights"
+    left.mkdir(parents=True)
+    with tiny(tmp_path).room("grpo") as room:
+        assert room.is_relative_to(tmp_path)
+        assert list(room.iterdir()) == []
+        (room / "run").mkdir()
+    assert not room.exists()
+
+
+def test_what_is_multiplied_in_8_bits_is_near_the_same_numbers_cast_up() -> None:
+    torch.manual_seed(0)
+    host.choose("cpu")
+    error, *_ = eight_bits._product(torch.randn(4, 64), torch.randn(32, 64)).split(" | ")
+    assert float(error) < 1e-6
+
+
 def call(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.accelerator", "--out", str(out), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -154,8 +192,14 @@ def test_every_part_runs_on_a_processor_says_so_and_is_not_run_again(tmp_path: P
         assert "TINY, ON A PROCESSOR" in report
         assert "No figure is of a GPU" in report
     assert "have the same bits" in (tmp_path / "repeats.md").read_text()
-    assert "median absolute error" in (tmp_path / "grpo.md").read_text()
-    assert "| vLLM tokens/s |" in (tmp_path / "generation.md").read_text()
+    for name in ("ppo", "grpo"):
+        report = (tmp_path / f"{name}.md").read_text()
+        assert "profile: median absolute error" in report
+        assert "equations: median absolute error" in report
+    assert "| 100.0% |" not in (tmp_path / "grpo.md").read_text(), "no response of the long tail has ended by itself"
+    assert "| vLLM | 128 |" in (tmp_path / "generation.md").read_text()
+    assert "failed" not in (tmp_path / "eight-bits.md").read_text()
+    assert "snapshot, of the step" in (tmp_path / "checkpoints.md").read_text()
     assert "not measured yet" not in (tmp_path / "shares.md").read_text()
     again = call(tmp_path, *options)
     assert (
