@@ -44,11 +44,11 @@ class Replayed:
     def begin_turn(self) -> None:
         """Drops the recordings if weights are no longer where those read them."""
         self._step.begin_turn()
-        if self._weights != _addresses(self._model):
+        if self._weights != addresses(self._model):
             self._forget()
 
     def _forget(self) -> None:
-        self._weights = _addresses(self._model)
+        self._weights = addresses(self._model)
         self._record = self._given or CudaGraphs()
         self._recordings: dict[tuple[int, int], _Recording] = {}
         """By rows and blocks."""
@@ -77,7 +77,7 @@ class Replayed:
     def _recording(self, reads: TableReads, like: Tensor) -> _Recording:
         """That of the shape that rounds these up, for inputs like these."""
         num_rows, num_blocks = reads.tables.shape
-        shape = _rounded_rows(num_rows), min(_power_of_two(num_blocks), self._most_blocks)
+        shape = _rounded_rows(num_rows), min(power_of_two(num_blocks), self._most_blocks)
         if shape not in self._recordings:
             self._recordings[shape] = _Recording(self._step, shape, like)
         return self._recordings[shape]
@@ -145,13 +145,15 @@ class CudaGraphs:
         return replay
 
 
-def _addresses(model: Decoder) -> list[int]:
+def addresses(model: Decoder) -> list[int]:
+    """Where its weights lie, from which recordings read them."""
     return [parameter.data_ptr() for parameter in model.parameters()]
 
 
 def _rounded_rows(num_rows: int) -> int:
-    return -(-num_rows // _ROWS) * _ROWS if num_rows > _ROWS else _power_of_two(num_rows)
+    return -(-num_rows // _ROWS) * _ROWS if num_rows > _ROWS else power_of_two(num_rows)
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
+    """The least that is not smaller."""
     return 1 << (count - 1).bit_length()

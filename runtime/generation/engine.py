@@ -24,6 +24,7 @@ from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.in_flight_state import InFlight
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
+from meshwright.runtime.generation.recorded_prefills import Prefills, RecordedPrefills
 from meshwright.runtime.generation.records import Numbers
 from meshwright.runtime.generation.rounds_ahead import RoundsAhead
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
@@ -101,10 +102,11 @@ class Generator:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        step = PackedStep(model, mesh, self._cache)
-        self._step: Decoding = Replayed(step, model) if records_steps and can_replay(model) else step
+        step, records = PackedStep(model, mesh, self._cache), records_steps and can_replay(model)
+        self._step: Decoding = Replayed(step, model) if records else step
+        self._prefills = (RecordedPrefills(step, model) if records else Prefills(step)) if step.can_prefill else None
         self._relay = Relay(mesh, parameter.device)
-        self._passes = Passes(step, self._step, model, mesh, self._relay)
+        self._passes = Passes(step, self._step, model, mesh, self._relay, prefills=self._prefills)
         self._prompts, self._lockstep = SharedPrompts(group_size), Lockstep(model, mesh)
         self._drawn: dict[int, Tensor | None] = {}
         """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
@@ -177,6 +179,8 @@ class Generator:
         waiting = self._carry(admitted, begun or {})
         self._model.eval()
         self._step.begin_turn()
+        if self._prefills:
+            self._prefills.begin_turn()
         self._prompts.forget()
         if self._tool_turns:
             self._tool_turns.begin()

@@ -7,17 +7,56 @@ and only what attention reads differs. The numbers are those of the modules; a t
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.decode_layer import TurnedAttention, Turning, room_for
+from meshwright.runtime.generation.decode_layer import Scratch, StepAttention, TurnedAttention, Turning, room_for
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.packed_attention import PackedAttention, PackedReads
+from meshwright.runtime.generation.prefill import PrefillAttention, PrefillReads
 from meshwright.runtime.generation.table_attention import StepReads
+from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_kernel
 
 
 class PackedStep(DecodeStep):
-    """Decode steps, and with the same layers passes over packed rows, on a CPU."""
+    """Decode steps, and with the same layers passes over packed rows: on a CPU of any, on a GPU of those that begin."""
+
+    @property
+    def can_prefill(self) -> bool:
+        """Whether there are kernels for `prefill`."""
+        kernels = self._model.kernels
+        return kernels.decode == "paged" and kernels.attention == "varlen"
+
+    @torch.inference_mode()
+    def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
+        """Of S tokens of packed rows that begin, by kernels: logits [A, V / tp] of the padded vocabulary of those that
+        are asked for on the last stage; hidden states [S, hidden] before it.
+
+        `inputs` are tokens [S] on the first stage and the hidden states of the earlier stage after it; both they and
+        the reads are on the device.
+        """
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
+        room = room_for(len(hidden), self._model, self._mesh)
+        cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
+        return self._through_layers(hidden, room, cache, reads.asked)
+
+    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, asked: Tensor) -> Tensor:
+        """Logits of the tokens that are `asked` for, by their places, or the hidden states of all."""
+        for index, layer in enumerate(self._layers):
+            attended = layer.attended(hidden, room, index, cache)
+            if self._norm is not None and layer is self._layers[-1]:
+                # Every key and value is kept by now, and nobody asks what the model says of other tokens.
+                hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
+                room = room.first(len(asked))
+            layer.project(hidden, attended)
+            layer.feed_forward(hidden, room)
+        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+    @cached_property
+    def _varlen(self) -> VarlenKernel:
+        return torch_kernel()
 
     @torch.inference_mode()
     def packed(self, inputs: Tensor, reads: PackedReads, asked: Tensor, step: StepReads | None = None) -> Tensor:
@@ -37,16 +76,7 @@ class PackedStep(DecodeStep):
         room.place(self._turns.index_select(0, positions))
         packed = PackedAttention(self.cache, reads, room.turned[len(hidden) - len(reads.positions) :])
         behind = packed if attention is None else _BehindStep(attention, packed, len(hidden) - len(reads.positions))
-        cache = Turning(room, behind)
-        for index, layer in enumerate(self._layers):
-            attended = layer.attended(hidden, room, index, cache)
-            if self._norm is not None and layer is self._layers[-1]:
-                # Every key and value is kept by now, and nobody asks what the model says of other tokens.
-                hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
-                room = room.first(len(asked))
-            layer.project(hidden, attended)
-            layer.feed_forward(hidden, room)
-        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+        return self._through_layers(hidden, room, Turning(room, behind), asked)
 
 
 class _BehindStep:

@@ -1,8 +1,8 @@
 """What goes through one pipeline stage in a round: single tokens of rows that go on, and tokens that are not cached.
 
 On a CPU all is straight on the weights, and the first pack of what is not cached goes with the single tokens: a pass of
-few tokens costs more to call than to compute. On a GPU a decode step is recorded, and packs go through megatron's
-modules, with the kernels that were chosen for whole sequences.
+few tokens costs more to call than to compute. On a GPU a decode step is recorded, and so are short packs of rows that
+begin. Packs of rows that go on go through megatron's modules there, as do all where kernels were not chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from meshwright.runtime.generation.decoding import Decoding
 from meshwright.runtime.generation.packed_attention import packed_reads
 from meshwright.runtime.generation.packed_step import PackedStep
+from meshwright.runtime.generation.prefill import prefill_reads
+from meshwright.runtime.generation.recorded_prefills import Prefills
 from meshwright.runtime.generation.seating import Part
 from meshwright.runtime.generation.table_attention import StepReads, step_reads, table_reads
 from meshwright.runtime.model.cache_blocks import Numbers
@@ -67,10 +69,19 @@ class _Pack(NamedTuple):
 class Passes:
     """Of one rank."""
 
-    def __init__(self, step: PackedStep, decoding: Decoding, model: Decoder, mesh: Mesh, relay: Relay) -> None:
-        """`decoding` takes the decode steps that go alone."""
+    def __init__(
+        self,
+        step: PackedStep,
+        decoding: Decoding,
+        model: Decoder,
+        mesh: Mesh,
+        relay: Relay,
+        *,
+        prefills: Prefills | None = None,
+    ) -> None:
+        """`decoding` takes the decode steps that go alone, and `prefills` packs of rows that begin, if given."""
         self._step, self._decoding, self._cache = step, decoding, step.cache
-        self._model, self._mesh, self._relay = model, mesh, relay
+        self._model, self._mesh, self._relay, self._prefills = model, mesh, relay, prefills
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self._by_modules = parameter.is_cuda
@@ -87,7 +98,10 @@ class Passes:
         said = [] if joined or not len(steps.slots) else [self._stepped(steps)]
         for parts in packs:
             pack = _Pack.of(parts, texts)
-            said.append(self._through_modules(pack) if self._by_modules else self._packed(pack, joined))
+            if self._prefills is not None and not any(pack.cached):
+                said.append(self._prefilled(self._prefills, pack))
+            else:
+                said.append(self._through_modules(pack) if self._by_modules else self._packed(pack, joined))
             joined = None
         if not said or not self._mesh.is_last_stage:
             return None
@@ -108,6 +122,10 @@ class Passes:
         ends = torch.from_numpy(np.cumsum(pack.lengths)[pack.whole] - 1)
         tokens = pack.tokens if steps is None else np.concatenate([steps.tokens, pack.tokens])
         return self._sent(self._step.packed(self._inputs(tokens), reads, ends, of_steps))
+
+    def _prefilled(self, prefills: Prefills, pack: _Pack) -> Tensor:
+        reads = prefill_reads(self._cache.tables, pack.slots, pack.lengths, pack.whole)
+        return self._sent(prefills(self._inputs(pack.tokens), reads))
 
     def _through_modules(self, pack: _Pack) -> Tensor:
         rows = self._cache.continue_rows(pack.slots, pack.cached, pack.lengths)

@@ -1,4 +1,4 @@
-"""Attention of one token of every row over a paged cache.
+"""Attention of one token of every row over a paged cache, and the way into it of prompts.
 
 Rows that only round up a step have no cached token and block 0, which is nobody's.
 
@@ -43,8 +43,28 @@ def turn_and_store(
     (cos, sin), (lengths, tables) = angles, reads
     num_rows, kv_heads, per_group, size = heads.shape
     _turn_and_store[num_rows, kv_heads](
-        heads, query, keys, values, cos, sin, lengths, tables, tables.stride(0),
-        QUERIES=per_group - 2, SIZE=size, HALF=triton.next_power_of_2(size // 2), TOKENS=BLOCK_TOKENS, num_warps=1,
+        heads, query, keys, values, cos, sin, lengths, tables, tables.stride(0), keys, values,
+        QUERIES=per_group - 2, SIZE=size, HALF=triton.next_power_of_2(size // 2), TOKENS=BLOCK_TOKENS, PACKED=False,
+        num_warps=1,
+    )  # fmt: skip
+
+
+def turn_and_keep(
+    heads: Tensor,
+    turned: tuple[Tensor, Tensor, Tensor],
+    cached: tuple[Tensor, Tensor],
+    angles: tuple[Tensor, Tensor],
+    places: tuple[Tensor, Tensor],
+) -> None:
+    """As `turn_and_store` of tokens [S] that lie packed: `places` are their positions [S] and the blocks [S] in which
+    they are kept, of the keys and values `cached`. Queries, keys and values go into `turned` too: [S, kv_heads,
+    queries, D] and [S, kv_heads, D] twice."""
+    (query, key, value), (keys, values), (cos, sin), (positions, blocks) = turned, cached, angles, places
+    num_tokens, kv_heads, per_group, size = heads.shape
+    _turn_and_store[num_tokens, kv_heads](
+        heads, query, keys, values, cos, sin, positions, blocks, 1, key, value,
+        QUERIES=per_group - 2, SIZE=size, HALF=triton.next_power_of_2(size // 2), TOKENS=BLOCK_TOKENS, PACKED=True,
+        num_warps=1,
     )  # fmt: skip
 
 
@@ -89,16 +109,17 @@ class PartsOfRows:
 
 @triton.jit(do_not_specialize=["table_width"])
 def _turn_and_store(
-    heads, query, keys, values, cos, sin, lengths, tables, table_width,
-    QUERIES: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr,
+    heads, query, keys, values, cos, sin, lengths, tables, table_width, own_keys, own_values,
+    QUERIES: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    row, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row, head, num_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     position = tl.load(lengths + row)
     low = tl.arange(0, HALF)
     is_low = low < SIZE // 2
     turn_cos = tl.load(cos + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
     turn_sin = tl.load(sin + position * (SIZE // 2) + low, mask=is_low, other=0.0).to(tl.float32)
-    block = tl.load(tables + row * table_width + position // TOKENS).to(tl.int64)
+    entry = tables + row if PACKED else tables + row * table_width + position // TOKENS
+    block = tl.load(entry).to(tl.int64)
     place = ((block * num_heads + head) * TOKENS + position % TOKENS) * SIZE
     own = heads + (row * num_heads + head) * (QUERIES + 2) * SIZE
     for index in tl.static_range(QUERIES + 1):
@@ -109,11 +130,21 @@ def _turn_and_store(
         else:
             target = keys + place
         kind = target.dtype.element_ty
-        tl.store(target + low, (first * turn_cos - second * turn_sin).to(kind), mask=is_low)
-        tl.store(target + SIZE // 2 + low, (second * turn_cos + first * turn_sin).to(kind), mask=is_low)
+        turned_low = (first * turn_cos - second * turn_sin).to(kind)
+        turned_high = (second * turn_cos + first * turn_sin).to(kind)
+        tl.store(target + low, turned_low, mask=is_low)
+        tl.store(target + SIZE // 2 + low, turned_high, mask=is_low)
+        if PACKED:  # noqa: SIM102 - conditions of Triton are not joined
+            if index == QUERIES:
+                own_key = own_keys + (row * num_heads + head) * SIZE
+                tl.store(own_key + low, turned_low, mask=is_low)
+                tl.store(own_key + SIZE // 2 + low, turned_high, mask=is_low)
     for half in tl.static_range(2):
         value = tl.load(own + (QUERIES + 1) * SIZE + half * (SIZE // 2) + low, mask=is_low, other=0.0)
         tl.store(values + place + half * (SIZE // 2) + low, value, mask=is_low)
+        if PACKED:
+            own_value = own_values + (row * num_heads + head) * SIZE
+            tl.store(own_value + half * (SIZE // 2) + low, value, mask=is_low)
 
 
 @triton.jit(do_not_specialize=["table_width", "part_tokens", "num_parts"])

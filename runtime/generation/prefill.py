@@ -1,0 +1,87 @@
+"""Attention of packed rows that begin, by the kernels of a GPU: one call for all rows of a pass.
+
+Keys and values go into the blocks of a paged cache as heads are turned; attention reads them where the pass has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.runtime.model.cache_blocks import BlockTables
+from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, attend_rows
+
+
+@dataclass(frozen=True)
+class PrefillReads:
+    """What a pass over S tokens of packed rows that begin writes and reads, on the host or the device."""
+
+    positions: Tensor
+    """[S] int32: of the tokens in their rows."""
+    blocks: Tensor
+    """[S] int32: where their keys and values are kept."""
+    begins: Tensor
+    """[N + 1] int32: where each row begins, and the end."""
+    asked: Tensor
+    """[A] int32: the tokens of which the head is asked."""
+    longest: int
+    """Tokens of the longest row, or more."""
+
+    def to(self, device: torch.device) -> PrefillReads:
+        """The same on a device."""
+        return PrefillReads(
+            self.positions.to(device),
+            self.blocks.to(device),
+            self.begins.to(device),
+            self.asked.to(device),
+            self.longest,
+        )
+
+
+def prefill_reads(
+    tables: BlockTables, rows: Sequence[int], lengths: Sequence[int], asked: Sequence[int]
+) -> PrefillReads:
+    """Of the first `lengths[b]` tokens of each of `rows`, which hold blocks for them; the head is asked of the last
+    token of those `asked`, by their places among the rows."""
+    begins = np.cumsum([0, *lengths])
+    positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
+    blocks = tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
+    arrays = positions, blocks, begins, begins[1:][list(asked)] - 1
+    of_tokens, kept, bounds, ends = (torch.from_numpy(one.astype(np.int32)) for one in arrays)
+    return PrefillReads(of_tokens, kept, bounds, ends, max(lengths))
+
+
+class PrefillAttention:
+    """The cache during a pass over packed rows that begin."""
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        reads: PrefillReads,
+        angles: tuple[Tensor, Tensor],
+        num_queries: int,
+        kernel: VarlenKernel,
+    ) -> None:
+        """`angles` are cos and sin [positions, D / 2]; a key-value head meets `num_queries` queries of each token."""
+        from meshwright.runtime.kernels import paged  # noqa: PLC0415 - there is Triton where it was chosen
+
+        num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
+        self._turn_and_keep, self._kernel = paged.turn_and_keep, kernel
+        self._cache, self._angles, self._places = cache, angles, (reads.positions, reads.blocks)
+        self._query = cache.keys.new_empty(num_tokens, kv_heads, num_queries, size)
+        self._key, self._value = cache.keys.new_empty(2, num_tokens, kv_heads, size).unbind()
+        self._bounds = RowBounds(reads.begins, reads.longest)
+
+    def attend(self, layer: int, heads: Tensor) -> Tensor:
+        """[S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; what is new
+        is kept."""
+        cached = self._cache.keys[layer], self._cache.values[layer]
+        self._turn_and_keep(heads, (self._query, self._key, self._value), cached, self._angles, self._places)
+        query, key, value = (one.unsqueeze(1) for one in (self._query.flatten(1, 2), self._key, self._value))
+        return attend_rows(query, key, value, self._bounds, self._kernel).flatten(1)
