@@ -164,7 +164,7 @@ def _cuda_for_megatron() -> ModuleType:
         "is_available": lambda: False,
         "is_initialized": lambda: False,
         "device_count": lambda: 0,
-        "current_device": lambda: torch.device("cpu"),
+        "current_device": device,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
         # Device random state, asked for when weights are initialised and when activations are recomputed:
@@ -192,7 +192,7 @@ def _made_on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("device")
         if asked is not None and torch.device(asked).type == "cuda":
-            kwargs["device"] = torch.device("cpu")
+            kwargs["device"] = device()
         return factory(*args, **kwargs)
 
     return made

@@ -146,8 +146,14 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
 class _Router(TopKRouter):
     """Megatron's, with a product of its own: megatron's names a function of Transformer Engine without looking for it.
 
+    Megatron makes the weight on the CPU and moves it in its own product, so here it is moved once it is made.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/router.py#L53
     """
+
+    def __init__(self, config: TransformerConfig, pg_collection: ProcessGroupCollection | None = None) -> None:
+        super().__init__(config, pg_collection)
+        self.to(host.device())
 
     def gating(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import ScalingType
 
 from meshwright.profiles.model_parts.eight_bit_floats import LARGEST
+from meshwright.runtime.device.abilities import has_kernels
 from meshwright.runtime.model.hf_mapping import global_name
 from meshwright.runtime.model.model_shard import Decoder
 
@@ -61,15 +62,23 @@ class QuantisedWeight:
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """[..., outputs], of the type of the weight that it stands for, from [..., inputs] of that type."""
-        rows, dtype = inputs.reshape(-1, inputs.shape[-1]), self.stands_for.dtype
-        scales = _scales(largest_of_rows(rows))
-        rounded = (rows / scales).to(EIGHT_BITS)
-        if rounded.is_cuda:
-            found = multiplied(rounded, scales, self._values, self._scales, dtype)
-        else:
-            product = F.linear(rounded.to(dtype), self._values.to(dtype))
-            found = (product * scales * self._scales.t()).to(dtype)
+        found = self._product(inputs.reshape(-1, inputs.shape[-1]))
         return found.view(*inputs.shape[:-1], len(self._scales))
+
+    def into(self, output: Tensor, rows: Tensor) -> None:
+        """Writes to `output` [B, outputs], which lies in one piece, what `multiply` says of rows [B, inputs]."""
+        if rows.is_cuda:
+            self._product(rows, output)
+        else:
+            output.copy_(self._product(rows))
+
+    def _product(self, rows: Tensor, output: Tensor | None = None) -> Tensor:
+        """Of rows [B, inputs]; `output` is for a GPU's."""
+        (rounded, scales), dtype = rounded_rows(rows), self.stands_for.dtype
+        if rounded.is_cuda:
+            return multiplied(rounded, scales, self._values, self._scales, dtype, output=output)
+        product = F.linear(rounded.to(dtype), self._values.to(dtype))
+        return (product * scales * self._scales.t()).to(dtype)
 
 
 class QuantisedColumns(nn.Module):
@@ -134,9 +143,30 @@ def take_over(arrived: Mapping[str, Tensor], weights: Mapping[str, QuantisedWeig
         weights[name].set(weight, largest[name])
 
 
-def multiplied(rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The 8-bit numbers of rows [B, inputs] and their scales [B, 1]: by a kernel where there are kernels."""
+    if has_kernels(rows.device):
+        from meshwright.runtime.kernels.row_rounding import round_rows  # noqa: PLC0415 - here there is Triton
+
+        return round_rows(rows, LARGEST, _LEAST)
+    scales = _scales(largest_of_rows(rows))
+    return (rows / scales).to(EIGHT_BITS), scales
+
+
+def multiplied(
+    rows: Tensor,
+    row_scales: Tensor,
+    values: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype,
+    *,
+    output: Tensor | None = None,
+) -> Tensor:
     """The product [rows, outputs] of 8-bit numbers [rows, inputs] and [outputs, inputs], with a scale for each row of
-    either."""
+    either; written to `output` if there is one."""
+    if output is not None:  # for which torch's public function has no place
+        torch._scaled_mm(rows, values.t(), row_scales, scales.t(), out_dtype=dtype, out=output)
+        return output
     by_row: Any = ScalingType.RowWise
     found: Tensor = F.scaled_mm(rows, values.t(), row_scales, by_row, scales.t(), by_row, output_dtype=dtype)
     return found

@@ -148,7 +148,7 @@ def test_large_files_of_a_part_go_when_it_ends_and_those_of_one_that_was_cut_off
 def test_what_is_multiplied_in_8_bits_is_near_the_same_numbers_cast_up() -> None:
     torch.manual_seed(0)
     host.choose("cpu")
-    error, *_ = eight_bits._product(torch.randn(4, 64), torch.randn(32, 64)).split(" | ")
+    error, *_ = eight_bits._product(torch.randn(4, 64), [torch.randn(32, 64) for _ in range(3)]).split(" | ")
     assert float(error) < 1e-6
 
 

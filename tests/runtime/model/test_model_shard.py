@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_parts.adapter import Adapter
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.device import host
 from meshwright.runtime.model.hf_mapping import OUTPUT, parameters_of_stage
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_in_whole
@@ -75,6 +80,33 @@ def test_the_seed_decides_the_weights_and_a_model_that_is_not_trained_wants_no_g
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert (still, moving) == ([False, False], [True, True])
+
+
+def _places(spec: ModelSpec, trainable: bool) -> dict[str, str]:
+    """The kind of device of each parameter and buffer, in a process whose device is none that torch falls back on."""
+    mesh = build_mesh(Layout(), dist.get_rank())
+    with mock.patch.object(host, "_chosen", torch.device("meta")):
+        model = build_model(spec, mesh, trainable=trainable)
+    return {name: tensor.device.type for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(SPEC, qkv_bias=True, qk_norm=True, tied_embeddings=True),
+        replace(
+            SPEC, architecture="MixtralForCausalLM", experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96)
+        ),
+        replace(SPEC, scalar_head=True, tied_embeddings=False),
+        replace(SPEC, adapter=Adapter(rank=4, alpha=8)),
+    ],
+    ids=["dense", "experts", "scalar head", "adapter"],
+)
+def test_all_of_a_model_is_made_on_the_device_of_the_process(spec: ModelSpec, trainable: bool) -> None:
+    [places] = run_on_ranks(1, _places, spec, trainable)
+    assert {name for name, kind in places.items() if kind != "meta"} == set()
+    assert places
 
 
 def _refusal() -> str:
