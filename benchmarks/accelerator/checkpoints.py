@@ -28,9 +28,9 @@ from meshwright.runtime.training.saving import publish, take_snapshot
 T = TypeVar("T")
 
 _SNAPSHOT = {
-    "state_of": "moments and weights gathered on the host",
+    "state_of": "what is cut over replicas gathered",
+    "_copy_to_host": "all of it copied to the host",
     "save": "what is written where, agreed with megatron",
-    "_copy_to_host": "the rest copied to the host",
 }
 _WRITING = {
     "write_preloaded_data": "written and taken by the disk",

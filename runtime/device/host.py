@@ -224,11 +224,10 @@ def _take_cpu_generator_for_cuda() -> None:
 
 
 def _answer_tensor_methods() -> None:
-    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in four functions; they run under answers.
+    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in three functions; they run under answers.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L244
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L361
-    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L1089
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/clip_grads.py#L167
     """
     language = sys.modules["megatron.core.models.common.language_module.language_module"]
@@ -237,7 +236,6 @@ def _answer_tensor_methods() -> None:
     for owner, name in (
         (language.LanguageModule, "setup_embeddings_and_output_layer"),
         (distributed.DistributedOptimizer, "__init__"),
-        (distributed.DistributedOptimizer, "get_parameter_state_dp_zero"),
         (optimizer, "clip_grad_by_total_norm_fp32"),
     ):
         function = getattr(owner, name)

@@ -20,7 +20,7 @@ from torch import nn
 
 from meshwright.runtime.device import host
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.training.distributed_optimizer import PaddedOptimizer
+from meshwright.runtime.training.distributed_optimizer import DirectlySavedOptimizer
 
 
 def distributed_optimizers(
@@ -70,7 +70,7 @@ def _shared(chunks: Sequence[DistributedDataParallel], mesh: Mesh) -> Iterator[_
 
 def _distributed_optimizer(
     chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig, shared: _Shared
-) -> PaddedOptimizer:
+) -> DirectlySavedOptimizer:
     """Megatron's distributed optimizer over torch's AdamW, for a part of the model's parameters.
 
     Made here because megatron's own maker has all ranks of the world compare their parameters, and a pool cannot wait
@@ -92,7 +92,7 @@ def _distributed_optimizer(
         eps=config.adam_eps,
         fused=host.on_cuda() or None,
     )
-    optimizer = PaddedOptimizer(
+    optimizer = DirectlySavedOptimizer(
         adam,
         config,
         grad_scaler=None,

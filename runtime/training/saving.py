@@ -19,15 +19,19 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories, is_main_replica
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device import host, used_memory
+from meshwright.runtime.device.host_copies import copied_to_host
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import ANY_ERROR, reason_of, state_of
 from meshwright.runtime.training.manifest import seal, sync
@@ -75,10 +79,10 @@ def take_snapshot(
     state = {name: state_of(name, trainer, is_loading=False) for name, trainer in trainers.items()}
     planned = _Planned()
     try:
+        _copy_to_host(state, set(_storages(trainers)))
         dist_checkpointing.save(state, str(_partial(directory)), planned, async_sharded_save=True)
     except ANY_ERROR as error:
         raise _not_written(directory, error) from error
-    _copy_to_host(planned.writer, set(_storages(trainers)))
     return Snapshot(directory=directory, writer=planned.writer, metadata=planned.metadata, beside=beside)
 
 
@@ -167,17 +171,19 @@ class _Planned(TorchDistSaveShardedStrategy):
         return AsyncRequest(None, (), [])
 
 
-def _copy_to_host(writer: FileSystemWriterAsync, live: set[int]) -> None:
-    """What the next update changes, by the storages it lies in; what was gathered for the checkpoint stays as it is."""
-
-    def kept(tensor: Tensor) -> Tensor:
-        is_ours = tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() not in live
-        return tensor if is_ours else tensor.to("cpu", copy=True)
-
-    writer.write_buckets = [
-        (path, name, (objects, [(item, kept(tensor)) for item, tensor in tensors]))
-        for path, name, (objects, tensors) in writer.write_buckets or ()
+def _copy_to_host(state: dict[str, Any], live: set[int]) -> None:
+    """What this rank writes and the next update changes, by the storages it lies in; what was gathered for the
+    checkpoint stays as it is."""
+    apply_factories(state)
+    tensors, _ = extract_sharded_tensors(state)
+    ours: list[ShardedTensor] = [
+        found
+        for found in nested_values(tensors)
+        if is_main_replica(found.replica_id)
+        and not (found.data.device.type == "cpu" and found.data.untyped_storage().data_ptr() not in live)
     ]
+    for found, copy in zip(ours, copied_to_host([found.data for found in ours]), strict=True):
+        found.data = copy
 
 
 def _storages(trainers: Mapping[str, Trainer]) -> Iterator[int]:

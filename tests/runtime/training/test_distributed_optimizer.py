@@ -1,30 +1,55 @@
-"""The state of an optimizer is saved where its parameters lie, with the room between buckets."""
+"""The state of every parameter is saved whole, by one of the ranks that hold it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
-from meshwright.runtime.training.distributed_optimizer import _with_room
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.model_shape import read_model
+from meshwright.runtime.model.mesh import build_mesh
+from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.checkpoint import state_of
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
+from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Places, Run, _merge
 
 
-def test_the_contents_of_buckets_begin_where_the_buckets_do_and_zeros_fill_the_room() -> None:
-    """Two buckets of 3 and 2 elements, each rounded up to 4, with two more behind the last."""
-    buckets = [SimpleNamespace(numel_unpadded=3), SimpleNamespace(numel_unpadded=2)]
-    buffer = SimpleNamespace(numel=10, buckets=buckets, bucket_indices=[(0, 4), (4, 8)])
-    whole = _with_room(torch.arange(1.0, 6.0), buffer)
-    assert whole.tolist() == [1, 2, 3, 0, 4, 5, 0, 0, 0, 0]
+def _moments_and_what_is_saved_of_them(models: Path, num_replicas: int) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """This rank's first moments, flat, parameter by parameter, and those that it would write, by number."""
+    mesh = build_mesh(Layout(dp=num_replicas), 0)
+    trainer = Trainer(build_model(read_model(models / "actor"), mesh, trainable=True), mesh, learning_rate=1e-2)
+    [optimizer] = trainer.optimizers
+    generator = torch.Generator().manual_seed(mesh.dp_rank)
+    held = []
+    for parameter in (parameter for buffer in optimizer.buffers for parameter in buffer.param_index_map):
+        is_held = parameter in optimizer.model_param_gbuf_map
+        moments = optimizer._get_main_param_and_optimizer_states(parameter)["exp_avg"] if is_held else torch.empty(0)
+        held.append(moments.normal_(generator=generator))
+    [saved] = state_of("actor", trainer, is_loading=False)["param_states"].values()
+    return held, {number: state["exp_avg"].data for number, state in saved.items()}
 
 
-def test_a_buffer_that_is_full_is_as_it_was() -> None:
-    buffer = SimpleNamespace(numel=4, buckets=[SimpleNamespace(numel_unpadded=4)], bucket_indices=[(0, 4)])
-    packed = torch.arange(4.0)
-    assert torch.equal(_with_room(packed, buffer), packed)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_each_parameter_is_saved_whole_by_the_rank_that_holds_most_of_it(tmp_path: Path, num_replicas: int) -> None:
+    write_checkpoint(tmp_path / "actor")
+    held, saved = zip(
+        *run_on_ranks(num_replicas, _moments_and_what_is_saved_of_them, tmp_path, num_replicas), strict=True
+    )
+    num_cut = 0
+    for number, pieces in enumerate(zip(*held, strict=True)):
+        sizes = [*map(len, pieces)]
+        [writer] = [rank for rank, mine in enumerate(saved) if number in mine]
+        assert writer == sizes.index(max(sizes))
+        assert torch.equal(saved[writer][number].flatten(), torch.cat(pieces))
+        num_cut += max(sizes) < sum(sizes)
+    assert all(saved)
+    assert (num_cut > 0) == (num_replicas > 1)
 
 
 @pytest.mark.slow

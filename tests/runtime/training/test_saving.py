@@ -6,12 +6,11 @@ import functools
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing import ShardedTensor
 
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.layout import Layout
@@ -53,13 +52,22 @@ def test_what_is_saved_is_what_there_was_when_the_save_began(tmp_path: Path, num
     assert [path.name for path in tmp_path.iterdir() if "saved" in path.name] == ["saved"]
 
 
-def test_what_was_gathered_for_a_checkpoint_is_not_copied_again() -> None:
-    gathered, live = torch.zeros(3), torch.zeros(6)[2:5]
-    writer: Any = SimpleNamespace(write_buckets=[(None, None, ([], [("gathered", gathered), ("live", live)]))])
-    _copy_to_host(writer, {live.untyped_storage().data_ptr()})
-    [(_, _, (_, [(_, first), (_, second)]))] = writer.write_buckets
-    assert first is gathered
-    assert second.untyped_storage().data_ptr() != live.untyped_storage().data_ptr()
+def _sharded(key: str, data: torch.Tensor, replica: int = 0) -> ShardedTensor:
+    return ShardedTensor.from_rank_offsets(key, data, replica_id=replica)
+
+
+def test_what_was_gathered_for_a_checkpoint_and_what_another_rank_writes_is_not_copied() -> None:
+    gathered, live, elsewhere = torch.zeros(3), torch.arange(6.0)[2:5], torch.zeros(3)
+    state = {
+        "gathered": _sharded("gathered", gathered),
+        "live": _sharded("live", live),
+        "elsewhere": _sharded("elsewhere", elsewhere, replica=1),
+    }
+    _copy_to_host(state, {tensor.untyped_storage().data_ptr() for tensor in (live, elsewhere)})
+    assert state["gathered"].data is gathered
+    assert state["elsewhere"].data is elsewhere
+    live.zero_()
+    assert state["live"].data.tolist() == [2, 3, 4]
 
 
 def _writes_in(directory: Path) -> list[int]:
