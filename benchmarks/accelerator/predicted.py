@@ -31,7 +31,7 @@ class _Size(NamedTuple):
     steps: int
 
 
-_SIZES = {"ppo": _Size(1.2, 4), "grpo": _Size(0.8, 3)}
+_SIZES = {"ppo": _Size(0.8, 4), "grpo": _Size(0.6, 3)}
 
 
 def report(world: World, algorithm: str) -> str:
