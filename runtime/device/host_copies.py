@@ -28,7 +28,8 @@ class _Piece(NamedTuple):
 
 
 def copied_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of these tensors, each with a storage of its own, in memory that goes back to the host with the last.
+    """Copies of tensors [..., N] or [], each with a storage of its own, in memory that goes back to the host
+    with the last.
 
     That memory is new, and on huge pages where the host has them: common ones take longer to get than to fill.
     """
