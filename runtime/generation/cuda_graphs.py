@@ -9,7 +9,9 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
@@ -135,7 +137,10 @@ class CudaGraphs:
     def __call__(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         # Other threads, which send and receive, may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            _without_garbage_collection(),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             answer = work()
 
         def replay() -> Tensor:
@@ -143,6 +148,18 @@ class CudaGraphs:
             return answer
 
         return replay
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A graph that is collected while another is recorded breaks the recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def addresses(model: Decoder) -> list[int]:
