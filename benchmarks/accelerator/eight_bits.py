@@ -200,9 +200,6 @@ class _CastUp(QuantisedWeight):
     def multiply(self, inputs: Tensor) -> Tensor:
         return self.in_fp32(inputs).to(self.stands_for.dtype)
 
-    def into(self, output: Tensor, rows: Tensor) -> None:
-        output.copy_(self.in_fp32(rows))
-
 
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
     """The 8-bit numbers of each row and its scale."""

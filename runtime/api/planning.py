@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count as counting
 from typing import TypeAlias
@@ -39,6 +37,7 @@ from meshwright.profiles.documents import digest
 from meshwright.profiles.environment.seen_lengths import SeenLengths, with_lengths
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import limits_of, remodel, require_number
+from meshwright.runtime.device.garbage import uncollected
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is searched for, how many of the searches are done, and how many there will be."""
@@ -79,7 +78,7 @@ def plan(
     kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
     begun = kept if isinstance(kept, Plan) else None
     origins = {"job": job, "profile": table, "start": start if begun else None, "trace": seen}
-    with _without_collections():
+    with uncollected():
         found = compile_plan(
             facts,
             model_of(facts),
@@ -118,7 +117,7 @@ def fit(
     Raises BadInput for a size that is no number of whole nodes.
     """
     require_number("price", price, least=0)
-    with _without_collections():
+    with uncollected():
         return fitted(facts, remodel(table), sizes=sizes, price=price, limits=limits_of(limits), progress=progress)
 
 
@@ -162,7 +161,7 @@ def structures_by(
     require_valid(best)
     require_number("count", count, least=1, most=_MOST_STRUCTURES)
     told = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
-    with _without_collections():
+    with uncollected():
         plans = best_structures(best, asked, search, count=count, progress=told)
     return ranked(plans, model_of)
 
@@ -238,15 +237,3 @@ def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], N
     tell, done = progress, counting(1)
     tell(what, 0, total)
     return lambda: tell(what, next(done), total)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """No garbage is looked for: a search's choices are many and short-lived, and none is part of a cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -9,15 +9,14 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from meshwright.runtime.device.garbage import uncollected
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import StepReads, TableReads
 from meshwright.runtime.model.model_shard import Decoder
@@ -64,6 +63,7 @@ class Replayed:
         return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
 
     def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        """What answers with logits [B, V / tp] to tokens [B] on the device, one step after another."""
         num_rows = len(reads.lengths)
         recording = self._recording(reads, reads.lengths)
         recording.take(torch.zeros(num_rows, dtype=torch.int32), reads)
@@ -136,11 +136,9 @@ class CudaGraphs:
 
     def __call__(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # Other threads, which send and receive, may use the device meanwhile.
-        with (
-            _without_garbage_collection(),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
+        # Other threads, which send and receive, may use the device meanwhile. A graph that is collected breaks the one
+        # that is being recorded.
+        with uncollected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             answer = work()
 
         def replay() -> Tensor:
@@ -148,18 +146,6 @@ class CudaGraphs:
             return answer
 
         return replay
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A graph that is collected while another is recorded breaks the recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def addresses(model: Decoder) -> list[int]:

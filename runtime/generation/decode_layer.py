@@ -284,7 +284,7 @@ class _Spreading(_Linear):
     def into(self, output: Tensor, inputs: Tensor) -> None:
         """Writes what it says of `inputs` to `output`."""
         if self._is_quantised:
-            self._weight.into(output, inputs)
+            output.copy_(self._weight.multiply(inputs))
             if self._bias is not None:
                 output.add_(self._bias)
             return

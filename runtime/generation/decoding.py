@@ -48,7 +48,7 @@ class Decoding(Protocol):
 
     def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Steps of the same rows, one after the other, of the only stage: each takes tokens [B] on the device and
-        answers as a call does. `reads` is what the first reads, with the blocks of all of them."""
+        answers with logits [B, V / tp]. `reads` is what the first reads, with the blocks of all of them."""
 
 
 class DecodeStep:
@@ -103,6 +103,7 @@ class DecodeStep:
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
 
     def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        """What answers with logits [B, V / tp] to tokens [B] on the device, one step after another."""
         reads = reads.to(self.cache.keys.device)
 
         def step(tokens: Tensor) -> Tensor:

@@ -62,23 +62,14 @@ class QuantisedWeight:
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """[..., outputs], of the type of the weight that it stands for, from [..., inputs] of that type."""
-        found = self._product(inputs.reshape(-1, inputs.shape[-1]))
-        return found.view(*inputs.shape[:-1], len(self._scales))
-
-    def into(self, output: Tensor, rows: Tensor) -> None:
-        """Writes to `output` [B, outputs], which lies in one piece, what `multiply` says of rows [B, inputs]."""
-        if rows.is_cuda:
-            self._product(rows, output)
-        else:
-            output.copy_(self._product(rows))
-
-    def _product(self, rows: Tensor, output: Tensor | None = None) -> Tensor:
-        """Of rows [B, inputs]; `output` is for a GPU's."""
-        (rounded, scales), dtype = rounded_rows(rows), self.stands_for.dtype
+        rounded, scales = rounded_rows(inputs.reshape(-1, inputs.shape[-1]))
+        dtype = self.stands_for.dtype
         if rounded.is_cuda:
-            return multiplied(rounded, scales, self._values, self._scales, dtype, output=output)
-        product = F.linear(rounded.to(dtype), self._values.to(dtype))
-        return (product * scales * self._scales.t()).to(dtype)
+            found = multiplied(rounded, scales, self._values, self._scales, dtype)
+        else:
+            product = F.linear(rounded.to(dtype), self._values.to(dtype))
+            found = (product * scales * self._scales.t()).to(dtype)
+        return found.view(*inputs.shape[:-1], len(self._scales))
 
 
 class QuantisedColumns(nn.Module):
@@ -153,20 +144,9 @@ def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).to(EIGHT_BITS), scales
 
 
-def multiplied(
-    rows: Tensor,
-    row_scales: Tensor,
-    values: Tensor,
-    scales: Tensor,
-    dtype: torch.dtype,
-    *,
-    output: Tensor | None = None,
-) -> Tensor:
+def multiplied(rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The product [rows, outputs] of 8-bit numbers [rows, inputs] and [outputs, inputs], with a scale for each row of
-    either; written to `output` if there is one."""
-    if output is not None:  # for which torch's public function has no place
-        torch._scaled_mm(rows, values.t(), row_scales, scales.t(), out_dtype=dtype, out=output)
-        return output
+    either."""
     by_row: Any = ScalingType.RowWise
     found: Tensor = F.scaled_mm(rows, values.t(), row_scales, by_row, scales.t(), by_row, output_dtype=dtype)
     return found

@@ -98,7 +98,7 @@ class Bench:
             return None, reason
 
     def ready(self, point: Point) -> Callable[[], object]:
-        """The point's body, warmed up once; raises for an output that is not finite."""
+        """The point's body, warmed up once. Raises FloatingPointError for an output that is not finite."""
         body = self._body(point)
         if not is_finite(body()):
             raise FloatingPointError(NOT_FINITE)
