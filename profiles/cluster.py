@@ -34,10 +34,10 @@ class Link(Document):
 class Device(Document):
     """One device: what a rank computes on."""
 
-    name: str
+    name: str = Field(description="name of the device, as efficiencies are looked up by it")
     kind: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
-    memory_bytes: int = Field(gt=0)
-    memory_bytes_per_second: float = Field(gt=0)
+    memory_bytes: int = Field(gt=0, description="memory of one device")
+    memory_bytes_per_second: float = Field(gt=0, description="memory bandwidth of one device")
     flops_per_second: dict[str, float] = Field(description="dense peak per dtype: fp32, bf16")
     launch_seconds: float = Field(ge=0, description="time to launch one kernel")
     num_processors: int = Field(default=132, gt=0, description="streaming multiprocessors or compute units")

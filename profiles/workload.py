@@ -15,7 +15,7 @@ from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
 
-_BEST_OF = "samples of each prompt that are drawn and scored, where the best group_size of them are trained on"
+_BEST_OF = "samples of each prompt that are generated and scored, of which the best group_size are trained on"
 
 
 class Workload(Document):
@@ -26,9 +26,11 @@ class Workload(Document):
     best_of: int | None = Field(default=None, gt=1, description=_BEST_OF)
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens, the end token included; with turns, of each")
-    turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout has several")
+    turns: ToolTurns | None = Field(
+        default=None, description="turns of generation and of a tool, where a rollout has several"
+    )
     dynamic_sampling: DynamicSampling | None = Field(
-        default=None, description="of prompts until as many groups are not all scored alike (DAPO)"
+        default=None, description="prompts are sampled until enough groups have non-zero reward variance (DAPO)"
     )
     num_minibatches: int = Field(default=1, gt=0, description="optimizer updates per pass over the batch")
     num_epochs: int = Field(default=1, gt=0, description="passes over the batch per step")

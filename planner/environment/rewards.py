@@ -16,22 +16,22 @@ BUILT_IN = ("exact_match", "maths_answer", "unit_tests")
 _NAME = "^[a-z][a-z0-9_]*$"
 _FUNCTION = f"{', '.join(BUILT_IN)}, or module:function of a module that run is allowed to load"
 _WORKERS = "calls at a time for each replica of the generation; the plan chooses where none is given"
-_RETRY = "for which a call of a judge that failed is made again, with growing pauses"
-_FAILURE = "paid to a sample whose reward failed or took too long; where none is given the run ends"
-_LATENCY = "of one call"
-_BATCH = "samples that a call is given, at most"
+_RETRY = "time for which a judge that does not answer is asked again, with growing pauses"
+_FAILURE = "score of a sample whose reward failed or timed out; where none is given the run ends"
+_LATENCY = "latency of one call"
+_BATCH = "most samples of one call"
 
 
 class Reward(Document):
     """A function in worker processes of the host, or a judge behind a URL."""
 
-    name: str = Field(pattern=_NAME, max_length=40)
+    name: str = Field(pattern=_NAME, max_length=40, description="name under which scores are recorded")
     function: str | None = Field(default=None, description=_FUNCTION)
     url: str | None = Field(default=None, pattern="^https?://", description="a judge that is asked by POST")
-    weight: float = Field(default=1.0, description="in the score that is paid")
+    weight: float = Field(default=1.0, description="weight of its scores in the final scalar reward")
     workers: int | None = Field(default=None, gt=0, le=1024, description=_WORKERS)
     batch_size: int = Field(default=1, gt=0, le=1024, description=_BATCH)
-    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="of one call")
+    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="longest that one call may take")
     retry_seconds: float = Field(default=600.0, ge=0, le=1e6, description=_RETRY)
     failure_score: float | None = Field(default=None, description=_FAILURE)
     latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.01), description=_LATENCY)

@@ -15,7 +15,7 @@ BUILT_IN_TOOLS = ("calculator",)
 _FUNCTION = f"{', '.join(BUILT_IN_TOOLS)}, or module:function of a module that run is allowed to load"
 _CALL_END = "the text that ends a call: a turn that completes it is answered by the tool, any other ends the rollout"
 _WORKERS = "calls at a time for each replica of the generation"
-_FAILURE = "answered where the function failed or took too long; where none is given the run ends"
+_FAILURE = "answer where the function failed or timed out; where none is given the run ends"
 
 
 class Tool(Document):
@@ -24,7 +24,7 @@ class Tool(Document):
     function: str = Field(description=_FUNCTION)
     call_end: str = Field(default=">>", min_length=1, max_length=40, description=_CALL_END)
     workers: int = Field(default=4, gt=0, le=1024, description=_WORKERS)
-    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="of one call")
+    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="longest that one call may take")
     failure_answer: str | None = Field(default=None, description=_FAILURE)
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ _LOSS_MEAN = (
     "token: over the tokens of an update (DAPO); sequence: over each response, then over them (GRPO); constant: over "
     "as many tokens as responses can have (Dr. GRPO)"
 )
-_OVERLONG_TOKENS = "before the longest response, over which a penalty for length grows (DAPO); 0 is none"
+_OVERLONG_TOKENS = "tokens before the longest response over which the length penalty grows (DAPO); 0 is none"
 _STD = "divide by the deviation of a group's scores; off as in Dr. GRPO, arXiv:2503.20783"
 
 
@@ -39,7 +39,7 @@ class GRPO(CriticFreeSettings):
     """Group relative policy optimisation, arXiv:2402.03300."""
 
     kl_coefficient: float = Field(
-        default=0.04, ge=0, description="of the KL estimate against the reference, in the loss"
+        default=0.04, ge=0, description="weight of the KL estimate against the reference in the loss"
     )
     loss_mean: LossMean = Field(default="sequence", description=_LOSS_MEAN)
     normalise_by_std: bool = Field(default=True, description=_STD)

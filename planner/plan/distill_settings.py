@@ -11,7 +11,7 @@ from meshwright.profiles.stages import TEACHERS
 
 Weight = Annotated[float, Field(gt=0)]
 
-_WEIGHTS = "of the teachers, in their order, in the mean of their log-probabilities; alike where none are given"
+_WEIGHTS = "weights of the teachers' log-probabilities in their mean, in their order; equal where none are given"
 
 
 class Distill(LearningSettings):

@@ -71,6 +71,7 @@ _GENERATION_WEIGHTS = (
     "number format of the weights that the actor generates with, and of what they are multiplied with; the precision "
     "when not given"
 )
+_PRECISION = "number format of weights and activations; moments and main weights are fp32"
 _CLUSTER = "local, a device's name, or what the cluster is made of"
 _STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
 _ALGORITHM = (
@@ -78,7 +79,7 @@ _ALGORITHM = (
     "compare the samples of a step and have none; or the job's own graph of stages"
 )
 _REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
-_REWARD_WEIGHT = "of the reward model's score beside rewards"
+_REWARD_WEIGHT = "weight of the reward model's score beside the rewards"
 _TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
 _LOADS = "rewards on hosts, as planning needs them"
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
@@ -123,10 +124,10 @@ class Job(Document):
     """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
-    models: Models
+    models: Models = Field(description="where each model of the algorithm is")
     cluster: AnyClusterSpec = Field(default="local", description=_CLUSTER)
-    precision: Literal["fp32", "bf16"] = "bf16"
-    workload: Workload
+    precision: Literal["fp32", "bf16"] = Field(default="bf16", description=_PRECISION)
+    workload: Workload = Field(description="batch sizes and lengths of a step")
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
@@ -140,7 +141,7 @@ class Job(Document):
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
     tool: Tool | None = Field(default=None, description=_TOOL)
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = Field(default=Evaluation(), description="when held-out prompts are answered")
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
     @model_serializer(mode="wrap")

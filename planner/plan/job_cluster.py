@@ -20,7 +20,7 @@ class ClusterSpec(Document):
     """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
-    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES, description="number of machines")
     ranks_per_node: int | None = Field(
         default=None, gt=0, le=MOST_RANKS_PER_NODE, description="default: one per core on local, else 8"
     )

@@ -16,8 +16,8 @@ _COLUMNS = (
     "what the columns are called there: prompt, and any others that are to travel with it; a dot leads into a column "
     "of several parts, as reward_model.ground_truth"
 )
-_LONG_PROMPTS = "one of more than workload.prompt.max tokens: left out, cut to its last tokens, or the job is refused"
-_SPLIT = "of a directory that has several"
+_LONG_PROMPTS = "a prompt longer than workload.prompt.max is left out, cut to its last tokens, or the job is refused"
+_SPLIT = "split that is read of a directory that has several"
 _CHAT = "a prompt that is a text is a user's message: the tokenizer's chat template is laid around it"
 
 PROMPT = "prompt"
@@ -32,8 +32,8 @@ class Data(Document):
     """Prompts and the tokenizer that reads them; paths are relative to the job file."""
 
     prompts: str = Field(description=_PROMPTS)
-    held_out: str | None = None
-    tokenizer: str
+    held_out: str | None = Field(default=None, description="file of held-out prompts, for evaluations")
+    tokenizer: str = Field(description="tokenizer.json, or the directory that has it")
     long_prompts: Literal["filter", "cut", "refuse"] = Field(default="filter", description=_LONG_PROMPTS)
     columns: Mapping[str, str] = Field(default={}, description=_COLUMNS)
     split: str = Field(default="train", description=_SPLIT)

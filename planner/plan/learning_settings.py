@@ -12,13 +12,14 @@ from meshwright.profiles.stages import Role
 
 StopString = Annotated[str, Field(min_length=1)]
 
-_MISSING_END_SCORE = "paid for a response that was cut, in place of its score"
-_MISSING_END_PENALTY = "taken off the score of a response that was cut"
+_MISSING_END_SCORE = "final scalar reward of a truncated response, in place of its score"
+_MISSING_END_PENALTY = "subtracted from the score of a truncated response"
 _DECAY_STEPS = "steps of the run, warm-up among them, after which the rate stays at its least"
+_DECAY = "how the rate falls behind the warm-up"
 _MIN_RATIO = "the least learning rate, of the largest"
-_TARGET_KL = "an update at which approx_kl exceeds 1.5 times this is not done, nor the rest of its step"
-_MAX_BAD_STEPS = "steps in a row in which a loss, a score or a gradient is not finite, behind which a run ends"
-_REWARD_CLIP = "the largest size of a score that is paid, after reward_scale"
+_TARGET_KL = "updates of a step are left out once approx_kl exceeds 1.5 times this"
+_MAX_BAD_STEPS = "a run ends behind so many steps in a row with a loss, a score or a gradient that is not finite"
+_REWARD_CLIP = "scores are clipped to this magnitude, after reward_scale"
 
 
 class LearningRateSchedule(Document):
@@ -29,7 +30,7 @@ class LearningRateSchedule(Document):
     """
 
     warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate rises to its largest")
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    decay: Literal["constant", "linear", "cosine"] = Field(default="constant", description=_DECAY)
     decay_steps: int | None = Field(default=None, gt=0, description=_DECAY_STEPS)
     min_ratio: float = Field(default=0.0, ge=0, le=1, description=_MIN_RATIO)
 
@@ -66,23 +67,29 @@ class LearningRateSchedule(Document):
 class LearningSettings(Document):
     """Of an actor that is updated by a clipped surrogate; equations and sources in `runtime.training.ppo`."""
 
-    actor_learning_rate: float = Field(default=1e-6, gt=0)
-    actor_schedule: LearningRateSchedule = LearningRateSchedule()
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
-    adam_eps: float = Field(default=1e-8, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_ratio: float = Field(default=0.2, gt=0)
+    actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")
+    actor_schedule: LearningRateSchedule = Field(
+        default=LearningRateSchedule(), description="warm-up and decay of the actor's learning rate"
+    )
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1, description="decay of AdamW's second moment")
+    adam_eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay; norms and biases have none")
+    clip_ratio: float = Field(default=0.2, gt=0, description="the ratio of policies is clipped to 1 -/+ this")
     target_kl: float | None = Field(default=None, gt=0, description=_TARGET_KL)
-    entropy_coefficient: float = Field(default=0.0, ge=0)
-    importance_cap: float = Field(default=2.0, gt=0, description="of the importance weight of a stale token")
-    temperature: float = Field(default=1.0, gt=0, description="of the policy that is sampled and trained")
-    top_k: int = Field(default=0, ge=0, description="draw one of the k likeliest tokens only; 0 is all")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="draw one of the likeliest tokens that reach p only")
+    entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus in the loss")
+    importance_cap: float = Field(
+        default=2.0, gt=0, description="upper limit of the importance weight of a stale token"
+    )
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature, which the trained policy has too")
+    top_k: int = Field(default=0, ge=0, description="sample from the k likeliest tokens only; 0 is all")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="sample from the likeliest tokens that together reach probability p only"
+    )
     stop: tuple[StopString, ...] = Field(default=(), description="strings that end a response, which keeps them")
     max_bad_steps: int = Field(default=3, ge=1, description=_MAX_BAD_STEPS)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="seed of sampling and of the order of minibatches")
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -98,7 +105,7 @@ class LearningSettings(Document):
 class PaidSettings(LearningSettings):
     """Of an actor whose responses are paid for by their scores."""
 
-    reward_scale: float = Field(default=1.0, gt=0, description="what scores are multiplied by before they are paid")
+    reward_scale: float = Field(default=1.0, gt=0, description="scores are multiplied by this before they are used")
     reward_clip: float | None = Field(default=None, gt=0, description=_REWARD_CLIP)
     missing_end_score: float | None = Field(default=None, description=_MISSING_END_SCORE)
     missing_end_penalty: float = Field(default=0.0, ge=0, description=_MISSING_END_PENALTY)

@@ -26,12 +26,10 @@ _MOST_BYTES = 2**28
 _OF_WORDS = ("ForCausalLM", "a language model")
 _OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
 _REWARD = "a model with a scalar head; needed where rewards names none"
-_TEACHER = "whose log-probabilities distill learns, with the actor's vocabulary"
+_TEACHER = "model whose log-probabilities distill learns; it has the actor's vocabulary"
 _MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
-_ABSENT = "without one nothing keeps the actor to it; ppo needs one"
-_ADAPTER = (
-    "of the actor: trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
-)
+_ABSENT = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
+_ADAPTER = "low-rank adapter of the actor, trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
 
 
 class ModelSource(Document):
@@ -51,7 +49,7 @@ class Models(Document):
     """The models, as many as the algorithm has roles. The critic may name the reward model's directory: it then starts
     from those weights."""
 
-    actor: ModelSource
+    actor: ModelSource = Field(description="the policy that is trained")
     critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
     ref: ModelSource | None = Field(default=None, description=_ABSENT)
     reward: ModelSource | None = Field(default=None, description=_REWARD)

@@ -28,14 +28,14 @@ MODES: Mapping[Kind, tuple[Mode, ...]] = {
 _TOKENS = "tokens"
 
 _NAME = "^[a-z][a-z0-9_]*$"
-_ROLE = "whose weights it uses; an environment and a filter have none"
+_ROLE = "model whose weights the stage uses; an environment and a filter have none"
 _KIND = (
     "generation draws, inference passes forward, training updates its role, environment scores on hosts, a filter "
     "keeps the best samples of each prompt"
 )
 _FIELD = "fields of the experience that it {}; those of no preset have an fp32 number for each token"
-_STREAM = "of an inference of tokens alone: it may read responses in chunks while they are generated"
-_STAGES = "of a step, each behind those that it reads from"
+_STREAM = "whether an inference of tokens alone may read responses in chunks while they are generated"
+_STAGES = "stages of a step, each behind those that it reads from"
 
 FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
 
@@ -43,7 +43,7 @@ FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
 class OwnStage(Document):
     """One function call of a step."""
 
-    name: str = Field(pattern=_NAME, max_length=40)
+    name: str = Field(pattern=_NAME, max_length=40, description="name of the stage")
     kind: Kind = Field(description=_KIND)
     role: Role | None = Field(default=None, description=_ROLE)
     reads: tuple[FieldName, ...] = Field(default=(), max_length=32, description=_FIELD.format("reads"))

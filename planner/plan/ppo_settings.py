@@ -18,13 +18,15 @@ _TRUNCATION = "terminal: a response cut by length ends there; bootstrap: its sco
 class PPO(PaidSettings):
     """Equations and sources in `runtime.training.ppo`."""
 
-    critic_learning_rate: float = Field(default=5e-6, gt=0)
-    critic_schedule: LearningRateSchedule = LearningRateSchedule()
-    value_clip: float = Field(default=0.2, gt=0)
+    critic_learning_rate: float = Field(default=5e-6, gt=0, description="largest learning rate of the critic")
+    critic_schedule: LearningRateSchedule = Field(
+        default=LearningRateSchedule(), description="warm-up and decay of the critic's learning rate"
+    )
+    value_clip: float = Field(default=0.2, gt=0, description="values are clipped to this distance from the old ones")
     kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per token, inside the reward")
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    whiten_advantages: bool = True
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount factor")
+    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of generalised advantage estimation")
+    whiten_advantages: bool = Field(default=True, description="advantages of a step are scaled to mean 0, variance 1")
     truncation: Truncation = Field(default="terminal", description=_TRUNCATION)
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ from meshwright.profiles.documents import Document
 _NEGLIGIBLE = 1e-6
 """A chance of another wave that is counted as none."""
 
-_ACCEPTANCE = "of groups, those whose samples are not all scored alike: the mean over steps"
+_ACCEPTANCE = "share of groups with non-zero reward variance, the mean over steps"
 _HISTOGRAM = "pairs of that share and weight, over steps, in place of the mean"
 _NUM_PROMPTS = "prompts of a wave; left out, the plan chooses"
 

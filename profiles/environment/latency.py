@@ -49,9 +49,9 @@ class Latencies:
 class MeasuredCalls(Document):
     """What a distribution was measured on: calls that were answered, and those that were not."""
 
-    num_calls: int = Field(gt=0)
-    num_failed: int = Field(default=0, ge=0)
-    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+    num_calls: int = Field(gt=0, description="calls that were answered")
+    num_failed: int = Field(default=0, ge=0, description="calls that failed and are not counted")
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the measurement, as YYYY-MM-DD")
 
     @property
     def told(self) -> str:

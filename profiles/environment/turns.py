@@ -29,9 +29,9 @@ MOST_TURNS = 1024
 """Of a rollout."""
 
 _NUMBER = "turns of a rollout"
-_RESULT = "tokens that a tool answers, between two turns; longer answers are cut at its max"
-_LATENCY = "of one call of the tool"
-_MAX_TOKENS = "behind the prompt, drawn and told, at which a rollout ends"
+_RESULT = "tokens of a tool's answer between two turns; longer answers are truncated to its max"
+_LATENCY = "latency of one call of the tool"
+_MAX_TOKENS = "tokens behind the prompt, generated and of tools, at which a rollout is truncated"
 
 
 class ToolTurns(Document):
