@@ -29,7 +29,10 @@ _REWARD = "a model with a scalar head; needed where rewards names none"
 _TEACHER = "model whose log-probabilities distill learns; it has the actor's vocabulary"
 _MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
 _ABSENT = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
-_ADAPTER = "low-rank adapter of the actor, trained beside its weights, which stay as they are (LoRA); a ref of the same path may share them"
+_ADAPTER = (
+    "low-rank adapter of the actor, trained beside its weights, which stay as they are (LoRA); a ref of the same path "
+    "may share them"
+)
 
 
 class ModelSource(Document):
