@@ -6,19 +6,44 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from meshwright.planner.plan.job import Job, resolve
+from meshwright.planner.plan.job import SETTINGS_KEYS, Job, resolve
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput
 
 _RANKS_PER_NODE = 8
+_GROUP_SIZE = 8
+
+_MODELS = {
+    "ppo": """\
+  actor: {{path: {path}}}
+  critic: {{path: {path}}}  # with a value head; often the reward model's directory
+  ref: {{path: {path}}}
+  reward: {{path: {path}}}
+""",
+    "groups": """\
+  actor: {{path: {path}}}
+  ref: {{path: {path}}}  # for the KL penalty; leave it out with a kl_coefficient of 0
+""",
+    "distill": """\
+  actor: {{path: {path}}}  # the student
+  teacher: {{path: {path}}}  # usually a larger model with the same vocabulary
+""",
+}
+_REWARDS = """\
+rewards:  # functions and judges that score responses; or a reward model, as models.reward
+  - {name: maths, function: maths_answer, latency_seconds: {fixed: 0.005}}  # or your own, as module:function
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstJob:
-    """What a first job is made of. `model` is a Hugging Face directory or a config.json, for all four roles; lengths
-    are the longest, in tokens."""
+    """What a first job is made of. `model` is a Hugging Face directory or a config.json, for all roles; `batch_size`
+    counts prompts; lengths are the longest, in tokens."""
 
+    algorithm: Algorithm = "ppo"
     model: Path
     device: str
     num_ranks: int = _RANKS_PER_NODE
@@ -42,29 +67,42 @@ class FirstJob:
         path = json.dumps(os.path.relpath(self.model, directory))
         nodes, ranks_per_node = self._nodes()
         fabric = f"\n  network: {json.dumps(self.network)}  # between nodes; `meshwright devices` lists them"
+        named = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
+        rewards = _REWARDS if self._kind == "groups" else ""
         return f"""\
-# A PPO-RLHF job. `meshwright fit` says how many devices it needs, `meshwright plan` finds its fastest plan, and
-# `meshwright schema job` has every key.
-models:  # each a Hugging Face directory or, when only planning, a config.json
-  actor: {{path: {path}}}
-  critic: {{path: {path}}}  # with a value head; often the reward model's directory
-  ref: {{path: {path}}}
-  reward: {{path: {path}}}
-cluster:
+# An RLHF job under {self.algorithm}. `meshwright fit` says how many devices it needs, `meshwright plan` finds its
+# fastest plan, and `meshwright schema job` has every key.
+{named}models:  # each a Hugging Face directory or, when only planning, a config.json
+{_MODELS[self._kind].format(path=path)}cluster:
   device: {json.dumps(self.device)}  # `meshwright devices` lists them; local is this machine
   nodes: {nodes}
   ranks_per_node: {ranks_per_node}{fabric if nodes > 1 else ""}
 precision: {"fp32" if self.device == "local" else "bf16"}
 workload:
-  batch_size: {self.batch_size}  # prompts in a step, with one response each
-  prompt: {{max: {self.prompt}, fixed: {self.prompt}}}  # tokens
+{self._batch()}  prompt: {{max: {self.prompt}, fixed: {self.prompt}}}  # tokens
   response: {{max: {self.response}, fixed: {self.response}}}  # all as long as the longest: give median and p99 instead
   num_minibatches: 1  # updates in a pass over the batch
   num_epochs: 1  # passes over the batch
 staleness: 0  # updates that a token may be old; 1 or more lets generation work ahead of the training
-# ppo: learning rates, clipping, sampling; the defaults stand in the schema
+{rewards}# {SETTINGS_KEYS[self.algorithm]}: learning rates, clipping, sampling; the defaults stand in the schema
 # data: {{prompts: prompts.jsonl, tokenizer: tokenizer}}  # needed by `meshwright run`
 """
+
+    @property
+    def _kind(self) -> Literal["ppo", "groups", "distill"]:
+        match self.algorithm:
+            case "ppo" | "distill" as alone:
+                return alone
+            case _:
+                return "groups"
+
+    def _batch(self) -> str:
+        if self._kind != "groups":
+            return f"  batch_size: {self.batch_size}  # prompts in a step, with one response each\n"
+        return (
+            f"  batch_size: {self.batch_size * _GROUP_SIZE}  # responses in a step\n"
+            f"  group_size: {_GROUP_SIZE}  # of them for each prompt\n"
+        )
 
     def _nodes(self) -> tuple[int, int]:
         nodes, rest = divmod(self.num_ranks, _RANKS_PER_NODE)

@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.planner.imports.agent_traces import read_agent_trace
 from meshwright.planner.imports.length_traces import read_lengths
 from meshwright.planner.plan.first_job import FirstJob
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.devices import device_named, device_names, network_named, network_names, network_source
 from meshwright.profiles.environment.seen_lengths import SeenLengths
 from meshwright.runtime.api.given import Pathname, require_number
@@ -44,12 +45,13 @@ def first_job(
     response: int,
     num_ranks: int = 8,
     network: str = "ib-hdr-200",
+    algorithm: Algorithm = "ppo",
 ) -> str:
     """The YAML of a first job with a comment on every line, for a file in `directory`.
 
-    `model` is a Hugging Face directory or a config.json, for all four roles; `prompt` and `response` are the longest,
-    in tokens. Raises BadInput for a model, a device or a network that is not known, and for ranks that are neither
-    whole nodes of 8 nor a part of one.
+    `model` is a Hugging Face directory or a config.json, for all roles; `batch_size` counts prompts; `prompt` and
+    `response` are the longest, in tokens. Raises BadInput for a model, a device or a network that is not known, and for
+    ranks that are neither whole nodes of 8 nor a part of one.
 
     >>> text = api.first_job("examples/models/llama-2-7b", device="h100-sxm", batch_size=8, prompt=64, response=64)
     >>> text.splitlines()[8]
@@ -59,6 +61,7 @@ def first_job(
         require_number(name, value, least=1)
     require_number("num_ranks", num_ranks, least=1)
     asked = FirstJob(
+        algorithm=algorithm,
         model=Path(model),
         device=device,
         num_ranks=num_ranks,

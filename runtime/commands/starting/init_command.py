@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.starting import first_job
@@ -29,6 +30,7 @@ def init(
     response: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of the longest response.")],
     gpus: Annotated[int, typer.Option(min=1, max=_MOST, help="Devices: whole nodes of 8, or a part of one.")] = 8,
     network: Annotated[str, typer.Option(help="What joins nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    algorithm: Annotated[Algorithm, typer.Option(help="What a step does.")] = "ppo",
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the job goes; a new file.")] = Path("job.yaml"),
 ) -> None:
     """Write a first job with a comment on every line; it can be planned as it is."""
@@ -43,6 +45,7 @@ def init(
         batch_size=batch,
         prompt=prompt,
         response=response,
+        algorithm=algorithm,
     )
     write_atomically(output, text)
     typer.echo(f"{output}; next: meshwright plan {output} -o {output.with_name('plan.json')}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from meshwright.planner.plan.first_job import FirstJob
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 
 ROOT = Path(__file__).parents[3]
@@ -28,6 +30,14 @@ def test_a_first_job_has_the_numbers_that_it_was_asked_for(tmp_path: Path) -> No
     assert (facts.cluster.name, facts.cluster.nodes) == ("8 x h100-sxm", 1)
     assert facts.models.critic.scalar_head
     assert not facts.models.actor.scalar_head
+
+
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
+def test_every_algorithm_has_a_first_job_with_as_many_prompts_as_asked(tmp_path: Path, algorithm: Algorithm) -> None:
+    facts = facts_of(replace(ASKED, algorithm=algorithm), tmp_path)
+    assert facts.algorithm == algorithm
+    assert facts.workload.num_prompts == 64
+    assert facts.workload.group_size == (1 if algorithm in {"ppo", "distill"} else 8)
 
 
 @pytest.mark.parametrize(("asked", "nodes", "ranks_per_node"), [(4, 1, 4), (8, 1, 8), (24, 3, 8)])
