@@ -6,8 +6,8 @@
 
     PYTHONPATH=examples/functions meshwright run plan.json job.yaml --allow-module look_up --out run
 
-A function takes a list of calls and returns a list of as many texts, which are appended to the rollouts as tool tokens:
-they carry no loss. A call is a sample with all of the rollout so far as its `response`, `turn`, its number, and `drawn`,
+A function takes a list of calls and returns a list of as many texts, appended to the rollouts as tool tokens, which
+carry no loss. A call is a sample with all of the rollout so far as its `response`, `turn`, its number, and `drawn`,
 the text that this turn has generated.
 """
 
