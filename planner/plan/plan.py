@@ -105,8 +105,9 @@ class SearchWork(Document):
     deterministic_time: float = Field(default=0.0, ge=0, description="that it took for them, in its own unit")
 
 
-ROUNDED = 1e-5
-"""Of a plan's seconds: what its tasks may lose where a solver counts them in whole ticks."""
+ROUNDED = 1e-3
+"""Of a plan's seconds: what its tasks may lose where a solver counts them in whole ticks, a hundred tasks of a tick
+each where a step has 100,000 ticks."""
 
 
 class Solver(Document):
