@@ -9,10 +9,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.deadlines import away_seconds
 from meshwright.runtime.environment.crew import Crew, RewardAnswer
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.retries import Retries
 from meshwright.runtime.environment.samples import FailedForNowError, JudgeAwayError, RewardError
+from tests.planner.program.test_deadlines import rewarding
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.servers import Judged, free_port, hanging, judge
 
@@ -28,6 +32,16 @@ def asking(url: str, *, num_workers: int, batch_size: int = 1, retry_seconds: fl
         failure_score=-1.0,
         retry_seconds=retry_seconds,
     )
+
+
+def waiting_for(
+    url: str, *, num_workers: int, batch_size: int, num_samples: int
+) -> tuple[Plan, tuple[Reward, ...], None]:
+    """What a watchdog knows of as many samples of a replica."""
+    reward = Reward(
+        name="judge", url=url, batch_size=batch_size, timeout_seconds=TIMEOUT_SECONDS, retry_seconds=RETRY_SECONDS
+    )
+    return rewarding(num_workers=num_workers, batch_size=2 * num_samples), (reward,), None
 
 
 def scores_of(crew: Crew, responses: list[str]) -> list[float]:
@@ -104,7 +118,9 @@ def test_a_judge_that_is_away_is_given_up_for_all_that_is_queued_at_once(
         crew, begun = asking(url, num_workers=2, batch_size=batch_size), time.monotonic()
         assert scores_of(crew, ["a"] * 12) == [-1.0] * 12
         calls = 12 / batch_size / 2 + (6 if away is broken and batch_size > 1 else 0)
-        assert time.monotonic() - begun < RETRY_SECONDS + PAUSES_SECONDS + (calls + 2) * tries_seconds
+        seconds = time.monotonic() - begun
+        assert seconds < RETRY_SECONDS + PAUSES_SECONDS + (calls + 2) * tries_seconds
+        assert seconds < away_seconds(*waiting_for(url, num_workers=2, batch_size=batch_size, num_samples=12))
         begun = time.monotonic()
         assert scores_of(crew, ["a"]) == [-1.0]
         assert time.monotonic() - begun < tries_seconds + PAUSES_SECONDS, "it is still away, and is asked once"
