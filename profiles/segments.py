@@ -128,7 +128,8 @@ def drop_lines(path: Path, is_dropped: Callable[[Line], bool], is_settled: Calla
 
 
 def move_log(path: Path, target: Path) -> None:
-    """Gives all files of a log the name of another, of which there is none yet."""
+    """Gives all files of a log the name of another, of which there is none, or only what an earlier call that was cut
+    off has given it."""
     for file in files_of(path):
         file.rename(file.with_name(target.stem + file.name.removeprefix(path.stem)))
 

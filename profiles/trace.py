@@ -37,10 +37,6 @@ NUM_PROMPT_TOKENS = "num_prompt_tokens"
 LIVE = "num_live_sequences"
 """Fact of a span: sequences in flight on its rank's replica, on average over the span."""
 
-PLAN_UNTIL, TRACE_UNTIL = "plan-until-", "trace-until-"
-"""What the names of a plan that a run has left, and of its trace, begin with in the run's directory; then comes the
-step before which it was left."""
-
 MOST_AHEAD = 8
 """Lines of a trace are behind those of so many steps earlier: stages work ahead by less."""
 

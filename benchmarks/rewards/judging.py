@@ -62,7 +62,7 @@ def seconds_at_once(latency: LatencySpec, num_samples: int, steps: int) -> list[
     """The seconds that a server takes for the samples of each step, if they are all asked about at once."""
     taken = []
     with served(Calls(latency)) as url, ThreadPoolExecutor(num_samples) as pool:
-        judge = Judge(url, timeout_seconds=1000.0, retry_seconds=0.0)
+        judge = Judge(url, timeout_seconds=1000.0)
         for step in range(steps):
             samples = [RewardSample(id=f"{step}/{row}", prompt="", response="a") for row in range(num_samples)]
             begun = time.monotonic()

@@ -3,8 +3,7 @@
     python -m benchmarks.trainers --out benchmarks/trainers/verl_<date>.md
 
 Each example is the script that verl ships, as it is retyped in `tests/planner/imports/shipped`, on H100 with InfiniBand
-NDR. A function pays there: a reward model of 0.5B stands for it in both plans. Seconds are PREDICTED, by analytic costs
-with vLLM.
+NDR. A function pays there, and in both plans. Seconds are PREDICTED, by analytic costs with vLLM.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from meshwright.planner.report.words import schedule
 _ROOT = Path(__file__).parents[2]
 _SHIPPED = _ROOT / "tests" / "planner" / "imports" / "shipped" / "verl.yaml"
 _MODELS = _ROOT / "examples" / "models"
-_REWARD = _MODELS / "qwen2.5-0.5b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ def beside(example: Example, *, gap: float) -> Beside:
             trainer="verl",
             device="h100-sxm",
             network="ib-ndr-400",
-            shapes={"": _MODELS / example.model, "reward": _REWARD},
+            shapes={"": _MODELS / example.model},
             limits=api.Limits(gap=gap),
         )
     if found.plan is None or found.within is None:

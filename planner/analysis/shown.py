@@ -1,7 +1,7 @@
 """What the directory of a run shows of its job: the lengths that its last steps met, and how slow each stage was.
 
-A run that goes over to another plan leaves `plan-until-NNNNNN.json` and `trace-until-NNNNNN.jsonl` of the one before,
-so a layout that was slower than predicted is known to be so when it is looked at again.
+A run that goes over to another plan keeps the one before with its trace (`profiles/left_plans.py`), so a layout that
+was slower than predicted is known to be so when it is looked at again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.left_plans import left_plans
 from meshwright.profiles.table import Table
-from meshwright.profiles.trace import PLAN_UNTIL, TRACE_UNTIL, Span, read_last_spans
+from meshwright.profiles.trace import Span, read_last_spans
 
 RECENT = 20
 """Steps that are looked at: what was long ago may have changed."""
@@ -128,10 +129,10 @@ def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[s
 
 def _before(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
     """Each plan that the run had before, and how many times longer its stages took; none that was left too soon."""
-    for path in sorted(directory.glob(f"{PLAN_UNTIL}*.json")):
-        plan, trace = read_plan(path), path.with_name(path.name.replace(PLAN_UNTIL, TRACE_UNTIL)).with_suffix(".jsonl")
+    for left in left_plans(directory):
+        plan = read_plan(left.plan)
         try:
-            factors = _factors(plan, _last_steps(trace), table)
+            factors = _factors(plan, _last_steps(left.trace), table)
         except BadInput:
             continue
         yield plan, factors

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.profiles.environment.latency import Latencies
 
-_NUM_TIMES = 1024
-"""At which the probability that all is done is asked."""
+_MOST_STEPS = 2**20
+"""Of the probability that all is done, which are looked at together."""
 
 _NUM_CELLS = 2**14
 """Number of cells of the grid by which a wait is bounded."""
@@ -40,21 +40,65 @@ def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1
     With a worker for each response the law is exact: they are independent, so all of them are done t seconds after the
     last one with probability P(t) = prod_i F(t + e_n - s_i) over the starts s_i = e_i of their calls, and the tail is
     the integral of 1 - P(t)^R (David and Nagaraja, Order Statistics, section 2.1, for variables that are not alike).
+    P rises in steps, one for each time that a call may take, and is integrated from step to step, so that no call is
+    too rare or too long to count.
+
     With fewer workers a call starts when W calls before it have made room as calls of the mean time m would,
     s_i = max(e_i, s_{i-W} + m): a queue with constant service, which waits as long as a fluid one under load.
     """
     pairs, longest = _waits(ends, rewards)
     if longest <= 0:
         return 0.0
-    # The middles of equally long parts: a distribution may step anywhere.
-    times = (np.arange(_NUM_TIMES) + 0.5) * (longest / _NUM_TIMES)
-    done = np.ones_like(times)
-    for wait, one in pairs:
-        open_at_end = wait[wait < one.longest]
-        for some in np.array_split(open_at_end, max(1, len(open_at_end) // _NUM_TIMES)):
-            done *= one.within(times[:, None] + some[None, :]).prod(axis=1)
-    found = float((1 - done**num_replicas).mean() * longest)
-    return max(found, tail_at_least_seconds(ends, rewards, num_replicas))  # rare long calls fall between the times
+    calls = [_Calls.of(wait, one) for wait, one in pairs]
+    first = max(0.0, *(one.seconds[0] - float(wait.min()) for wait, one in pairs))  # before it P is 0
+    return first + _open_seconds(calls, first, 2 * longest, 0.0, num_replicas)[0]  # behind the longest all is done
+
+
+class _Calls(NamedTuple):
+    """The calls of a reward: for how long they have been under way when the last response ends, each time once with
+    the number of them [n]; the times that one may take, and by how much the logarithm of the probability that it is
+    done rises there [k], but at the first, where that is from 0."""
+
+    waits: Seconds
+    counts: Seconds
+    seconds: Seconds
+    rises: Seconds
+
+    @classmethod
+    def of(cls, wait: Seconds, latencies: Latencies) -> Self:
+        """Those that are not all done at the end."""
+        waits, counts = np.unique(wait[wait < latencies.longest], return_counts=True)
+        reached = np.minimum(np.cumsum(latencies.probabilities), 1.0)
+        reached[-1] = 1.0
+        logs = np.log(reached)
+        return cls(waits, counts.astype(float), np.array(latencies.seconds), np.diff(logs, prepend=logs[0]))
+
+    def steps(self, begin: float, end: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each wait the first of its times that come behind `begin`, and how many do up to `end` [n]."""
+        first, behind = (np.searchsorted(self.seconds, at + self.waits, side="right") for at in (begin, end))
+        return first, behind - first
+
+
+def _open_seconds(
+    calls: Sequence[_Calls], begin: float, end: float, log_at_end: float, num_replicas: int
+) -> tuple[float, float]:
+    """The integral of 1 - P^R from `begin` to `end`, and log P behind `begin`, where log P at the end is known."""
+    steps = [one.steps(begin, end) for one in calls]
+    middle = (begin + end) / 2
+    if sum(int(counts.sum()) for _, counts in steps) > _MOST_STEPS and begin < middle < end:
+        late, log = _open_seconds(calls, middle, end, log_at_end, num_replicas)
+        early, log = _open_seconds(calls, begin, middle, log, num_replicas)
+        return early + late, log
+    times, rises = [begin, end], [0.0, 0.0]
+    parts = [(np.array(times), np.array(rises))]
+    for one, (first, counts) in zip(calls, steps, strict=True):
+        index = np.repeat(np.arange(len(counts)), counts)
+        step = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts) + first[index]
+        parts.append((np.clip(one.seconds[step] - one.waits[index], begin, end), one.rises[step] * one.counts[index]))
+    at, rise = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.argsort(at)
+    logs = log_at_end - np.cumsum(rise[order][:0:-1])[::-1]
+    return float((np.diff(at[order]) * -np.expm1(num_replicas * logs)).sum()), float(logs[0])
 
 
 def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:

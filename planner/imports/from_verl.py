@@ -76,8 +76,7 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
         notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
     told, unread = given.accounted("verl", _idle(configuration))
-    strange = [key for key in given.unknown if key not in given.asked and key not in unread]
-    notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in strange]
+    notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.strange(unread)]
     return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,7 +43,7 @@ class GivenKeys:
     `otherwise` are keys whose values depend on a branch of a script, with the values that they have in another branch,
     `undecided` keys whose values the script does not say, with the reason, `missing` files that the configuration goes
     on from and that are not beside it, `command` the words of the command, `remarks` sentences on what of a script was
-    not followed, and `asked` the keys that were asked for so far.
+    not followed, `changed` the keys whose values are others than its own, and `asked` those that were asked for so far.
     """
 
     known: KnownKeys
@@ -52,6 +53,7 @@ class GivenKeys:
     missing: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
     asked: set[str] = field(default_factory=set, compare=False)
 
     @property
@@ -79,6 +81,22 @@ class GivenKeys:
         plain = [key for key in self.unread if is_plain(key)]
         told = named(trainer, (key for key in self.unread if key not in plain))
         return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
+
+    def strange(self, plain: Collection[str]) -> tuple[str, ...]:
+        """The keys that the trainer does not have and nobody has asked for, but those that are `plain`: without effect.
+
+        Raises BadInput for one whose value was changed.
+        """
+        found = tuple(key for key in self.unknown if key not in self.asked and key not in plain)
+        for key in found:
+            if key in self.changed:
+                known = self.known
+                raise BadInput(f"--set {key}: {known.trainer} {known.version} has no such key; {self._nearest(key)}")
+        return found
+
+    def _nearest(self, key: str) -> str:
+        near = difflib.get_close_matches(key, self.known.keys, n=1)
+        return f"did you mean {near[0]!r}?" if near else "leave it out, it would change nothing."
 
     def _has_default(self, key: str) -> bool:
         return key in self.known.keys and self.given[key] == self.known.keys[key]
@@ -215,7 +233,8 @@ def _with(found: GivenKeys, changed: Mapping[str, Any]) -> GivenKeys:
     """The same with other values for some keys."""
     undecided = {key: reason for key, reason in found.undecided.items() if key not in changed}
     otherwise = {key: value for key, value in found.otherwise.items() if key not in changed}
-    return replace(found, given={**found.given, **changed}, undecided=undecided, otherwise=otherwise)
+    given = {**found.given, **changed}
+    return replace(found, given=given, undecided=undecided, otherwise=otherwise, changed=frozenset(changed))
 
 
 def _of_script(

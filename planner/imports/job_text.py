@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class JobSource:
         reward, adapter = _group(words, "reward"), _group(words, "adapter")
         graph = graph_of(algorithm, has_ref="models.ref" in words, has_reward=not reward, has_environment=bool(reward))
         roles, own = graph.roles, SETTINGS_KEYS[algorithm]
+        self._require_used(configured, roles)
         return {
             **({} if algorithm == "ppo" else {"algorithm": algorithm}),
             "models": {
@@ -86,6 +87,26 @@ class JobSource:
             "staleness": configured.steps_ahead,
             own: _group(words, own),
         }
+
+    def _require_used(self, configured: Configured, roles: Collection[Role]) -> None:
+        """Raises BadInput for shapes of a model that the job has not."""
+        for role, shape in self.shapes.items():
+            if not role and all(one in self.shapes or self._is_here(one, configured) for one in roles):
+                raise BadInput(
+                    f"--model {shape}: every model of configuration {self.path} is here or given by its role; leave it "
+                    f"out, or give it in place of one as --model actor={shape}."
+                )
+            if role and role not in roles:
+                listed = ", ".join(one.value for one in Role if one in roles)
+                pays = ", for a function pays" if role == Role.REWARD and "reward.function" in configured.words else ""
+                raise BadInput(
+                    f"--model {role}={shape}: configuration {self.path} has no {role} model{pays}; its models are "
+                    f"{listed}."
+                )
+
+    def _is_here(self, role: Role, configured: Configured) -> bool:
+        named = configured.words.get(f"models.{role}")
+        return named is not None and (self.path.parent / str(named)).exists()
 
     def _model(self, role: Role, configured: Configured) -> Path:
         """Where the shapes of a model are: as told, where the configuration says, or as told for all others."""

@@ -105,20 +105,30 @@ class SearchWork(Document):
     deterministic_time: float = Field(default=0.0, ge=0, description="that it took for them, in its own unit")
 
 
+ROUNDED = 1e-3
+"""Of a plan's seconds: what its tasks may lose where a solver counts them in whole ticks, a hundred tasks of a tick
+each where a step has 100,000 ticks."""
+
+
 class Solver(Document):
     """How the plan was found and how good it is: `gap` = (objective - bound) / objective."""
 
     name: str
     version: str
     seed: int
-    num_workers: int
-    max_deterministic_time: float
-    asked_gap: float = Field(default=0.0, ge=0, description="at which the search was to end")
+    num_workers: int = Field(gt=0)
+    max_deterministic_time: float = Field(ge=0)
+    asked_gap: float = Field(default=0.0, ge=0, le=1, description="at which the search was to end")
     status: Literal["optimal", "feasible", "pinned"]
     objective_seconds: float
     bound_seconds: float
     gap: float = Field(ge=0)
     work: SearchWork = SearchWork()
+
+    @property
+    def has_asked_gap(self) -> bool:
+        """Whether the plan is as near to its bound as was asked."""
+        return self.gap <= self.asked_gap + ROUNDED
 
 
 class Plan(Document):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
@@ -34,6 +35,8 @@ _MOST_AMOUNT = 1e24
 ORIGINS = ("job", "profile", "start", "trace")
 """Of a plan's digests those of documents that it does not hold: the job, the measured table, the plan that its search
 started from, and the lengths of a trace."""
+
+_SHA_256 = re.compile(r"[0-9a-f]{64}")
 
 Check = Callable[[Plan], Iterator[str]]
 
@@ -106,6 +109,8 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
     for name in plan.digests:
         if name not in known and name not in ORIGINS:
             yield f"the digest of {name} is of nothing that a plan is made of; remove it."
+        elif not _SHA_256.fullmatch(plan.digests[name]):
+            yield f"the digest of {name} is {plan.digests[name]!r}, which is no SHA-256; plan the job again."
 
 
 def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
@@ -319,6 +324,22 @@ def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
         yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
 
 
+def _the_status_is_that_of_the_gap(plan: Plan) -> Iterator[str]:
+    solver = plan.solver
+    if solver.status == "optimal" and not solver.has_asked_gap:
+        yield (
+            f"status=optimal and gap={solver.gap:.3g} is above the {solver.asked_gap:g} that was asked for; "
+            "a search that ended there is feasible."
+        )
+    elif solver.status == "optimal" and solver.bound_seconds <= 0:
+        yield "status=optimal and no bound is known; a search without a bound is feasible."
+    elif solver.status == "pinned" and solver.bound_seconds > 0:
+        yield (
+            f"status=pinned says that nothing was searched, and its bound is {solver.bound_seconds:.6g} s; a plan that "
+            "was not searched for has a bound of 0."
+        )
+
+
 def _paces_are_of_a_run(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
         if placement.pace != 1 and "trace" not in plan.digests:
@@ -367,4 +388,5 @@ _CONSEQUENCES: tuple[Check, ...] = (
     _host_memory_suffices,
     _the_period_is_that_of_the_times,
     _the_gap_is_the_distance_to_the_bound,
+    _the_status_is_that_of_the_gap,
 )

@@ -3,9 +3,9 @@
 An instruction waits for ranks that may do anything else of a turn meanwhile, so what it may take is a multiple of a
 whole turn: twenty times the one that the plan predicts and, once turns were measured, five times the longest of them.
 It is never less than a minute, which leaves room for a busy machine and a turn of milliseconds, and before a turn was
-measured ten minutes, for libraries connect their ranks and compile in the first one. A judge may be away for as long as
-the job has it asked again. A rank that waits for what dynamic sampling draws may wait for as many waves as a step may
-take.
+measured ten minutes, for libraries connect their ranks and compile in the first one. Besides, calls of rewards and of a
+tool may fail, each as late as it may. A rank that waits for what dynamic sampling draws may wait for as many waves as a
+step may take.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.stages import GENERATE
 
 LEAST_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
 _OF_PREDICTED, _OF_MEASURED = 20.0, 5.0
 _PATIENCE_OF_DEADLINE = 2.0
+
+IMPORT_SECONDS = 120.0
+"""In which a process of a reward or a tool has to have imported its function."""
 
 
 class Deadlines:
@@ -39,9 +45,44 @@ class Deadlines:
         return self._away + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
 
 
-def away_seconds(rewards: Sequence[Reward]) -> float:
-    """For which rewards on hosts may keep a run waiting before they are given up."""
-    return max((one.timeout_seconds + (one.retry_seconds if one.url else 0.0) for one in rewards), default=0.0)
+def away_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
+    """Seconds that failing calls of a job's rewards and its tool may keep an instruction waiting, at most.
+
+    A replica has n rollouts that may wait at a time: its rows of a batch for the step under way and each that the
+    generation is ahead, and all sequences beyond a batch. W workers take their calls in order, and whoever takes the
+    next job when it is free has done all after what they take together over W and the longest of them (Graham, Bounds
+    on multiprocessing timing anomalies, 1969).
+
+    A sample of a reward is called for once in a batch of b and, where that fails, once alone, each time for
+    `timeout_seconds` at most: 2 n / W + 1 + b times that, and without batches n / W + 1. A judge is asked again
+    besides for `retry_seconds` in all, and one more call may be under way at their end. Rewards do not wait for each
+    other. A rollout of k turns calls the tool k - 1 times, one after the other: (k - 1) (n / W + 1) times its timeout.
+    Before its first call a function is imported. What calls take that are answered is part of turns, and a process
+    that the machine neither starts nor ends is what a watchdog is to find.
+    """
+    num_rollouts = _most_rollouts(plan)
+    seconds = max((_reward_seconds(plan, reward, num_rollouts) for reward in rewards), default=0.0)
+    if tool and (turns := plan.facts.workload.turns):
+        rounds = num_rollouts / tool.workers + 1
+        seconds += IMPORT_SECONDS + (turns.number.max - 1) * rounds * tool.timeout_seconds
+    return seconds
+
+
+def _reward_seconds(plan: Plan, reward: Reward, num_samples: int) -> float:
+    workers = next((one.workers for one in plan.workers if one.reward == reward.name), 1)
+    most = min(reward.batch_size, num_samples)
+    calls = num_samples / workers + 1 if most == 1 else 2 * num_samples / workers + 1 + most
+    if reward.url:
+        return reward.retry_seconds + (calls + 1) * reward.timeout_seconds
+    return IMPORT_SECONDS + calls * reward.timeout_seconds
+
+
+def _most_rollouts(plan: Plan) -> int:
+    """Of one replica whose calls may wait."""
+    generation, workload = plan.placement(GENERATE), plan.facts.workload
+    batch_size, schedule = max(workload.candidates.batch_size, workload.wave.batch_size), generation.schedule
+    batches = max(generation.steps_ahead + 1, schedule.batches_in_flight)
+    return rows_of_replicas(batches * batch_size + schedule.overcommit, generation.layout.dp)[0]
 
 
 def patience_seconds(plan: Plan, away: float = 0.0) -> float:

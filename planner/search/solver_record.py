@@ -52,11 +52,12 @@ def work_of(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
 
 
 def with_gap(plan: Plan) -> Plan:
-    """The plan with its objective, as it was timed, and how far that may be from the best. One that rewards on hosts
-    keep waiting for longer than the search has counted is not proven to be the best."""
+    """The plan with its objective, as it was timed, and how far that may be from the best. One that takes longer than
+    the search has counted, for rewards on hosts keep it waiting or its ticks were coarse, is not proven to be the
+    best."""
     solver, period = plan.solver, plan.period_seconds
     bound = min(solver.bound_seconds, period)
     gap = (period - bound) / period
-    status = "feasible" if plan.workers and gap > solver.asked_gap else solver.status
-    update = {"objective_seconds": period, "bound_seconds": bound, "gap": gap, "status": status}
-    return plan.model_copy(update={"solver": solver.model_copy(update=update)})
+    timed = solver.model_copy(update={"objective_seconds": period, "bound_seconds": bound, "gap": gap})
+    status = "feasible" if solver.status == "optimal" and not timed.has_asked_gap else solver.status
+    return plan.model_copy(update={"solver": timed.model_copy(update={"status": status})})

@@ -10,7 +10,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of, say
+from meshwright.runtime.environment.retries import Retries
+from meshwright.runtime.environment.samples import (
+    JudgeAwayError,
+    RewardError,
+    RewardSample,
+    checked_scores,
+    reason_of,
+    say,
+)
 
 
 class Caller(Protocol):
@@ -33,6 +41,8 @@ class RewardAnswer:
 class _Task:
     sample: RewardSample
     begun: float
+    failed_before: float
+    """Seconds of failing calls when it was handed over."""
     answer: Future[RewardAnswer]
 
 
@@ -47,10 +57,13 @@ class Crew:
         num_workers: int,
         batch_size: int = 1,
         failure_score: float | None = None,
+        retry_seconds: float = 0.0,
     ) -> None:
-        """A sample whose call fails gets the `failure_score`; without one its answer is the RewardError."""
+        """A sample whose call fails gets the `failure_score`; without one its answer is the RewardError. For no sample
+        calls that fail for now are waited for longer than `retry_seconds` in all, as `Retries` counts them."""
         self.name = name
         self._batch_size, self._failure_score = batch_size, failure_score
+        self._retries = Retries(retry_seconds)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._callers = [build() for _ in range(num_workers)]
         for caller in self._callers:
@@ -58,7 +71,7 @@ class Crew:
 
     def score(self, sample: RewardSample) -> Future[RewardAnswer]:
         """The answer, which may be there already or not."""
-        task = _Task(sample, time.monotonic(), Future())
+        task = _Task(sample, time.monotonic(), self._retries.spent(), Future())
         self._tasks.put(task)
         return task.answer
 
@@ -91,15 +104,17 @@ class Crew:
         return found
 
     def _answer(self, caller: Caller, tasks: Sequence[_Task]) -> None:
-        """One call; where it fails one for each sample, so that it is known which."""
+        """One call; where it fails for what may be one sample's fault one for each, so that it is known which."""
+        samples, before = [task.sample for task in tasks], min(task.failed_before for task in tasks)
         try:
-            scores = checked_scores(caller.score([task.sample for task in tasks]), len(tasks))
+            scores = self._retries.answer(lambda: checked_scores(caller.score(samples), len(samples)), before)
         except BaseException as error:  # whatever it is: who waits for the answer waits for nothing else
-            if len(tasks) > 1:
-                for task in tasks:
+            is_of_one = len(tasks) > 1 and not isinstance(error, JudgeAwayError)
+            for task in tasks:
+                if is_of_one:
                     self._answer(caller, [task])
-                return
-            self._fail(tasks[0], error)
+                else:
+                    self._fail(task, error)
             return
         for task, score in zip(tasks, scores, strict=True):
             task.answer.set_result(RewardAnswer(score, time.monotonic() - task.begun))

@@ -112,6 +112,7 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
                 num_workers=workers[reward.name],
                 batch_size=reward.batch_size,
                 failure_score=reward.failure_score,
+                retry_seconds=reward.retry_seconds,
             )
             for reward in rewards
         ]
@@ -126,7 +127,7 @@ def notes_of(rewards: Sequence[Reward]) -> tuple[str, ...]:
 def caller_of(reward: Reward) -> Caller:
     """What makes the calls of a reward, one at a time."""
     if reward.url is not None:
-        return Judge(reward.url, timeout_seconds=reward.timeout_seconds, retry_seconds=reward.retry_seconds)
+        return Judge(reward.url, timeout_seconds=reward.timeout_seconds)
     assert reward.function is not None
     return Worker(reward.function, reward.timeout_seconds)
 

@@ -1,9 +1,9 @@
 """A judge behind a URL: samples go there as JSON by POST, and scores come back.
 
 A judge is a stranger. A call has one deadline from the look-up of its name to the last byte of its answer, an answer
-has a greatest size, no answer leads elsewhere, and nothing but http and https is spoken. A call that fails for now (no
-connection, no answer in time, a status of 429 or from 500 on, an answer that has no scores) is made again after a pause
-that doubles, until it has been tried for as long as the job says; any other status is final.
+has a greatest size, no answer leads elsewhere, and nothing but http and https is spoken. After no connection, no answer
+in time, a status of 429 or from 500 on, and an answer that has no scores another call may be answered (`retries.py`);
+any other status is final.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ import http.client
 import json
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of
+from meshwright.runtime.environment.samples import (
+    FailedForNowError,
+    RewardError,
+    RewardSample,
+    checked_scores,
+    reason_of,
+)
 
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _MOST_ANSWER_BYTES = 2**24
 _TOO_MANY, _OWN_FAULT = 429, 500
+_AWAY = (_TOO_MANY, 502, 503, 504)
+"""Statuses that speak of the server, or of one behind it, and not of what it was asked."""
 
 
 class Judge:
     """Scores samples by asking a server: {"samples": [...]} is answered by {"scores": [...]}, in their order."""
 
-    def __init__(
-        self, url: str, *, timeout_seconds: float, retry_seconds: float, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self._url, self._timeout, self._retry, self._sleep = url, timeout_seconds, retry_seconds, sleep
+    def __init__(self, url: str, *, timeout_seconds: float) -> None:
+        self._url, self._timeout = url, timeout_seconds
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
-        """Raises RewardError for what no other call would change, and when it was tried for long enough."""
+        """Makes one call. Raises FailedForNowError for what another call may change, else RewardError."""
         asked = json.dumps({"samples": [sample.message for sample in samples]}).encode()
-        begun, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return checked_scores(_scores(self._answer(asked)), len(samples))
-            except urllib.error.HTTPError as error:
-                if error.code != _TOO_MANY and error.code < _OWN_FAULT:
-                    raise RewardError(f"{self._url} answered with status {error.code}{_elsewhere(error)}") from None
-                reason = f"status {error.code}"
-            except Exception as error:
-                reason = reason_of(error)
-            tried = time.monotonic() - begun
-            if tried + pause > self._retry:
-                raise RewardError(f"{self._url} gave no scores in {tried:.1f} s, at last {reason}")
-            self._sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        try:
+            return checked_scores(_scores(self._answer(asked)), len(samples))
+        except urllib.error.HTTPError as error:
+            if error.code != _TOO_MANY and error.code < _OWN_FAULT:
+                raise RewardError(f"{self._url} answered with status {error.code}{_elsewhere(error)}") from None
+            reason, is_away = f"status {error.code}", error.code in _AWAY
+        except (OSError, http.client.HTTPException) as error:
+            reason, is_away = reason_of(error), True
+        except Exception as error:
+            reason, is_away = reason_of(error), False
+        raise FailedForNowError(f"{self._url} gave no scores: {reason}", is_away=is_away)
 
     def close(self) -> None:
         """Nothing is kept between calls."""

@@ -58,6 +58,19 @@ class RewardError(Exception):
     """A call that gave no scores or no answer, and why."""
 
 
+class FailedForNowError(RewardError):
+    """A call that may be answered when it is made again. `is_away` says that who was called gave no answer of its own:
+    nobody listens, nothing came in time, or another server answered that it is not there."""
+
+    def __init__(self, reason: str, *, is_away: bool = False) -> None:
+        super().__init__(reason)
+        self.is_away = is_away
+
+
+class JudgeAwayError(RewardError):
+    """A call that failed because who was called answers nobody, whatever the samples are."""
+
+
 def reason_of(error: BaseException) -> str:
     """Why a call failed, as printable text: what an exception says may be a stranger's."""
     told = error.args[0] if isinstance(error, RewardError) and error.args else f"{type(error).__name__}: {error}"

@@ -101,8 +101,13 @@ def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool
 
 
 def _shut_in(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:
-    """What this process reads of the other one, and writes to it; the standard files lead nowhere."""
+    """What this process reads of the other one, and writes to it; the standard files lead nowhere, and no other file
+    that the supervising process has open stays open here."""
     end_with_parent()
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != other.fileno():
+            with suppress(OSError):  # that of the list itself
+                os.close(int(name))
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)

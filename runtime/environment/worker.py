@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from meshwright.planner.program.deadlines import IMPORT_SECONDS
 from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of
 from meshwright.runtime.environment.serve import FunctionKind
-
-_START_SECONDS = 120.0
-"""In which a process has imported its function."""
 
 _END_SECONDS = 5.0
 _READ_BYTES = 2**16
@@ -84,7 +82,7 @@ class Worker:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        self._exchange(process, b"", _START_SECONDS)
+        self._exchange(process, b"", IMPORT_SECONDS)
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[Any]:

@@ -123,7 +123,7 @@ class RankRun:
         computing = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
-        self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(job.rewards))
+        self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(plan, job.rewards, job.tool))
         # Messages of an evaluation must not be taken for those that wait for a later turn.
         self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None

@@ -37,12 +37,12 @@ def run_plan(
     A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
     whatever can be known to be wrong before anything starts. `data` are the job's, where they have been read.
     """
-    rendezvous, cluster = rendezvous or Rendezvous(), request.plan.facts.cluster
+    rendezvous = rendezvous or Rendezvous()
     if seat := Seat.of(os.environ):
         if seat.restarts:
             request = again(request, seat.restarts)
         place = NodePlace(
-            preparation=Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards))),
+            preparation=_preparation(request),
             node_rank=rendezvous.node_rank,
             work=request.digest,
             logs=request.out,
@@ -54,6 +54,12 @@ def run_plan(
     return with_restarts(_launched, request, rendezvous)
 
 
+def _preparation(request: RunRequest) -> Preparation:
+    plan, job = request.plan, request.job
+    away = away_seconds(plan, job.rewards, job.tool)
+    return Preparation(plan.facts.cluster.kind, patience_seconds(plan, away))
+
+
 def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
     """The outcome of this node's ranks, started once."""
     cluster = request.plan.facts.cluster
@@ -61,7 +67,7 @@ def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopp
         _work_alone,
         replace(request, launched=time.monotonic()),
         num_ranks=cluster.ranks_per_node,
-        preparation=Preparation(cluster.kind, patience_seconds(request.plan, away_seconds(request.job.rewards))),
+        preparation=_preparation(request),
         rendezvous=rendezvous,
         logs=request.out,
         preload="meshwright.runtime.execution.train",

@@ -48,7 +48,7 @@ def time_calls(
     require_functions(tuple(rewards.values()), allowed, has_answers=data.has_answers)
     samples, share, found = _samples(data), seconds / len(wanted), []
     for called, reward in rewards.items():
-        with closing(caller_of(reward.model_copy(update={"retry_seconds": 0.0}))) as caller:
+        with closing(caller_of(reward)) as caller:
             found.append(_timed(called, caller.score, samples, share))
     if tool:
         require_tool(tool, allowed)

@@ -18,6 +18,7 @@ from meshwright.planner.analysis.compare import Comparison, MeasuredSteps
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import remove_partials, write_atomically
+from meshwright.profiles.left_plans import next_left_plan
 from meshwright.profiles.segments import SEGMENT_BYTES, files_of, move_log
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
@@ -26,8 +27,6 @@ from meshwright.profiles.trace import (
     NUM_DRAWN,
     NUM_DRAWN_TOKENS,
     NUM_OVERCOMMIT,
-    PLAN_UNTIL,
-    TRACE_UNTIL,
     Run,
     Span,
     by_step,
@@ -221,9 +220,11 @@ class Recorder:
         """With its trace: what is measured from here on is compared with this plan, and corrects what it was made
         from."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
-        if path.exists() and files_of(trace) and (before := read_plan(path)) != self._plan:
-            write_plan(self._out / f"{PLAN_UNTIL}{first_step:06d}.json", before)
-            move_log(trace, self._out / f"{TRACE_UNTIL}{first_step:06d}.jsonl")
+        left = next_left_plan(self._out, first_step)
+        has_trace = files_of(trace) or files_of(left.trace)
+        if path.exists() and has_trace and (before := read_plan(path)) != self._plan:
+            move_log(trace, left.trace)
+            write_plan(left.plan, before)  # last: where this is cut off, the next start goes on under the same name
 
     def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
         """Writes the spans of one turn of all ranks, and the metrics of the step that was trained in it, which it

@@ -27,7 +27,7 @@ def test_a_sample_takes_its_own_time_and_all_together_the_mean() -> None:
 def test_a_judge_scores_and_remembers_whom() -> None:
     calls = Calls(LatencySpec(fixed=0.0))
     with served(calls) as url:
-        judge = Judge(url, timeout_seconds=5.0, retry_seconds=0.0)
+        judge = Judge(url, timeout_seconds=5.0)
         assert judge.score([sample("ab1!", "1/2")]) == share_of_letters([sample("ab1!")]) == [0.5]
     assert calls.scored == ["1/2"]
 

@@ -102,7 +102,7 @@ def import_(
 
 def _shapes(texts: Sequence[str]) -> dict[str, Path]:
     """Paths by role; one without a role under an empty name."""
-    found = {}
+    found: dict[str, Path] = {}
     for text in texts:
         role, equals, path = text.partition("=")
         if not equals:
@@ -111,6 +111,9 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
             raise BadInput(
                 f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"
             )
+        if role in found:
+            of = f"the {role} model already has" if role else "models without a role already have"
+            raise BadInput(f"--model {text}: {of} {found[role]}; give one path.")
         found[role] = Path(path)
     return found
 

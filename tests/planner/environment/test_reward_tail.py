@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.planner.environment import reward_tail
 from meshwright.planner.environment.reward_tail import (
     Seconds,
     Served,
+    _waits,
     drawn_tail_seconds,
     least_arrival_seconds,
     least_tail_seconds,
@@ -16,6 +18,7 @@ from meshwright.planner.environment.reward_tail import (
     tail_seconds,
 )
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
+from tests.seeds import seeds
 
 SLOW = LatencySpec(mean=2.0, p99=20.0).resolve()
 ENDS = np.sort(np.random.default_rng(1).lognormal(3.0, 0.8, 64))
@@ -57,6 +60,52 @@ def test_a_tail_of_calls_that_are_seldom_long_is_never_below_what_it_is_at_least
     served = [Served(seldom, 64)]
     for ends in (ENDS, np.zeros(64)):
         assert tail_at_least_seconds(ends, served) <= tail_seconds(ends, served)
+
+
+def drawn_case(seed: int) -> tuple[Seconds, list[Served], int]:
+    """Ends, one or two rewards of any kind with few workers or many, and replicas."""
+    draw = np.random.default_rng(seed)
+    ends = np.sort(draw.lognormal(3.0, 0.8, int(draw.integers(1, 150)))) / draw.choice([1, 8, 1000])
+    kinds = (
+        LatencySpec(mean=2.0, p99=20.0),
+        LatencySpec(fixed=0.5),
+        LatencySpec(histogram=((1.0, 9999.0), (float(draw.uniform(1, 600)), 1.0))),
+        LatencySpec(histogram=tuple((float(s), float(w)) for s, w in draw.uniform(0, 5, (5, 2)))),
+    )
+    chosen = draw.choice(len(kinds), int(draw.integers(1, 3)))
+    served = [Served(kinds[kind].resolve(), int(draw.integers(1, len(ends) + 3))) for kind in chosen]
+    return ends, served, int(draw.choice([1, 4, 64]))
+
+
+def on_a_grid(ends: Seconds, served: list[Served], num_replicas: int, num_times: int = 20000) -> tuple[float, float]:
+    """The integral of 1 - P^R by the middles of as many parts, and how long a part is."""
+    pairs, longest = _waits(ends, served)
+    times = (np.arange(num_times) + 0.5) * (longest / num_times)
+    done = np.ones_like(times)
+    for wait, latencies in pairs:
+        for one in wait:
+            done *= latencies.within(times + one)
+    return float((1 - done**num_replicas).mean() * longest), longest / num_times
+
+
+@seeds(25, all=400)
+def test_a_tail_is_the_integral_of_its_law_whatever_steps_it_has(seed: int) -> None:
+    ends, served, num_replicas = drawn_case(seed)
+    expected, part = on_a_grid(ends, served, num_replicas)
+    assert tail_seconds(ends, served, num_replicas) == pytest.approx(expected, abs=6 * part, rel=1e-9)
+
+
+@seeds(100, all=2000)
+def test_what_a_tail_is_at_least_is_never_above_it(seed: int) -> None:
+    ends, served, num_replicas = drawn_case(seed)
+    assert tail_at_least_seconds(ends, served, num_replicas) <= tail_seconds(ends, served, num_replicas)
+
+
+def test_steps_that_are_looked_at_in_parts_add_up_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = [Served(SLOW, 16), Served(SLOW, 64)]
+    whole = tail_seconds(ENDS, served, 4)
+    monkeypatch.setattr(reward_tail, "_MOST_STEPS", 100)
+    assert tail_seconds(ENDS, served, 4) == pytest.approx(whole, rel=1e-12)
 
 
 def test_the_slowest_of_several_replicas_is_that_of_played_queues() -> None:

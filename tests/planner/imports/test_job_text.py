@@ -51,7 +51,7 @@ def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
         f"actor_rollout_ref.actor.use_kl_loss={kl} actor_rollout_ref.actor.clip_ratio_high=0.28\n"
     )
-    shapes = {"": tmp_path / "models/actor", "reward": tmp_path / "models/reward"}
+    shapes = {"": tmp_path / "models/actor"}
     source = JobSource(path=path, trainer="verl", engine="vllm", device="h100-sxm", shapes=shapes)
     (tmp_path / "job.yaml").write_text(source.text(READERS["verl"].read(path), tmp_path))
     job = read_job(tmp_path / "job.yaml")
@@ -62,6 +62,23 @@ def test_a_job_without_a_critic_has_the_roles_and_settings_of_its_algorithm(
     assert job.grpo is not None
     assert job.grpo.clip_range == (0.8, 1.28)
     assert job.grpo.loss_mean == "token"
+
+
+def test_shapes_of_a_model_that_the_job_has_not_are_refused(tmp_path: Path) -> None:
+    path = written("verl", plan_of("verl", 0), tmp_path)
+    configured, source = READERS["verl"].read(path), JobSource(path=path, trainer="verl", engine="vllm", device="l4")
+    small = tmp_path / "small"
+    with pytest.raises(
+        BadInput, match=r"--model .*small: every model of configuration .* is here or given by its role"
+    ):
+        replace(source, shapes={"": small}).job(configured, tmp_path)
+    assert replace(source, shapes={"actor": small}).job(configured, tmp_path).models.actor.path == "small"
+    with pytest.raises(BadInput, match=r"--model teacher=.*: .* has no teacher model; its models are actor, critic"):
+        replace(source, shapes={"teacher": small}).job(configured, tmp_path)
+    path.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8\n")
+    paid = READERS["verl"].read(path)
+    with pytest.raises(BadInput, match=r"--model reward=.* has no reward model, for a function pays; its models are a"):
+        replace(source, shapes={"": small, "reward": small}).job(paid, tmp_path)
 
 
 def test_an_adapter_a_schedule_and_a_users_function_stand_in_the_job(tmp_path: Path) -> None:

@@ -42,16 +42,15 @@ NAMED = [pytest.param(one, id=f"{one.trainer}/{Path(one.path).name}") for one in
 
 
 def configured(shipped: Shipped, directory: Path) -> Configured:
-    """What it says, as far as a whole job: every model has one made-up shape, the reward model also where a function
-    pays."""
+    """What it says, as far as a whole job: every model has one made-up shape, also a reward model that it does not
+    name."""
     path = directory / Path(shipped.path).name
     path.write_text(shipped.text)
     shape = directory / "config.json"
     shape.write_text(json.dumps(CONFIG))
     found = READERS[shipped.trainer].read(path)
-    source = JobSource(
-        path=path, trainer=shipped.trainer, engine="vllm", device="h100-sxm", shapes={"": shape, "reward": shape}
-    )
+    shapes = {"": shape} if "reward.function" in found.words else {"": shape, "reward": shape}
+    source = JobSource(path=path, trainer=shipped.trainer, engine="vllm", device="h100-sxm", shapes=shapes)
     job = source.job(found, directory)
     assert job.workload.batch_size == found.words["workload.batch_size"]
     return found

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.rewards import HostWorkers, Reward
+from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import Deadlines, away_seconds, patience_seconds, waves_beyond
+from meshwright.planner.program.deadlines import (
+    IMPORT_SECONDS,
+    Deadlines,
+    away_seconds,
+    patience_seconds,
+    waves_beyond,
+)
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
+from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
 from tests.runtime.commands.test_report_command import small_plan
 
 
@@ -38,13 +50,57 @@ def test_no_collective_gives_up_before_the_deadline_as_it_is_planned(period: flo
     assert patience_seconds(plan) == 2 * Deadlines(plan).allowed_seconds() >= 1200.0
 
 
-def test_a_judge_may_be_away_for_as_long_as_it_is_asked_again() -> None:
-    judge = Reward(name="judge", url="http://localhost/", timeout_seconds=5.0, retry_seconds=300.0)
-    assert away_seconds([judge, Reward(name="exact", function="exact_match", timeout_seconds=20.0)]) == 305.0
-    assert away_seconds([]) == 0.0
+def rewarding(*, num_workers: int = 1, batch_size: int = 64) -> Plan:
+    """A plan of two replicas that gives its judge so many workers for each."""
+    plan = taking(0.01)
+    generation = plan.placement(GENERATE)
+    layout = Layout(dp=2)
+    placed = generation.model_copy(
+        update={"layout": layout, "steps_ahead": 0, "schedule": Schedule(generation_slots=4)}
+    )
+    placements = tuple(placed if one.stage == GENERATE else one for one in plan.placements)
+    workload = plan.facts.workload.model_copy(update={"batch_size": batch_size, "group_size": 1})
+    facts = plan.facts.model_copy(update={"workload": workload})
+    workers = (HostWorkers(reward="judge", workers=num_workers),)
+    return plan.model_copy(update={"placements": placements, "facts": facts, "workers": workers})
+
+
+JUDGE = Reward(name="judge", url="http://localhost/", timeout_seconds=5.0, retry_seconds=300.0)
+FUNCTION = Reward(name="judge", function="exact_match", timeout_seconds=5.0)
+
+
+def test_without_calls_nothing_is_waited_for() -> None:
+    assert away_seconds(taking(1.0), [], None) == 0.0
     deadlines = Deadlines(taking(0.01), 305.0)
     deadlines.met(0.5)
     assert deadlines.allowed_seconds() == 365.0
+
+
+def test_a_judge_is_asked_again_for_its_time_and_every_queued_sample_once_more() -> None:
+    """32 samples of a replica by 4 workers are 8 calls one after the other, one that was begun before and one that was
+    under way when the time was over."""
+    assert away_seconds(rewarding(num_workers=4), [JUDGE], None) == 300.0 + (8 + 1 + 1) * 5.0
+
+
+def test_samples_of_batches_may_be_asked_for_twice() -> None:
+    batches = JUDGE.model_copy(update={"batch_size": 8})
+    assert away_seconds(rewarding(num_workers=4), [batches], None) == 300.0 + (16 + 1 + 8 + 1) * 5.0
+
+
+def test_a_function_may_take_its_time_for_every_sample_and_be_imported_before() -> None:
+    assert away_seconds(rewarding(num_workers=4), [FUNCTION], None) == IMPORT_SECONDS + (8 + 1) * 5.0
+    slower = JUDGE.model_copy(update={"name": "other"})
+    assert away_seconds(rewarding(num_workers=4), [FUNCTION, slower], None) == 300.0 + (32 + 1 + 1) * 5.0
+
+
+def test_a_tool_may_take_its_time_in_every_turn_but_the_last() -> None:
+    plan = rewarding()
+    turns = ToolTurns(number=LengthSpec(max=4, fixed=3), result=LengthSpec(max=8, fixed=8), max_tokens=64)
+    workload = plan.facts.workload.model_copy(update={"turns": turns})
+    several = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": workload})})
+    tool = Tool(function="calculator", workers=8, timeout_seconds=3.0)
+    assert away_seconds(several, [], tool) == IMPORT_SECONDS + 3 * (4 + 1) * 3.0
+    assert away_seconds(several, [JUDGE], tool) == away_seconds(several, [], tool) + away_seconds(plan, [JUDGE], None)
 
 
 def test_a_rank_may_wait_for_as_many_waves_as_a_step_may_take() -> None:

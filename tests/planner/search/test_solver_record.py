@@ -6,9 +6,10 @@ import pytest
 
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.solver_record import solver_record, work_of
+from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
 from meshwright.planner.solver.result import Effort, Limits
 from tests.planner.jobs import ToyModel, small_facts
+from tests.runtime.commands.test_report_command import small_plan
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,15 @@ def test_a_plan_is_proven_when_every_scope_is(statuses: set[str], is_whole: bool
     found = solver_record(limits, is_whole=is_whole, statuses=statuses, bound_seconds=1.0, work=SearchWork())
     assert found.status == told
     assert found.asked_gap == gap
+
+
+@pytest.mark.parametrize(("asked", "status"), [(0.0, "feasible"), (0.01, "feasible"), (0.25, "optimal")])
+def test_a_plan_that_takes_longer_than_was_searched_with_is_not_proven(asked: float, status: str) -> None:
+    """As one does whose ticks were coarse, or that rewards keep waiting."""
+    plan = small_plan(0)
+    bound, limits = 0.8 * plan.period_seconds, Limits(gap=asked)
+    found = solver_record(limits, is_whole=True, statuses={"optimal"}, bound_seconds=bound, work=SearchWork())
+    assert with_gap(plan.model_copy(update={"solver": found})).solver.status == status
 
 
 def test_the_work_is_that_of_all_stages() -> None:

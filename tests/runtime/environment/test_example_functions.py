@@ -48,7 +48,7 @@ def test_the_judge_answers_over_http() -> None:
     command = [sys.executable, str(FUNCTIONS / "judge.py"), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        judge = Judge(server.stdout.readline().strip(), timeout_seconds=10, retry_seconds=0)
+        judge = Judge(server.stdout.readline().strip(), timeout_seconds=10)
         try:
             scores = judge.score([sample("one and two is three"), sample("nothing")])
         finally:

@@ -41,6 +41,20 @@ def test_its_exit_code_says_whether_the_tests_passed(wanted: str, tmp_path: Path
         assert start("def f(): return 1", tests, directory, wanted).wait(30.0) == code
 
 
+OPEN_FILES = """import os
+def open_files():
+    names = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sorted(os.readlink(name).partition(":")[0] for name in names if os.path.lexists(name))
+"""
+
+
+@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+def test_code_and_tests_have_no_file_open_but_their_end_of_the_line_between_them(wanted: str, tmp_path: Path) -> None:
+    needed = ["/dev/null", "/dev/null", "/dev/null", "socket"]
+    tests = f"{OPEN_FILES}\nassert of_code() == {needed}\nassert open_files() == {needed}"
+    assert start(f"{OPEN_FILES}\nof_code = open_files", tests, tmp_path, wanted).wait(30.0) == PASSED
+
+
 @pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
 def test_all_that_code_has_started_ends_with_the_tests(wanted: str, tmp_path: Path) -> None:
     supervisor = start(

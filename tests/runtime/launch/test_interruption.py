@@ -113,7 +113,7 @@ def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path,
     if is_ahead:
         asked = working_ahead(asked, patterns(PPO_GRAPH, 2)[2], 3, **AHEAD)
         solver = asked.plan.solver
-        solver = solver.model_copy(update={"bound_seconds": solver.objective_seconds, "gap": 0.0})
+        solver = solver.model_copy(update={"bound_seconds": solver.objective_seconds, "gap": 0.0, "status": "feasible"})
         asked = replace(asked, plan=asked.plan.model_copy(update={"solver": solver}))
         path = tmp_path / "job-2.yaml"
         path.write_text(path.read_text() + "staleness: 3\n")

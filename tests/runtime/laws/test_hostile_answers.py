@@ -30,7 +30,7 @@ TIMEOUT_SECONDS, MORE_SECONDS = 0.3, 1.5
 
 def require_failed_or_scored_in_time(name: str) -> None:
     with hostile.server(ANSWERS[name]) as (url, asked):
-        judge = Judge(url, timeout_seconds=TIMEOUT_SECONDS, retry_seconds=0.0)
+        judge = Judge(url, timeout_seconds=TIMEOUT_SECONDS)
         crew = Crew("judge", lambda: judge, num_workers=1, failure_score=-1.0)
         begun = time.monotonic()
         score = crew.score(sample("a")).result(10.0).score
@@ -60,7 +60,7 @@ def test_without_a_failure_score_the_reason_is_printable_and_names_the_way_out()
         ("body: 17 MiB", "an answer of more than 16777216 bytes"),
     ):
         with hostile.server(ANSWERS[name]) as (url, _), pytest.raises(RewardError, match=told) as raised:
-            Judge(url, timeout_seconds=5.0, retry_seconds=0.0).score([sample("a")])
+            Judge(url, timeout_seconds=5.0).score([sample("a")])
         assert str(raised.value).isprintable()
 
 

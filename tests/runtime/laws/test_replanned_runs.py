@@ -16,6 +16,7 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.steps_ahead import patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.left_plans import left_plans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.restarts import read_restarts
@@ -81,7 +82,7 @@ def test_a_run_goes_over_by_itself_and_learns_as_if_it_had_been_resumed_by_hand(
     assert f"restart 1 from step {saved}, 0 steps lost: planned again for what it has met" in ended.err
     assert read_plan(request.out / f"plan-until-{saved:06d}.json") == request.plan
     assert not (request.out / NEXT_PLAN).exists()
-    following = sorted(request.out.glob("plan-until-*.json"))[1:] or [request.out / "plan.json"]
+    following = [left.plan for left in left_plans(request.out)][1:] or [request.out / "plan.json"]
     new = read_plan(following[0])
     assert new.facts.workload.response_lengths.mean > 2 * request.plan.facts.workload.response_lengths.mean
 

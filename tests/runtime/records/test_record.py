@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.profiles.left_plans import left_plans
 from meshwright.profiles.segments import files_of
 from meshwright.profiles.trace import Span, read_spans, write_spans
 from meshwright.runtime.records.outcome import Outcome
@@ -196,3 +197,31 @@ def test_what_was_measured_under_an_earlier_plan_is_put_aside(plan: Plan, tmp_pa
     assert read_plan(tmp_path / "plan-until-000002.json") == plan
     assert read_plan(tmp_path / "plan.json") == other
     assert not (tmp_path / NEXT_PLAN).exists()
+
+
+def test_plans_that_are_left_at_the_same_step_one_after_the_other_stay_apart(plan: Plan, tmp_path: Path) -> None:
+    """The second and the third were killed before their first checkpoint."""
+    others = [plan.model_copy(update={"pins": (f"actor_train.micro_batch_size={n}",)}) for n in range(3)]
+    for seconds, one in enumerate((plan, *others), start=1):
+        recorder = Recorder(one, tmp_path, 30, is_writer=True)
+        recorder.open(0 if one is plan else 12)
+        recorder.stop()
+        write_spans(tmp_path / "trace.jsonl", [span(11 if one is plan else 12, "actor_train", 0, float(seconds))])
+    left = left_plans(tmp_path)
+    assert [read_plan(one.plan) for one in left] == [plan, *others[:2]]
+    assert [[found.seconds for found in read_spans(one.trace)] for one in left] == [[1.0], [2.0], [3.0]]
+
+
+def test_a_start_that_was_cut_off_while_it_put_a_plan_aside_is_made_good_by_the_next(
+    plan: Plan, tmp_path: Path
+) -> None:
+    recorder = Recorder(plan, tmp_path, 3, is_writer=True, segment_bytes=1)
+    recorder.open(0)
+    recorder.stop()
+    for step in range(2):
+        write_spans(tmp_path / "trace.jsonl", [span(step, "actor_train", 0, 1.0)], segment_bytes=1)
+    first, _ = files_of(tmp_path / "trace.jsonl")
+    first.rename(tmp_path / first.name.replace("trace", "trace-until-000002"))
+    Recorder(plan.model_copy(update={"pins": ()}), tmp_path, 3, is_writer=True).open(2)
+    [left] = left_plans(tmp_path)
+    assert (read_plan(left.plan), [one.step for one in read_spans(left.trace)]) == (plan, [0, 1])

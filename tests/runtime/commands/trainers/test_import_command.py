@@ -53,6 +53,15 @@ def test_mistakes_are_told_in_a_sentence(call: Call, configuration: Path, tmp_pa
     for arguments, sentence in (
         (("-o", tmp_path / "mine.yaml"), "overwrites no job"),
         (("-o", tmp_path / "job.yaml", "--model", "judge=x"), "there is no role 'judge'"),
+        (
+            ("-o", tmp_path / "job.yaml", "--model", "actor=x", "--model", "actor=y"),
+            "--model actor=y: the actor model already has x; give one path.",
+        ),
+        (("-o", tmp_path / "job.yaml", "--model", "x", "--model", "y"), "models without a role already have x"),
+        (
+            ("-o", tmp_path / "job.yaml", "--set", "ds.tensor_paralel_size=2"),
+            "has no such key; did you mean 'ds.tensor_parallel_size'?",
+        ),
         (("-o", tmp_path / "job.yaml", "--device", "l400"), "device 'l400' is not known"),
     ):
         outcome = call("import", configuration, *ASKED, *arguments)
