@@ -72,7 +72,14 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
     told, unread = given.accounted("openrlhf", _idle(configuration))
     strange = [key for key in given.unknown if key not in given.asked and key not in unread]
     notes += [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in strange]
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+    return Configured(
+        said=tuple(said),
+        steps_ahead=ahead,
+        notes=(*notes, *given.notes),
+        named=told,
+        unread=unread,
+        asked=frozenset(given.asked),
+    )
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:

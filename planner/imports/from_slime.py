@@ -69,13 +69,18 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
     if given.value(_ESTIMATOR) == "gspo":
         notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
     degrees = _degrees(given)
-    notes += narrowed(_DEGREES["ep"], degrees["ep"], _layout(given), degrees["etp"])
+    notes += narrowed(_DEGREES["ep"], degrees, _layout(given))
     is_async = any(Path(word).name == "train_async.py" for word in given.command)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
     told, unread = given.accounted("slime")
     return Configured(
-        said=tuple(said), steps_ahead=int(is_async), notes=(*notes, *given.notes), named=told, unread=unread
+        said=tuple(said),
+        steps_ahead=int(is_async),
+        notes=(*notes, *given.notes),
+        named=told,
+        unread=unread,
+        asked=frozenset(given.asked),
     )
 
 

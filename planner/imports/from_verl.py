@@ -78,7 +78,14 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
     told, unread = given.accounted("verl", _idle(configuration))
     strange = [key for key in given.unknown if key not in given.asked and key not in unread]
     notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in strange]
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+    return Configured(
+        said=tuple(said),
+        steps_ahead=ahead,
+        notes=(*notes, *given.notes),
+        named=told,
+        unread=unread,
+        asked=frozenset(given.asked),
+    )
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:
@@ -268,7 +275,7 @@ def _expert_notes(configuration: Configuration) -> Iterator[str]:
     engines = [engine for engine, stages in _ENGINES.items() if configuration.stages(*stages)]
     for engine in (*engines, *([f"{_A}.ref"] if configuration.stages("ref_logprob") else [])):
         degrees, layout = _degrees(configuration.given, engine), _layout(configuration.given, engine)
-        yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees["ep"], layout, degrees["etp"])
+        yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees, layout)
 
 
 def _training(configuration: Configuration) -> Iterator[Said]:
