@@ -169,9 +169,23 @@ class Configuration:
         return (one or other) if self.algorithm == "grpo" else (other or one)
 
 
-def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator]) -> Estimator:
-    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has."""
+def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator], *, single: str | None = None) -> Estimator:
+    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has.
+
+    `single` is the key of the samples of a prompt of a trainer that takes a single one also where samples are compared
+    with each other: its advantage is its score then, as REINFORCE has it.
+    """
     name = given.value(key)
     if name not in known:
         raise BadInput(f"{key}={name} is no algorithm of a job; configure one of {', '.join(known)}.")
-    return known[name]
+    is_alone = single is not None and known[name].algorithm in COMPARES_GROUPS and given.whole(single) == 1
+    return REINFORCE if is_alone else known[name]
+
+
+def alone_notes(given: GivenKeys, key: str, known: Mapping[str, Estimator], single: str) -> Iterator[str]:
+    """A sentence where a single sample of a prompt has none to be compared with."""
+    if estimator_of(given, key, known, single=single) is not known[given.value(key)]:
+        yield (
+            f"{single}=1 with {key}={given.value(key)}: a single sample of a prompt is compared with no other, its "
+            "advantage is its score, and it is read as reinforce++."
+        )

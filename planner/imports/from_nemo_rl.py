@@ -64,6 +64,20 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
             f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
             "grpo."
         )
+    try:
+        return _read(given)
+    except BadInput as error:
+        names = [name for name in given.missing if Path(name).name not in _DEFAULTS]
+        if not names:
+            raise
+        beside = f"{', '.join(names)} is not beside the configuration, which goes on from it: put it there."
+        raise BadInput(f"{error} {beside}") from error
+
+
+def _read(given: GivenKeys) -> Configured:
+    """What the keys of a configuration of ppo or grpo say.
+
+    Raises BadInput naming the key that has no place in a job."""
     is_grpo = any(key.startswith("grpo.") for key in given.given) or any("grpo" in name for name in given.missing)
     if is_grpo:
         given = replace(given, known=known_keys("nemo_rl_grpo"))
@@ -86,7 +100,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
         notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    told, unread = given.accounted("nemo-rl")
+    told, unread = given.accounted("nemo-rl", _idle(configuration, is_megatron=is_megatron))
     return Configured(
         said=tuple(said),
         steps_ahead=min(ahead, 1),
@@ -95,6 +109,16 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
         unread=unread,
         asked=frozenset(given.asked),
     )
+
+
+def _idle(configuration: Configuration, *, is_megatron: bool) -> Iterator[str]:
+    """Patterns of keys that are of no use beside others."""
+    if is_megatron:
+        yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
+    else:
+        yield "*.megatron_cfg.*"
+    if not configuration.stages("critic_train"):
+        yield from ("value.*", "value_loss_fn.*")
 
 
 def _other_training(given: GivenKeys) -> str | None:
@@ -106,15 +130,17 @@ def _other_training(given: GivenKeys) -> str | None:
 
 
 def _is_megatron(given: GivenKeys) -> bool:
-    """Whether Megatron-core trains: by its key, by the name of the file that the configuration goes on from, which is
-    not here, or by default."""
+    """Whether Megatron-core trains: by its key, by the name of the file that the configuration goes on from and that is
+    not here, by keys that only Megatron has, or by default."""
     key = "policy.megatron_cfg.enabled"
     if not given.has(key):
-        for name in (Path(name).name for name in given.missing):
-            if "megatron" in name:
-                return True
-            if name in _DEFAULTS:
-                return False
+        names = [Path(name).name for name in given.missing]
+        if any("megatron" in name for name in names):
+            return True
+        if any(name in _DEFAULTS for name in names):
+            return False
+        if names:
+            return any(one.startswith("policy.megatron_cfg.") for one in given.given)
     return bool(given.value(key))
 
 
@@ -149,7 +175,10 @@ def _notes(given: GivenKeys) -> Iterator[str]:
     if given.value("grpo.use_leave_one_out_baseline"):
         yield "grpo.use_leave_one_out_baseline: a sample is compared with the mean of its whole group, itself included."
     if given.whole("data.max_input_seq_length") >= given.whole("policy.max_total_sequence_length"):
-        yield "data.max_input_seq_length allows prompts of all tokens of a sequence; half of them are read as a prompt."
+        yield (
+            "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "
+            "them is read as a prompt, and half where it leaves none."
+        )
 
 
 def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
@@ -159,10 +188,11 @@ def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
     yield Said("workload.batch_size", batch * samples, keys)
     yield from configuration.group(samples, keys[1])
     total, key = given.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt = given.whole("data.max_input_seq_length")
-    prompt = prompt if prompt < total else max(1, total // 2)
+    prompt, response = given.whole("data.max_input_seq_length"), given.whole(key)
+    if prompt >= total:
+        prompt = max(1, total - response if response < total else total // 2)
     yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
-    yield Said("workload.response", min(given.whole(key), total - prompt), (key, "policy.max_total_sequence_length"))
+    yield Said("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
     if (size := given.whole(key)) < 1:
         raise BadInput(f"{key}={size} sequences are no minibatch; use 1 or more.")

@@ -21,6 +21,7 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
+from meshwright.planner.imports.key_effects import OTHERWISE, named
 from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
 from meshwright.planner.imports.said import (
     MEMORY_SHARE,
@@ -70,7 +71,8 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
     said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
     told, unread = given.accounted("openrlhf", _idle(configuration))
-    strange = [key for key in given.unknown if key not in given.asked and key not in unread]
+    known = {key for key, reason in named("openrlhf", given.unknown).items() if reason != OTHERWISE}
+    strange = [key for key in given.unknown if key not in {*given.asked, *unread, *known}]
     notes += [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in strange]
     return Configured(
         said=tuple(said),

@@ -17,6 +17,7 @@ from meshwright.planner.imports.estimators import (
     Configuration,
     Estimator,
     FunctionReward,
+    alone_notes,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
@@ -66,6 +67,7 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
     served = _served(given, path)
     configuration = _configuration(given, served)
     notes = [*_prompt_notes(given), *configuration.notes()]
+    notes += alone_notes(given, _ESTIMATOR, _ESTIMATORS, "n-samples-per-prompt")
     if given.value(_ESTIMATOR) == "gspo":
         notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
     degrees = _degrees(given)
@@ -86,7 +88,7 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
 
 def _configuration(given: GivenKeys, served: dict[str, Any] | None) -> Configuration:
     """By slime's own rule (ray/placement_group.py): a reference where a KL penalty asks for it."""
-    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS, single="n-samples-per-prompt")
     in_loss, in_reward = bool(given.value("use-kl-loss")), given.number("kl-coef") != 0
     return Configuration(
         given=given,

@@ -20,9 +20,11 @@ from meshwright.planner.imports.estimators import (
     Configuration,
     Estimator,
     FunctionReward,
+    alone_notes,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
+from meshwright.planner.imports.key_effects import OTHERWISE, named
 from meshwright.planner.imports.said import (
     MEGATRON_SIZES,
     MEMORY_SHARE,
@@ -67,7 +69,7 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
         notes.append("model_engine is not megatron: how FSDP divides a model is no layout of ours, so it stays free.")
     if given.value("trainer.v1.trainer_mode") == "colocate_async":
         notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not known here.")
-    notes += [*configuration.notes(), *_loss_notes(given)]
+    notes += [*configuration.notes(), *_loss_notes(given), *alone_notes(given, _ESTIMATOR, _ESTIMATORS, f"{_R}.n")]
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration)]
     said += [*_pools(configuration), *_generation(given)]
     if is_megatron:
@@ -76,7 +78,8 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
         notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
     told, unread = given.accounted("verl", _idle(configuration))
-    strange = [key for key in given.unknown if key not in given.asked and key not in unread]
+    known = {key for key, reason in named("verl", given.unknown).items() if reason != OTHERWISE}
+    strange = [key for key in given.unknown if key not in {*given.asked, *unread, *known}]
     notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in strange]
     return Configured(
         said=tuple(said),
@@ -118,7 +121,12 @@ def _is_megatron(given: GivenKeys) -> bool:
 
 def _configuration(given: GivenKeys) -> Configuration:
     """By verl's own rules (trainer/ppo/utils.py): a reference where a KL penalty asks for it."""
-    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    if given.value("distillation.enabled"):
+        raise BadInput(
+            "distillation.enabled=True: on-policy distillation of a configuration is not read; write its job by hand, "
+            "with algorithm: distill and its teachers."
+        )
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS, single=f"{_R}.n")
     if estimator is PPO and given.value("critic.enable") is False:
         raise BadInput(f"critic.enable=False: {_ESTIMATOR}=gae trains a critic; enable it or choose another estimator.")
     in_loss, in_reward = given.value(f"{_A}.actor.use_kl_loss"), given.value("algorithm.use_kl_in_reward")
@@ -290,8 +298,9 @@ def _training(configuration: Configuration) -> Iterator[Said]:
             yield from _rows(given, stage, key, layout.cp)
         key = f"{prefix}.override_transformer_config.recompute_granularity"
         yield Said(f"{stages[1]}.recompute", given.value(key) or "none", (key,))
-        key = f"{prefix}.optimizer_offload"
-        yield Said(f"{stages[1]}.offload", "optimizer" if given.value(key) else "none", (key,))
+        offloads = (f"{prefix}.optimizer_offload", f"{engine}.optim.override_optimizer_config.optimizer_cpu_offload")
+        are_away = [bool(given.value(key)) for key in offloads]
+        yield Said(f"{stages[1]}.offload", "optimizer" if any(are_away) else "none", offloads)
 
 
 def _reference(configuration: Configuration) -> Iterator[Said]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,8 @@ _COMMAND = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
 """What flags are given to; those before it are a launcher's."""
 _SEVERAL = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
 """Words of an array, which give flags of their own and are no value of the flag before them."""
+_EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$", re.S)
+"""Words that are what one variable or command gives, and may therefore be several."""
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers that YAML 1.1 takes for texts, since they have no dot or no sign."""
 
@@ -81,7 +84,11 @@ class GivenKeys:
         return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
 
     def _has_default(self, key: str) -> bool:
-        return key in self.known.keys and self.given[key] == self.known.keys[key]
+        """Whether a key has the value that it has where it is not given; one that the trainer's known version does not
+        have is off then."""
+        if key not in self.known.keys:
+            return self.given[key] is None or self.given[key] is False
+        return bool(self.given[key] == self.known.keys[key])
 
     @property
     def notes(self) -> Iterator[str]:
@@ -248,8 +255,9 @@ def _of_script(
 
 def _unknown_words(command: Sequence[Word]) -> Iterator[str]:
     """Sentences on words of which it is not known which keys they give."""
-    for word in command:
-        if word.reasons and re.match(r"^[\"']?[$`]", word.text):
+    for before, word in pairwise((Word(""), *command)):
+        is_value = before.text.startswith("--") and "=" not in before.text and not _SEVERAL.search(word.text)
+        if word.reasons and _EXPANSION.match(word.text) and not is_value:
             yield f"{word.text} may give more keys, which are not known: {'; '.join(word.reasons)}."
 
 

@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "reward*.rollout.temperature", "reward*.rollout.top_*", "reward*.rollout.n", "*sandbox_fusion.*",
         "reward_model.model.external_lib", "*.reward_loop_*", "*.reward_manager*", "*.overlong_buffer_cfg.log",
         "*.max_resp_len", "*.cliprange_value_low", "*.engine_kwargs*", "*.mbridge_config*", "*.exclude_modules",
-        "*.fused_kernel_options.*",
+        "*.fused_kernel_options.*", "*.moe_router_*", "*.moe_*_loss_coeff", "*.moe_grouped_gemm", "*.use_flash_attn",
     ),
     "openrlhf": (
         "ckpt.*", "logger.*", "eval.*", "local_rank", "use_ms", "data.*", "train.seed", "train.num_episodes",
@@ -144,7 +144,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ("MTP heads are not costed", ("*mtp*",)),
     (
         "an adapter is read by its rank and its alpha alone: it is at every linear layer of the actor",
-        ("*lora*", "*peft*", "*.target_modules"),
+        ("*lora*", "*peft*", "*.target_modules", "target-modules"),
     ),
     ("gradients are costed in fp32", ("*grad_reduce_in_fp32*", "accumulate-allreduce-grads-in-fp32", "*grad_accum*")),
     (
@@ -172,7 +172,8 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ),
     (
         "it changes the loss or the advantages and not what a step takes; a job has no word for it",
-        ("*clip_ratio", "*clip_ratio_c", "*dual_clip", "eps-clip-c", "*ratio_clip_c", "*rollout_correction.*",
+        ("*clip_ratio", "*clip_ratio_c", "*clip_ratio_high", "*ratio_clip_max", "eps-clip-high",
+         "*eps_clip_low_high", "*dual_clip", "eps-clip-c", "*ratio_clip_c", "*rollout_correction.*",
          "*is_correction*", "*importance_sampling*", "*tis-*", "use-tis", "*.aux_loss_coef", "*no_std_norm",
          "*seq_logprob_error*", "*positive_example*", "value_loss_fn.scale", "*disable_ppo_ratio", "*on_policy_ratio",
          "*kl_*put_clamp_value", "*gae_lambda_*", "*length_adaptive*", "*normalize_advantages", "normalize-advantages",
@@ -209,7 +210,8 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
         "how an engine spreads experts and requests over its GPUs is left free",
         ("*rollout.data_parallel_size", "*rollout.expert_parallel_size", "*.vllm_cfg.expert_parallel_size",
          "*enable_expert_parallel", "sglang-dp-size", "sglang-ep-size", "sglang-*dp-attention", "sglang-*dp-lm-head",
-         "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*"),
+         "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*", "sglang-expert-parallel-size",
+         "sglang-data-parallel-size"),
     ),
     ("prefill and decoding on GPUs of their own are not modelled", ("*disaggregation.*", "sglang-disaggregation-*")),
     (
@@ -224,6 +226,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
         "the reward model is costed in the degrees of a plan, its rows as many as its memory has room for",
         ("env.reward_model.*", "reward_model.*"),
     ),
+    ("an environment has turns and latencies that no key says; one turn is planned", ("env.*",)),
     ("engines that something else has started are not planned", ("rollout-external-*",)),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
@@ -242,7 +245,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     (
         "how FSDP, DTensor or ZeRO divide a model is no layout of a plan",
         ("*megatron_fsdp", "*dtensor_cfg.*", "*automodel_cfg.*", "*.strategy", "ds.zpg", "value.optimizer.kwargs.*",
-         "value.megatron_cfg.enabled", "*fsdp_config*", "*ulysses*"),
+         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*"),
     ),
     (
         "the kernels are those of the profile, or of the equations where none is given",
@@ -253,11 +256,15 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "*override_transformer_config*"),
     ),
     (
-        "micro-batches are packed by their numbers of tokens, up to the budget",
-        ("*_mb_tokens", "*sequence_packing*", "*dynamic_batching*", "balance-by-flops", "*micro_batch_size",
-         "*micro-batch-size", "*max_token_len_per_gpu"),
+        "the rows or tokens of a micro-batch are read by one key for each stage, where Megatron trains; elsewhere they "
+        "stay free",
+        ("*_mb_tokens", "*sequence_packing*", "*dynamic_batching*", "balance-by-flops", "*micro_batch_size*",
+         "*micro-batch-size", "*max_token_len_per_gpu", "*logprob_batch_size"),
     ),
-    ("the shapes of a model are those of its config.json", ("*hf_config_overrides*", "spec", "use-gated-attention")),
+    (
+        "the shapes of a model are those of its config.json",
+        ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention"),
+    ),
     ("images and sounds are not costed: sequences are of text tokens", ("multimodal-keys", "*vlm*", "*audio*")),
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),
     ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),

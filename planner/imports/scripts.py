@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ _LANGUAGE = Language(tree_sitter_bash.language())
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
 _SILENT = ("echo", "printf", "cat", ":", "true", "false", "set", "shopt", "trap", "sleep", "mkdir", "wait", "local")
 """Commands whose words are no configuration of what they run."""
+
+_OTHER_DEVICE = re.compile(r"^python3? -c .*\bimport torch_npu\b|^npu-smi\b")
+"""Commands that ask for devices which are no GPUs: nothing here is planned for them, and they are taken to fail."""
 
 _MOST_STATEMENTS = 20_000
 _MOST_TURNS = 64
@@ -360,7 +364,7 @@ class _Shell:
             self._one_of([[], [body]], _told(condition or node)) if holds is None else self._run(body)
 
     def both(self, node: Node) -> bool | None:
-        """`a && b` and `a || b`: programs are taken to succeed."""
+        """`a && b` and `a || b`: programs are taken to succeed, but those that ask for devices which are no GPUs."""
         parts = [part for part in node.named_children if part.type != "comment"]
         if len(parts) != _SIDES:
             self._run_all(parts)
@@ -382,6 +386,8 @@ class _Shell:
             return self._conditions.holds(node)
         if node.type == "command" and text_of(node) in ("true", ":", "false"):
             return text_of(node) != "false"
+        if _OTHER_DEVICE.match(text_of(node)):
+            return False
         self._run(node)
         return True
 
@@ -396,6 +402,8 @@ class _Shell:
 
     def _succeeds(self, node: Node) -> bool | None:
         """Whether a command in a condition does."""
+        if _OTHER_DEVICE.match(text_of(node)):
+            return False
         if node.type == "command":
             name = text_of(node).split(None, 1)[0] if text_of(node).split() else ""
             if name in ("true", ":", "false"):
