@@ -184,16 +184,15 @@ def _first_legal(facts: Facts, kept: list[Pin], one: Said) -> tuple[Pin | None, 
 def _told(one: Said, pin: Pin, workload: Workload) -> str:
     """A sentence on a value that is read as another."""
     if one.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
-        mean = workload.sequence_lengths.mean
         return (
-            f"{one.what}={one.value} is read as {pin.key}={pin.value}: a budget of tokens has no place in this layout, "
-            f"and so many sequences of {mean:,.0f} tokens, their mean, are the most that have room in it and that a "
-            "replica can take at a time."
+            f"{one.what}={one.value} is read as {pin.key}={pin.value}: with this layout rows alone decide, and no more "
+            f"sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide a replica's."
         )
     if one.what.endswith(".layout"):
         return (
-            f"{one.what}={one.value} is read as {pin.value}: context parallelism is costed for models without experts "
-            "and long sequences alone, and there are more replicas in its place."
+            f"{one.what}={one.value} is read as {pin.value}, the nearest layout that is costed: interleaved pipelines "
+            "have as many layers in each part, and context parallelism leaves a rank 2,048 tokens or more of the "
+            "longest sequence, of a model without experts."
         )
     return f"{one.what}={one.value} is read as {str(pin).removeprefix(f'{one.what}=')}"
 
@@ -201,19 +200,20 @@ def _told(one: Said, pin: Pin, workload: Workload) -> str:
 def _read_as(one: Said, workload: Workload) -> Iterator[str]:
     """The pin of what is said, and for a count those of the numbers below it, the largest first.
 
-    A layout is next read with fewer ranks for a sequence and more replicas. For a cap of tokens the pins are those of
-    caps for so many of the longest sequences, and where tokens may not decide of as many rows as it holds on average.
+    A layout is next read without interleaving, and then with fewer ranks for a sequence and more replicas. For a cap of
+    tokens the pins are those of caps for so many of the longest sequences, and where tokens may not decide of as many
+    rows as it holds on average.
     """
     longest = workload.max_tokens
     stage, _, key = one.what.partition(".")
     if key == "layout":
-        yield from (f"{one.what}={layout}" for layout in _cut_less(Layout.parse(str(one.value))))
+        yield from (f"{one.what}={layout}" for layout in _plainer(Layout.parse(str(one.value))))
     elif key == "micro_batch_size":
         yield f"{one.what}={one.value}"
         yield from (f"{one.what}={number}" for number in range(int(one.value) - 1, 0, -1))
     elif key == "micro_batch_tokens":
         cap = int(one.value)
-        rows = max(1, int(cap / workload.sequence_lengths.mean))
+        rows = max(1, int(cap / workload.mean_tokens))
         yield f"{one.what}={cap}"
         yield from (f"{one.what}={number * longest}" for number in _halved(max(1, cap // longest)))
         yield from (f"{stage}.micro_batch_size={number}" for number in range(rows, 0, -1))
@@ -221,10 +221,12 @@ def _read_as(one: Said, workload: Workload) -> Iterator[str]:
         yield f"{one.what}={one.value}"
 
 
-def _cut_less(layout: Layout) -> Iterator[Layout]:
-    """A layout, and those in which fewer ranks share a sequence and there are more replicas of them."""
+def _plainer(layout: Layout) -> Iterator[Layout]:
+    """A layout, those in which its pipeline is interleaved less, and those in which fewer ranks share a sequence and
+    there are more replicas of them."""
     for cp in reversed(divisors(layout.cp)):
-        yield replace(layout, cp=cp, dp=layout.dp * layout.cp // cp)
+        for vpp in reversed(divisors(layout.vpp)):
+            yield replace(layout, vpp=vpp, cp=cp, dp=layout.dp * layout.cp // cp)
 
 
 def _halved(number: int) -> Iterator[int]:

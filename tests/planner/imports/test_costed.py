@@ -182,6 +182,18 @@ def test_ranks_that_share_sequences_take_as_many_rows_as_their_budgets_hold_toge
     assert any("actor_train.micro_batch_tokens=16384 is read as micro_batch_size=4" in note for note in found.notes)
 
 
+def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    assert facts.models.actor.num_layers == 4
+    vpp = [
+        replace(one, value="tp1,pp2,dp4,vpp3") if one.what == "actor_train.layout" else one for one in configured.said
+    ]
+    found = imported(READERS["slime"], replace(configured, said=tuple(vpp)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    assert str(found.plan.placement("actor_train").layout) == "tp1,pp2,dp4"
+    assert any("actor_train.layout=tp1,pp2,dp4,vpp3 is read as tp1,pp2,dp4, the nearest" in n for n in found.notes)
+
+
 def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(tmp_path: Path) -> None:
     configured, facts = facts_in("slime", tmp_path)
     cut = [
