@@ -110,7 +110,7 @@ def _fastest(*plans: Plan | None) -> Plan | None:
 
 
 def _beginning(limits: Limits, seconds: float | None) -> Limits:
-    """Those of a search that begins now."""
+    """Gives the limits of a search that begins now and takes so many seconds."""
     if seconds is None:
         return limits
     return replace(limits, max_deterministic_time=seconds, deadline=time.monotonic() + seconds)
@@ -130,7 +130,7 @@ def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limi
     reasons = " ".join(limit.sentence for limit in answer.limits) if isinstance(answer, NoPlan) else ""
     if isinstance(answer, NoPlan) and answer.status == "out_of_limit":
         return f"it is not known what a step of the configuration takes: {reasons}"
-    return f"by our costs the configuration fits into no memory as it is: {reasons}"
+    return f"the cost model predicts out of memory for the configuration as it is: {reasons}"
 
 
 def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:

@@ -37,8 +37,8 @@ LOSS_MEANS: Mapping[object, str] = {
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """The function that pays in place of a reward model: one that is built in, or module:function of a file that is the
-    user's to write; and the keys that say so."""
+    """The function that gives final scalar rewards in place of a reward model: one that is built in, or module:function
+    of a file that is the user's to write; and the keys that say so."""
 
     function: str
     keys: tuple[str, ...]
@@ -51,9 +51,9 @@ class FunctionReward:
     def notes(self) -> Iterator[str]:
         """The choices that no key states."""
         if self.function == YOUR_FUNCTION:
-            yield f"{self.keys[0]}: the function that pays is {YOUR_FUNCTION} in the job, which is yours to write."
+            yield f"{self.keys[0]}: the reward function is {YOUR_FUNCTION} in the job, which is yours to write."
         yield (
-            "no key says how long a call of the function that pays takes: 0.01 s is ASSUMED; measure it, and give "
+            "no key says how long a call of the reward function takes: 0.01 s is ASSUMED; measure it, and give "
             "rewards.latency_seconds in the job."
         )
 
@@ -88,7 +88,7 @@ class Configuration:
         return graph_of(self.algorithm, has_ref=self.has_ref, has_reward=not pays, has_environment=pays)
 
     def stages(self, *names: str) -> tuple[str, ...]:
-        """Those of the stages that its job has."""
+        """Selects those of the named stages that its job has."""
         return tuple(name for name in names if name in self.graph.by_name)
 
     def group(self, samples: int, *keys: str) -> Iterator[Said]:
@@ -131,7 +131,7 @@ class Configuration:
             yield from self.setting("top_k", max(0, self.given.whole(top_k)), top_k)
 
     def warmup(self, role: str, key: str) -> Iterator[Said]:
-        """The steps over which a learning rate rises."""
+        """Yields the number of steps over which the learning rate of a role rises."""
         if f"{role}_schedule" not in type(DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]).model_fields:
             return
         if self.given.value(key) is not None and self.given.whole(key) > 0:

@@ -87,7 +87,7 @@ def _read(given: GivenKeys) -> Configured:
     notes = (
         []
         if is_megatron
-        else ["policy.megatron_cfg is not enabled: how FSDP divides a model is no layout of ours, so it stays free."]
+        else ["policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so layouts and rows are free."]
     )
     notes += [*configuration.notes(), *_notes(given)]
     pools = dict(_pools(given))
@@ -171,9 +171,9 @@ def _notes(given: GivenKeys) -> Iterator[str]:
         if (precision := given.value(key)) not in known:
             yield f"{key}={precision}: training and generation are costed in bf16, generation in FP8 where it says fp8."
     if given.value("loss_fn.sequence_level_importance_ratios"):
-        yield "loss_fn.sequence_level_importance_ratios: a job clips the ratio of each token, and is costed so."
+        yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
     if given.value("grpo.use_leave_one_out_baseline"):
-        yield "grpo.use_leave_one_out_baseline: a sample is compared with the mean of its whole group, itself included."
+        yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
     if given.whole("data.max_input_seq_length") >= given.whole("policy.max_total_sequence_length"):
         yield (
             "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "

@@ -116,8 +116,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
 _SELECTION = (
     "how many groups have non-zero reward variance is said by no key: give workload.dynamic_sampling in the job"
 )
-_AGENT = "rollouts by an agent of one's own have turns and latencies that no key says; one turn is planned"
-_TURNS = "turns with a tool need their numbers and lengths: give workload.turns in the job"
+_AGENT = "a custom rollout or agent loop has turns and latencies that no key says; single-turn rollouts are planned"
+_TURNS = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
 NAMED: Sequence[tuple[str, Sequence[str]]] = (
     (_TURNS, ("*multi_turn.*", "*max_rollout_turns")),
@@ -155,7 +155,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16")),
     (
-        "what of this is kept in host memory has no choice of a plan",
+        "of offloading a plan chooses the optimizer state of what trains and the weights of what only scores",
         ("*offload*", "release-train", "*overlap_cpu_optimizer*", "*overlap-cpu-optimizer*"),
     ),
     (
@@ -164,14 +164,14 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "value.dtensor_cfg.activation_checkpointing"),
     ),
     (
-        "it stretches over several steps what a plan has within one: unfinished responses, new weights while "
-        "responses are drawn, or samples older than a step",
+        "partial rollouts, in-flight weight updates and samples of several steps before are not modelled: generation "
+        "is synchronous or one step ahead",
         ("*partial*", "*in_flight_weight*", "*recompute_kv_cache*", "*max_off_policy*", "*hybrid_rollout.*",
          "*.sampler.*", "*parameter_sync_step", "*async_queue_size", "*drop_incomplete*", "buffer-*",
          "*max_trajectory_age_steps", "mask-offpolicy-*"),
     ),
     (
-        "it changes the loss or the advantages and not what a step takes; a job has no word for it",
+        "it changes the loss or the advantages and not what a step takes; a job has no setting for it",
         ("*clip_ratio", "*clip_ratio_c", "*clip_ratio_high", "*ratio_clip_max", "eps-clip-high",
          "*eps_clip_low_high", "*dual_clip", "eps-clip-c", "*ratio_clip_c", "*rollout_correction.*",
          "*is_correction*", "*importance_sampling*", "*tis-*", "use-tis", "*.aux_loss_coef", "*no_std_norm",
@@ -183,7 +183,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics"),
     ),
     (
-        "it changes the final scalar rewards and not what a step takes; a job has no word for it",
+        "it changes the final scalar rewards and not what a step takes; a job has no setting for it",
         ("*reward_scaling*", "*reward_shaping*", "*overlong*", "*stop_properly*", "reward.clip_range",
          "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
     ),
@@ -207,7 +207,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "ref-update-interval", "value.*.lr", "value.max_total_sequence_length"),
     ),
     (
-        "how an engine spreads experts and requests over its GPUs is left free",
+        "expert parallelism and data-parallel attention within an engine are left free",
         ("*rollout.data_parallel_size", "*rollout.expert_parallel_size", "*.vllm_cfg.expert_parallel_size",
          "*enable_expert_parallel", "sglang-dp-size", "sglang-ep-size", "sglang-*dp-attention", "sglang-*dp-lm-head",
          "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*", "sglang-expert-parallel-size",
@@ -226,14 +226,14 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
         "the reward model is costed in the degrees of a plan, its rows as many as its memory has room for",
         ("env.reward_model.*", "reward_model.*"),
     ),
-    ("an environment has turns and latencies that no key says; one turn is planned", ("env.*",)),
-    ("engines that something else has started are not planned", ("rollout-external-*",)),
+    ("an environment has turns and latencies that no key says; single-turn rollouts are planned", ("env.*",)),
+    ("external engines are not planned", ("rollout-external-*",)),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
         ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*"),
     ),
     (
-        "experts exchange tokens by an all-to-all that nothing overlaps",
+        "expert dispatch is costed as an all-to-all that nothing overlaps",
         ("*token_dispatcher*", "*token-dispatcher*", "*deepep*", "*hybridep*", "*flex_dispatcher*", "*flex-dispatcher*",
          "*shared_expert_overlap", "moe-token-drop-policy"),
     ),
@@ -241,14 +241,14 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
         "layers are dealt out to the stages of a pipeline as evenly as their number allows",
         ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
-    ("sequences are cut in slices that give every rank as many scores", ("*dynamic_context_parallel", "allgather-cp")),
+    ("context parallelism is balanced over its ranks", ("*dynamic_context_parallel", "allgather-cp")),
     (
-        "how FSDP, DTensor or ZeRO divide a model is no layout of a plan",
+        "FSDP, DTensor and ZeRO sharding are not modelled: layouts are Megatron's",
         ("*megatron_fsdp", "*dtensor_cfg.*", "*automodel_cfg.*", "*.strategy", "ds.zpg", "value.optimizer.kwargs.*",
          "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*"),
     ),
     (
-        "the kernels are those of the profile, or of the equations where none is given",
+        "kernels are costed by the profile, or by the analytic model where none is given",
         ("*fused*", "*liger*", "*tiled_mlp*", "*entropy_from_logits*", "*logprob_chunk_size", "log-probs-chunk-size",
          "*defer_fp32_logits", "*gradient_accumulation_fusion", "*prefix_grouper", "*overlap_comm", "*overlap-grad*",
          "*overlap-param*", "*deepcompile", "*experts_implementation", "transformer-impl", "qwen-gdn-backend",
@@ -269,14 +269,14 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),
     ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),
     (
-        "code of one's own runs for a time that no key says",
+        "custom code runs for a time that no key says",
         ("custom-*", "rollout-*-path", "data-source-path", "*custom_sampler*"),
     ),
     ("the trainer and its engines take turns on one pool, or have pools of their own", ("*hybrid_engine",)),
 )  # fmt: skip
 """What is to be known of keys that may change a step, with patterns of these, the first that matches."""
 
-OTHERWISE = "it may change a step, and has no word in a job or a plan"
+OTHERWISE = "it may change a step, and no field of a job or a plan says it"
 """What is to be known of a key that no pattern has."""
 
 

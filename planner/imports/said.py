@@ -88,13 +88,13 @@ def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[s
     where ranks share sequences that experts take whole here."""
     ep, cp = degrees.get("ep", 1), degrees.get("cp", 1)
     if layout.ep != ep:
-        yield f"{key}={ep} is read as {layout.ep}: experts are spread over replicas here, and there are {layout.dp}."
+        yield f"{key}={ep} is read as {layout.ep}: expert parallelism is over replicas here, and there are {layout.dp}."
     elif degrees.get("etp", 0) == 1 < ep and layout.etp > 1:
-        yield f"{key}={ep} is read as of experts cut by tp={layout.tp}: whole ones go to all {layout.tp} ranks here."
+        yield f"{key}={ep} is read with experts cut by tp={layout.tp}: of whole ones the degree is a multiple of it."
     if layout.cp != cp:
         yield (
-            f"{key}={ep} with context parallelism of {cp}: a model with experts takes whole sequences here, so that "
-            f"there are {cp} times as many replicas, each with a rank's budget of tokens."
+            f"{key}={ep} with context parallelism of {cp}: that of a mixture-of-experts model is not modelled, and is "
+            f"read as {cp} times as many replicas, each with a rank's budget of tokens."
         )
 
 

@@ -99,7 +99,7 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
         progress=lambda what, _done, _total: told.append(what),
     )
     assert (found.plan, found.within, found.best) == (None, None, None)
-    assert any("fits into no memory as it is" in note for note in found.notes)
+    assert any("the cost model predicts out of memory" in note for note in found.notes)
     assert "searching what openrlhf can say" in told
 
 

@@ -56,7 +56,7 @@ def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
     in_loss = configured(tmp_path, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.003")
     assert in_loss.words["grpo.kl_coefficient"] == 0.003
     assert "ref_logprob.layout" in in_loss.words
-    assert all("function that pays" in note for note in in_loss.notes)
+    assert all("reward function" in note for note in in_loss.notes)
     in_reward = configured(tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02")
     assert in_reward.words["grpo.kl_coefficient"] == 0.02
     assert any("algorithm.kl_ctrl.kl_coef is read as that of the loss" in note for note in in_reward.notes)
