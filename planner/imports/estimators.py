@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.said import Said, Word
+from meshwright.planner.imports.said import Configured, Said, Word
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS
 from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
 from meshwright.profiles.errors import BadInput
@@ -150,6 +150,21 @@ class Configuration:
             yield Said("adapter.rank", self.given.whole(rank), (rank,))
             found = self.given.value(alpha)
             yield Said("adapter.alpha", float(found) if found else self.given.whole(rank), (alpha,))
+
+    def configured(
+        self, trainer: str, said: Iterable[Said], *, steps_ahead: int, notes: Iterable[str], idle: Iterable[str] = ()
+    ) -> Configured:
+        """All that the configuration says, with what is to be known of the keys that nobody has asked for; `idle` are
+        patterns of those of no use beside others."""
+        named, unread = self.given.accounted(trainer, idle)
+        return Configured(
+            said=tuple(said),
+            steps_ahead=steps_ahead,
+            notes=(*notes, *self.given.strange(trainer, unread), *self.given.notes),
+            named=named,
+            unread=unread,
+            asked=frozenset(self.given.asked),
+        )
 
     def notes(self) -> Iterator[str]:
         """What is read otherwise than it is said."""

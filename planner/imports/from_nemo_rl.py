@@ -100,14 +100,8 @@ def _read(given: GivenKeys) -> Configured:
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
         notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    told, unread = given.accounted("nemo-rl", _idle(configuration, is_megatron=is_megatron))
-    return Configured(
-        said=tuple(said),
-        steps_ahead=min(ahead, 1),
-        notes=(*notes, *given.notes),
-        named=told,
-        unread=unread,
-        asked=frozenset(given.asked),
+    return configuration.configured(
+        "nemo-rl", said, steps_ahead=min(ahead, 1), notes=notes, idle=_idle(configuration, is_megatron=is_megatron)
     )
 
 

@@ -21,7 +21,6 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
-from meshwright.planner.imports.key_effects import OTHERWISE, named
 from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
 from meshwright.planner.imports.said import (
     MEMORY_SHARE,
@@ -70,18 +69,7 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
     said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
-    told, unread = given.accounted("openrlhf", _idle(configuration))
-    known = {key for key, reason in named("openrlhf", given.unknown).items() if reason != OTHERWISE}
-    strange = [key for key in given.unknown if key not in {*given.asked, *unread, *known}]
-    notes += [f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in strange]
-    return Configured(
-        said=tuple(said),
-        steps_ahead=ahead,
-        notes=(*notes, *given.notes),
-        named=told,
-        unread=unread,
-        asked=frozenset(given.asked),
-    )
+    return configuration.configured("openrlhf", said, steps_ahead=ahead, notes=notes, idle=_idle(configuration))
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:

@@ -75,15 +75,7 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
     is_async = any(Path(word).name == "train_async.py" for word in given.command)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
-    told, unread = given.accounted("slime")
-    return Configured(
-        said=tuple(said),
-        steps_ahead=int(is_async),
-        notes=(*notes, *given.notes),
-        named=told,
-        unread=unread,
-        asked=frozenset(given.asked),
-    )
+    return configuration.configured("slime", said, steps_ahead=int(is_async), notes=notes)
 
 
 def _configuration(given: GivenKeys, served: dict[str, Any] | None) -> Configuration:

@@ -24,7 +24,6 @@ from meshwright.planner.imports.estimators import (
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
-from meshwright.planner.imports.key_effects import OTHERWISE, named
 from meshwright.planner.imports.said import (
     MEGATRON_SIZES,
     MEMORY_SHARE,
@@ -79,18 +78,7 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
         said += [*_training(configuration), *_reference(configuration)]
         notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
-    told, unread = given.accounted("verl", _idle(configuration))
-    known = {key for key, reason in named("verl", given.unknown).items() if reason != OTHERWISE}
-    strange = [key for key in given.unknown if key not in {*given.asked, *unread, *known}]
-    notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in strange]
-    return Configured(
-        said=tuple(said),
-        steps_ahead=ahead,
-        notes=(*notes, *given.notes),
-        named=told,
-        unread=unread,
-        asked=frozenset(given.asked),
-    )
+    return configuration.configured("verl", said, steps_ahead=ahead, notes=notes, idle=_idle(configuration))
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:

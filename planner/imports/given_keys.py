@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from meshwright.planner.export.known_keys import KnownKeys
-from meshwright.planner.imports.key_effects import has_no_effect, named
+from meshwright.planner.imports.key_effects import OTHERWISE, has_no_effect, named
 from meshwright.planner.imports.scripts import read_script
 from meshwright.planner.imports.shell_words import Word
 from meshwright.profiles.errors import BadInput
@@ -82,6 +82,15 @@ class GivenKeys:
         plain = [key for key in self.unread if is_plain(key)]
         told = named(trainer, (key for key in self.unread if key not in plain))
         return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
+
+    def strange(self, trainer: str, plain: Iterable[str]) -> Iterator[str]:
+        """Sentences on keys of which nothing is known: those that the trainer's known version does not have, that
+        nobody has asked for, that are not among the plain ones, and that are of no kind whose meaning is known."""
+        kinds = named(trainer, self.unknown)
+        known = {*self.asked, *plain, *(key for key, reason in kinds.items() if reason != OTHERWISE)}
+        for key in self.unknown:
+            if key not in known:
+                yield f"{key} is no key of {trainer}, {self.known.version}, and says nothing here."
 
     def _has_default(self, key: str) -> bool:
         """Whether a key has the value that it has where it is not given; one that the trainer's known version does not

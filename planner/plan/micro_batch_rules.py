@@ -84,10 +84,11 @@ def token_caps(workload: Workload, stage: Stage, layout: Layout, rows: int) -> t
     """The caps that are offered to a replica of `rows` rows, ascending: tokens of a power of two of the longest
     sequences, and fewer than of all rows.
 
-    None where all sequences are as long, of which so many rows are as many tokens, and where tokens may not decide.
+    None where all sequences are as long, of which so many rows are as many tokens, where tokens may not decide, and
+    with context parallelism, for which one row at a time is enough.
     """
     longest = workload.max_tokens
-    if workload.sequence_lengths.tokens[0] == longest or any(_no_caps(stage, layout)):
+    if workload.sequence_lengths.tokens[0] == longest or layout.cp > 1 or any(_no_caps(stage, layout)):
         return ()
     return tuple(2**k * longest for k in range(rows.bit_length()) if 2**k < rows)
 
@@ -128,8 +129,6 @@ def _no_caps(stage: Stage, layout: Layout) -> Iterator[str]:
     """Why tokens may not decide how many micro-batches there are, or which sequences meet."""
     if stage.generates:
         yield "on a stage that generates, slot by slot"
-    if layout.cp > 1:
-        yield f"with cp={layout.cp}, where rows alone decide"
     if layout.vpp > 1:
         yield f"with vpp={layout.vpp}, which needs micro-batches in multiples of pp={layout.pp}"
     if layout.expert_replicas > 1 and stage.trains:

@@ -15,6 +15,7 @@ from meshwright.planner.imports.said import Configured, Said
 from meshwright.planner.plan.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, facts_of
 from tests.planner.imports.written import CONFIG, plan_of, written
@@ -154,6 +155,9 @@ BUDGETS = {
 }
 """Sequences of 4,096 tokens on pairs of ranks that have room for 16,384 tokens together."""
 
+HALF = LengthSpec(max=3072, fixed=1536)
+"""Responses half as long as they may be."""
+
 
 def facts_in(trainer: str, directory: Path) -> tuple[Configured, Facts]:
     file, text = BUDGETS[trainer]
@@ -178,8 +182,21 @@ def test_ranks_that_share_sequences_take_as_many_rows_as_their_budgets_hold_toge
     found = imported(READERS[trainer], configured, facts, model_of, limits=LIMITS)
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
-    assert (trained.layout.cp, trained.schedule.micro_batch_size) == (2, 4)
-    assert any("actor_train.micro_batch_tokens=16384 is read as micro_batch_size=4" in note for note in found.notes)
+    assert (trained.layout.cp, trained.schedule.micro_batch_tokens) == (2, 16384)
+    assert not any("micro_batch_tokens" in note for note in found.notes)
+
+
+def test_where_rows_alone_decide_a_budget_is_read_as_the_rows_of_mean_length_that_it_holds(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": HALF})})
+    said = [
+        replace(one, value="tp1,pp2,dp4,vpp2") if one.what == "actor_train.layout" else one for one in configured.said
+    ]
+    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    trained = found.plan.placement("actor_train")
+    assert (trained.layout.vpp, trained.schedule.micro_batch_size) == (2, 4)
+    assert any("is read as micro_batch_size=4: with this layout rows alone" in note for note in found.notes)
 
 
 def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path) -> None:
@@ -204,5 +221,5 @@ def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(
     found = imported(READERS["slime"], replace(configured, said=tuple(cut)), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
-    assert (trained.layout.cp, trained.layout.dp, trained.schedule.micro_batch_size) == (2, 4, 4)
+    assert (trained.layout.cp, trained.layout.dp, trained.schedule.micro_batch_tokens) == (2, 4, 16384)
     assert any("actor_train.layout=tp1,pp1,dp2,cp4 is read as tp1,pp1,dp4,cp2" in note for note in found.notes)

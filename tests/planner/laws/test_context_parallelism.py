@@ -99,6 +99,23 @@ def test_several_rows_at_a_time_are_legal_and_offered_where_they_are_wanted() ->
     assert sizes == {USUAL: {1}, Wanted(by_rows=True): {1, 2, 4}}
 
 
+def test_a_cap_is_of_all_ranks_that_share_a_sequence_and_costs_what_as_many_rows_do() -> None:
+    facts = llama_on_64_ranks()
+    longest, model = facts.workload.max_tokens, AnalyticModel(facts.cluster, facts.workload, facts.precision)
+    fixed = facts.workload.sequence_lengths.tokens[0] == longest
+    for name in ("ref_logprob", "actor_train"):
+        stage, layout = PPO_GRAPH.by_name[name], Layout.parse("tp4,dp2,cp2,sp")
+        cap = Schedule(micro_batch_size=0, micro_batch_tokens=2 * longest)
+        assert schedule_rules(facts, stage, layout, cap) == ()
+        assert cap in schedules(facts, stage, layout, wanted=Wanted(caps=(2 * longest,)))
+        capped, rows = (
+            costed(model, call_of(facts, stage, Choice(layout, schedule), deferral=0))
+            for schedule in (cap, Schedule(micro_batch_size=2))
+        )
+        assert capped.peak_bytes == pytest.approx(rows.peak_bytes, rel=0.001)
+        assert capped.seconds == pytest.approx(rows.seconds) if fixed else capped.seconds <= rows.seconds
+
+
 def test_experts_take_whole_sequences() -> None:
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=64)
     models = LONG.models.model_copy(update={"ref": replace(LONG.models.ref, experts=experts)})
