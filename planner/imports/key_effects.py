@@ -188,11 +188,12 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
     ),
     (
-        "how many calls of a reward run at a time, and how long each takes, is measured or given in the job's rewards",
+        "how calls of a reward run is not read: give rewards.workers and rewards.latency_seconds in the job",
         ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name"),
     ),
     (
-        "the learning rate is constant after its warm-up, which is a number of steps",
+        "of a learning rate the warm-up is read, as a number of steps; a decay takes no time of a step and is given in "
+        "the job, as actor_schedule or critic_schedule",
         ("*lr_*", "*lr-*", "*min-lr", "*min_lr*"),
     ),
     (
