@@ -31,6 +31,9 @@ from meshwright.profiles.workload import Workload
 
 _SLOTS = f"{GENERATE}.generation_slots"
 
+_FEW_ROWS = 64
+"""Of a micro-batch; fewer are all tried for one that is legal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
@@ -210,13 +213,13 @@ def _read_as(one: Said, workload: Workload) -> Iterator[str]:
         yield from (f"{one.what}={layout}" for layout in _plainer(Layout.parse(str(one.value))))
     elif key == "micro_batch_size":
         yield f"{one.what}={one.value}"
-        yield from (f"{one.what}={number}" for number in range(int(one.value) - 1, 0, -1))
+        yield from (f"{one.what}={number}" for number in _below(int(one.value)))
     elif key == "micro_batch_tokens":
         cap = int(one.value)
         rows = max(1, int(cap / workload.mean_tokens))
         yield f"{one.what}={cap}"
         yield from (f"{one.what}={number * longest}" for number in _halved(max(1, cap // longest)))
-        yield from (f"{stage}.micro_batch_size={number}" for number in range(rows, 0, -1))
+        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_below(rows)))
     else:
         yield f"{one.what}={one.value}"
 
@@ -227,6 +230,12 @@ def _plainer(layout: Layout) -> Iterator[Layout]:
     for cp in reversed(divisors(layout.cp)):
         for vpp in reversed(divisors(layout.vpp)):
             yield replace(layout, vpp=vpp, cp=cp, dp=layout.dp * layout.cp // cp)
+
+
+def _below(number: int) -> Iterator[int]:
+    """Numbers of rows below a number, the largest first: of many rows the powers of two, of few every one."""
+    yield from (power for power in _halved(max(1, number - 1)) if power > _FEW_ROWS)
+    yield from range(min(number - 1, _FEW_ROWS), 0, -1)
 
 
 def _halved(number: int) -> Iterator[int]:

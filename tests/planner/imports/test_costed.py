@@ -223,3 +223,13 @@ def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(
     trained = found.plan.placement("actor_train")
     assert (trained.layout.cp, trained.layout.dp, trained.schedule.micro_batch_tokens) == (2, 4, 16384)
     assert any("actor_train.layout=tp1,pp1,dp2,cp4 is read as tp1,pp1,dp4,cp2" in note for note in found.notes)
+
+
+def test_rows_that_no_replica_can_take_are_read_as_the_most_that_one_can(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    said = [one for one in configured.said if not one.what.endswith("micro_batch_tokens")]
+    said += [Said("actor_train.micro_batch_size", 1000, ("a",)), Said("actor_logprob.micro_batch_size", 7, ("b",))]
+    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    sizes = [found.plan.placement(stage).schedule.micro_batch_size for stage in ("actor_train", "actor_logprob")]
+    assert sizes == [32, 4]
