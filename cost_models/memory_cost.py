@@ -306,6 +306,8 @@ class _RankMemory:
     def _micro_batch_tokens(self, schedule: Schedule) -> int:
         """Tokens of one pass at its longest: sequences or parts of them, prompts and chunks of a stage that streams."""
         workload = self._workload
+        if schedule.micro_batch_tokens:  # of all ranks that share its sequences
+            return longest_part(schedule.micro_batch_tokens, self._layout.cp)
         chunk = min(schedule.chunk_tokens, workload.response.max)
         longest = max(chunk, workload.prompt.max) if chunk else longest_part(workload.max_tokens, self._layout.cp)
         return schedule.most_tokens(longest)

@@ -39,6 +39,6 @@ class KnownKeys(Document):
 
 @cache
 def known_keys(trainer: str) -> KnownKeys:
-    """Those of a trainer by the name of its file."""
+    """Reads the keys of a trainer by the name of its file."""
     with as_file(files("meshwright.planner.export") / "data" / f"{trainer}.json") as path:
         return read_json(KnownKeys, path, "keys of another trainer")

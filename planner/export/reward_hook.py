@@ -72,7 +72,7 @@ slime/rollout/rm_hub, read in the versions that `data` names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:
-    """The file by its name; nothing where a reward model pays."""
+    """The file by its name; nothing where a reward model scores."""
     function = origin.function
     if function is None:
         return {}

@@ -25,12 +25,12 @@ def machines(plan: Plan, stage: str) -> tuple[int, int]:
 
 
 def token_budget(plan: Plan, stage: str) -> int:
-    """Tokens of a micro-batch on one rank: its cap; or its rows of mean length, and no less than one row of the
-    longest."""
+    """Tokens of a micro-batch on one of the ranks that share its sequences: its cap; or its rows of mean length, and no
+    less than one row of the longest."""
     placement, workload = plan.placement(stage), plan.facts.workload
     rows = placement.schedule.micro_batch_size
     if cap := placement.schedule.micro_batch_tokens:
-        return cap
+        return math.ceil(cap / placement.layout.cp)
     return math.ceil(max(workload.max_tokens, rows * workload.mean_tokens) / placement.layout.cp)
 
 

@@ -24,12 +24,12 @@ exec {command} "${{arguments[@]}}" "$@"
 
 
 def overrides(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
-    """As `key=value`, hydra's form."""
+    """Writes keys as `key=value`, hydra's form."""
     return [(shlex.quote(f"{one.key}={_plain(one.value)}"), one.origin) for one in settings]
 
 
 def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
-    """As `--key value`, argparse's form: a flag alone where it is true, and left out where it is not."""
+    """Writes keys as `--key value`, argparse's form: a flag alone where it is true, and left out where it is not."""
     return [
         (f"--{one.key}" if one.value is True else f"--{one.key} {_words(one.value)}", one.origin)
         for one in settings
@@ -38,7 +38,7 @@ def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
 
 
 def nested(settings: Sequence[KeyValue]) -> str:
-    """As YAML, a level for each part of a key."""
+    """Writes keys as YAML, a level for each part of a key."""
     tree: dict[str, Any] = {}
     for one in settings:
         *path, last = one.key.split(".")
@@ -65,5 +65,5 @@ def _words(value: Value) -> str:
 
 
 def _plain(value: Value) -> str:
-    """As a command line writes it."""
+    """Writes a value as a command line has it."""
     return "null" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)

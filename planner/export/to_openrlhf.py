@@ -75,7 +75,7 @@ def ways(facts: Facts) -> Iterator[Way]:
 def _way(
     facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
 ) -> Iterator[Way]:
-    """None where the degrees do not divide a group's ranks, or a model's heads."""
+    """Gives a way, or None where the degrees do not divide a group's ranks, or a model's heads."""
     each = degrees.num_ranks
     heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
     if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):

@@ -23,7 +23,7 @@ Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
 
 
 YOURS = "reward:score"
-"""The function that pays where no job names it, which is the user's to write."""
+"""The reward function where no job names it, which is the user's to write."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ExportInput:
 
     @property
     def settings(self) -> LearningSettings:
-        """Those of the algorithm; its defaults where no job says so."""
+        """The settings of the algorithm; its defaults where no job is given."""
         return self.job.settings if self.job else DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]
 
     def setting(self, field: str, key: str) -> Iterator[KeyValue]:
@@ -83,7 +83,7 @@ class ExportInput:
 
     @property
     def function(self) -> str | None:
-        """The function that pays, as module:function or by its built-in name; None where a reward model does."""
+        """The reward function, as module:function or by its built-in name; None where a reward model does."""
         if not self.plan.facts.rewards:
             return None
         return (self.job.rewards[0].function if self.job and self.job.rewards else None) or YOURS
@@ -111,7 +111,7 @@ class OtherTrainer:
     quantises: bool = False
 
     def ways_of(self, facts: Facts) -> Iterator[Way]:
-        """Those in which it may be set up, of the stages that the job has."""
+        """Yields the ways in which the trainer may be set up, for the stages that the job has."""
         return (way.of(facts) for way in self.ways(facts))
 
     @property
@@ -165,7 +165,7 @@ def _unsaid(facts: Facts) -> Iterator[str]:
     if turns := facts.workload.turns:
         yield f"rollouts of up to {turns.number.max} turns with a tool (workload.turns) are"
     if facts.workload.dynamic_sampling:
-        yield "waves of prompts until a batch has a signal (workload.dynamic_sampling) are"
+        yield "waves of prompts until enough groups have non-zero reward variance (workload.dynamic_sampling) are"
     if facts.workload.best_of:
         yield f"the best {facts.workload.group_size} of {facts.workload.best_of} samples (workload.best_of) are"
     if adapter := facts.models.actor.adapter:

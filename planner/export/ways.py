@@ -42,7 +42,7 @@ class Way:
     steps_ahead: int = 0
 
     def ahead(self, graph: StageGraph) -> StepsAhead:
-        """Of every stage."""
+        """The steps that every stage works ahead."""
         return pattern_ahead(graph, self.steps_ahead)
 
     def of(self, facts: Facts) -> Way:

@@ -115,7 +115,7 @@ class _WaySearch:
         )
 
     def _pins(self, way: Way, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
-        """Those of a way, those that were chosen beside them and the user's own."""
+        """Joins the pins of a way, those that were chosen beside them and the user's own."""
         return tuple(dict.fromkeys((*parse_pins({*way.pins, *chosen}, self.facts.graph), *self.pins)))
 
     def made_alike(self, way: Way, plan: Plan) -> Plan | None:

@@ -105,7 +105,7 @@ def _messages(line: str, what: str) -> Iterator[_Message]:
 
 
 def _text(content: Any) -> str:
-    """Of a message whose content is a text, parts of one, or nothing."""
+    """Gives the text of a message whose content is a text, parts of one, or nothing."""
     if content is None:
         return ""
     if isinstance(content, str):

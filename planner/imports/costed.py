@@ -25,9 +25,14 @@ from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
 
 _SLOTS = f"{GENERATE}.generation_slots"
+
+_FEW_ROWS = 64
+"""Of a micro-batch; fewer are all tried for one that is legal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +113,7 @@ def _fastest(*plans: Plan | None) -> Plan | None:
 
 
 def _beginning(limits: Limits, seconds: float | None) -> Limits:
-    """Those of a search that begins now."""
+    """Gives the limits of a search that begins now and takes so many seconds."""
     if seconds is None:
         return limits
     return replace(limits, max_deterministic_time=seconds, deadline=time.monotonic() + seconds)
@@ -128,7 +133,7 @@ def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limi
     reasons = " ".join(limit.sentence for limit in answer.limits) if isinstance(answer, NoPlan) else ""
     if isinstance(answer, NoPlan) and answer.status == "out_of_limit":
         return f"it is not known what a step of the configuration takes: {reasons}"
-    return f"by our costs the configuration fits into no memory as it is: {reasons}"
+    return f"the cost model predicts out of memory for the configuration as it is: {reasons}"
 
 
 def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:
@@ -140,7 +145,7 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
         if stage not in facts.graph.by_name or one.what == _SLOTS:
             continue
         mine = [pin for pin in kept if pin.stage == stage]
-        found, problem = _first_legal(facts, mine, one)
+        found, problem = _first_legal(facts, mine, _of_layout(one, mine, configured))
         if found:
             kept.append(found)
         if problem:
@@ -154,34 +159,83 @@ def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[
     return (*kept, *plain, *whole), notes
 
 
+def _of_layout(one: Said, kept: list[Pin], configured: Configured) -> Said:
+    """A budget of tokens for the layout that a stage is read with: it is each rank's, and a sequence is cut over fewer
+    of them than the configuration says where the layout is read so."""
+    stage, _, key = one.what.partition(".")
+    layouts = [pin.value for pin in kept if isinstance(pin.value, Layout)]
+    if key != "micro_batch_tokens" or not layouts:
+        return one
+    told = Layout.parse(str(configured.words[f"{stage}.layout"]))
+    return replace(one, value=int(one.value) * layouts[0].cp // told.cp)
+
+
 def _first_legal(facts: Facts, kept: list[Pin], one: Said) -> tuple[Pin | None, str]:
-    """The pin of what is said, or of the next smaller number that is legal; and what is wrong with the first."""
+    """The pin of what is said, or of the nearest that is legal; and what is wrong with the first."""
     problem = ""
-    for pinned in _read_as(one, facts.workload.max_tokens):
+    for pinned in _read_as(one, facts.workload):
         try:
             pin = parse_pin(pinned, facts.graph)
             check_pins(facts, (*kept, pin))
         except BadInput as error:
             problem = problem or str(error)
             continue
-        return pin, f"{one.what}={one.value} is read as {pinned.removeprefix(f'{one.what}=')}" if problem else ""
+        return pin, _told(one, pin, facts.workload) if problem else ""
     return None, f"{problem} It is left free."
 
 
-def _read_as(one: Said, longest: int) -> Iterator[str]:
-    """The pin of what is said, and for a count those of the powers of two below it.
+def _told(one: Said, pin: Pin, workload: Workload) -> str:
+    """A sentence on a value that is read as another."""
+    if one.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
+        return (
+            f"{one.what}={one.value} is read as {pin.key}={pin.value}: with this layout rows alone decide, and no more "
+            f"sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide a replica's."
+        )
+    if one.what.endswith(".layout"):
+        return (
+            f"{one.what}={one.value} is read as {pin.value}, the nearest layout that is costed: interleaved pipelines "
+            "have as many layers in each part, and context parallelism leaves a rank 2,048 tokens or more of the "
+            "longest sequence, of a model without experts."
+        )
+    return f"{one.what}={one.value} is read as {str(pin).removeprefix(f'{one.what}=')}"
 
-    For a cap of tokens it is those of caps for so many of the longest sequences, and where tokens may not decide of so
-    many rows.
+
+def _read_as(one: Said, workload: Workload) -> Iterator[str]:
+    """The pin of what is said, and for a count those of the numbers below it, the largest first.
+
+    A layout is next read without interleaving, and then with fewer ranks for a sequence and more replicas. For a cap of
+    tokens the pins are those of caps for so many of the longest sequences, and where tokens may not decide of as many
+    rows as it holds on average.
     """
-    yield f"{one.what}={one.value}"
+    longest = workload.max_tokens
     stage, _, key = one.what.partition(".")
-    if key == "micro_batch_size":
-        yield from (f"{one.what}={number}" for number in _halved(int(one.value)))
-    if key == "micro_batch_tokens":
-        rows = max(1, int(one.value) // longest)
-        yield from (f"{one.what}={number * longest}" for number in _halved(rows))
-        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_halved(rows)))
+    if key == "layout":
+        yield from (f"{one.what}={layout}" for layout in _plainer(Layout.parse(str(one.value))))
+    elif key == "micro_batch_size":
+        yield f"{one.what}={one.value}"
+        yield from (f"{one.what}={number}" for number in _below(int(one.value)))
+    elif key == "micro_batch_tokens":
+        cap = int(one.value)
+        rows = max(1, int(cap / workload.mean_tokens))
+        yield f"{one.what}={cap}"
+        yield from (f"{one.what}={number * longest}" for number in _halved(max(1, cap // longest)))
+        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_below(rows)))
+    else:
+        yield f"{one.what}={one.value}"
+
+
+def _plainer(layout: Layout) -> Iterator[Layout]:
+    """A layout, those in which its pipeline is interleaved less, and those in which fewer ranks share a sequence and
+    there are more replicas of them."""
+    for cp in reversed(divisors(layout.cp)):
+        for vpp in reversed(divisors(layout.vpp)):
+            yield replace(layout, vpp=vpp, cp=cp, dp=layout.dp * layout.cp // cp)
+
+
+def _below(number: int) -> Iterator[int]:
+    """Numbers of rows below a number, the largest first: of many rows the powers of two, of few every one."""
+    yield from (power for power in _halved(max(1, number - 1)) if power > _FEW_ROWS)
+    yield from range(min(number - 1, _FEW_ROWS), 0, -1)
 
 
 def _halved(number: int) -> Iterator[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.said import Said, Word
+from meshwright.planner.imports.said import Configured, Said, Word
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS
 from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
 from meshwright.profiles.errors import BadInput
@@ -37,8 +37,8 @@ LOSS_MEANS: Mapping[object, str] = {
 
 @dataclass(frozen=True)
 class FunctionReward:
-    """The function that pays in place of a reward model: one that is built in, or module:function of a file that is the
-    user's to write; and the keys that say so."""
+    """The function that gives final scalar rewards in place of a reward model: one that is built in, or module:function
+    of a file that is the user's to write; and the keys that say so."""
 
     function: str
     keys: tuple[str, ...]
@@ -51,9 +51,9 @@ class FunctionReward:
     def notes(self) -> Iterator[str]:
         """The choices that no key states."""
         if self.function == YOUR_FUNCTION:
-            yield f"{self.keys[0]}: the function that pays is {YOUR_FUNCTION} in the job, which is yours to write."
+            yield f"{self.keys[0]}: the reward function is {YOUR_FUNCTION} in the job, which is yours to write."
         yield (
-            "no key says how long a call of the function that pays takes: 0.01 s is ASSUMED; measure it, and give "
+            "no key says how long a call of the reward function takes: 0.01 s is ASSUMED; measure it, and give "
             "rewards.latency_seconds in the job."
         )
 
@@ -88,7 +88,7 @@ class Configuration:
         return graph_of(self.algorithm, has_ref=self.has_ref, has_reward=not pays, has_environment=pays)
 
     def stages(self, *names: str) -> tuple[str, ...]:
-        """Those of the stages that its job has."""
+        """Selects those of the named stages that its job has."""
         return tuple(name for name in names if name in self.graph.by_name)
 
     def group(self, samples: int, *keys: str) -> Iterator[Said]:
@@ -131,7 +131,7 @@ class Configuration:
             yield from self.setting("top_k", max(0, self.given.whole(top_k)), top_k)
 
     def warmup(self, role: str, key: str) -> Iterator[Said]:
-        """The steps over which a learning rate rises."""
+        """Yields the number of steps over which the learning rate of a role rises."""
         if f"{role}_schedule" not in type(DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]).model_fields:
             return
         if self.given.value(key) is not None and self.given.whole(key) > 0:
@@ -151,6 +151,21 @@ class Configuration:
             found = self.given.value(alpha)
             yield Said("adapter.alpha", float(found) if found else self.given.whole(rank), (alpha,))
 
+    def configured(
+        self, trainer: str, said: Iterable[Said], *, steps_ahead: int, notes: Iterable[str], idle: Iterable[str] = ()
+    ) -> Configured:
+        """All that the configuration says, with what is to be known of the keys that nobody has asked for; `idle` are
+        patterns of those of no use beside others."""
+        named, unread = self.given.accounted(trainer, idle)
+        return Configured(
+            said=tuple(said),
+            steps_ahead=steps_ahead,
+            notes=(*notes, *self.given.strange(trainer, unread), *self.given.notes),
+            named=named,
+            unread=unread,
+            asked=frozenset(self.given.asked),
+        )
+
     def notes(self) -> Iterator[str]:
         """What is read otherwise than it is said."""
         if self.reward is not None:
@@ -169,9 +184,23 @@ class Configuration:
         return (one or other) if self.algorithm == "grpo" else (other or one)
 
 
-def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator]) -> Estimator:
-    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has."""
+def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator], *, single: str | None = None) -> Estimator:
+    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has.
+
+    `single` is the key of the samples of a prompt of a trainer that takes a single one also where samples are compared
+    with each other: its advantage is its score then, as REINFORCE has it.
+    """
     name = given.value(key)
     if name not in known:
         raise BadInput(f"{key}={name} is no algorithm of a job; configure one of {', '.join(known)}.")
-    return known[name]
+    is_alone = single is not None and known[name].algorithm in COMPARES_GROUPS and given.whole(single) == 1
+    return REINFORCE if is_alone else known[name]
+
+
+def alone_notes(given: GivenKeys, key: str, known: Mapping[str, Estimator], single: str) -> Iterator[str]:
+    """A sentence where a single sample of a prompt has none to be compared with."""
+    if estimator_of(given, key, known, single=single) is not known[given.value(key)]:
+        yield (
+            f"{single}=1 with {key}={given.value(key)}: a single sample of a prompt is compared with no other, its "
+            "advantage is its score, and it is read as reinforce++."
+        )

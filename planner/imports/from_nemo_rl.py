@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,19 @@ _ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plu
 _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 """Files whose values are known."""
 
-_OTHERS = ("dpo.", "sft.", "distillation.", "rm.")
+_OTHERS = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
+"""What keys of other trainings than reinforcement learning begin with."""
+
+_OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
+"""Names of files that configure those."""
+
+_PRECISIONS = {
+    "policy.precision": ("bfloat16",),
+    "value.precision": ("bfloat16", None),
+    f"{_G}.vllm_cfg.precision": ("bfloat16", "fp8"),
+}
+"""Precisions that a job has, by key."""
+
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
@@ -46,23 +59,39 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
 
     Raises BadInput naming the key that has no place in a job."""
     given = read_overrides(path, known_keys("nemo_rl"), changed=changed)
-    if other := next((key for key in given.given if key.startswith(_OTHERS)), None):
+    if other := _other_training(given):
         raise BadInput(
             f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
             "grpo."
         )
+    try:
+        return _read(given)
+    except BadInput as error:
+        names = [name for name in given.missing if Path(name).name not in _DEFAULTS]
+        if not names:
+            raise
+        beside = f"{', '.join(names)} is not beside the configuration, which goes on from it: put it there."
+        raise BadInput(f"{error} {beside}") from error
+
+
+def _read(given: GivenKeys) -> Configured:
+    """What the keys of a configuration of ppo or grpo say.
+
+    Raises BadInput naming the key that has no place in a job."""
     is_grpo = any(key.startswith("grpo.") for key in given.given) or any("grpo" in name for name in given.missing)
     if is_grpo:
         given = replace(given, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"
     configuration = _configuration(given, group)
-    is_megatron = bool(given.value("policy.megatron_cfg.enabled"))
+    is_megatron = _is_megatron(given)
     notes = (
-        [] if is_megatron else ["policy.dtensor_cfg divides the models: that is no layout of ours, so it stays free."]
+        []
+        if is_megatron
+        else ["policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so layouts and rows are free."]
     )
     notes += [*configuration.notes(), *_notes(given)]
     pools = dict(_pools(given))
-    said = [*_workload(configuration, group), *_models(configuration), *_algorithm(configuration)]
+    said = [*_workload(configuration, group), *_models(configuration), *_algorithm(configuration, group)]
     said += [*_places(configuration, pools), *_engines(given)]
     if is_megatron:
         notes += _expert_notes(configuration, int(pools["train"].partition(":")[2]))
@@ -71,10 +100,42 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
     ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
     if ahead > 1:
         notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    told, unread = given.accounted("nemo-rl")
-    return Configured(
-        said=tuple(said), steps_ahead=min(ahead, 1), notes=(*notes, *given.notes), named=told, unread=unread
+    return configuration.configured(
+        "nemo-rl", said, steps_ahead=min(ahead, 1), notes=notes, idle=_idle(configuration, is_megatron=is_megatron)
     )
+
+
+def _idle(configuration: Configuration, *, is_megatron: bool) -> Iterator[str]:
+    """Patterns of keys that are of no use beside others."""
+    if is_megatron:
+        yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
+    else:
+        yield "*.megatron_cfg.*"
+    if not configuration.stages("critic_train"):
+        yield from ("value.*", "value_loss_fn.*")
+
+
+def _other_training(given: GivenKeys) -> str | None:
+    """The key, or the file that it goes on from, by which a configuration is of another training."""
+    for name in given.missing:
+        if _OTHER_FILES.match(Path(name).name):
+            return f"defaults: {name}"
+    return next((key for key in given.given if key.startswith(_OTHERS)), None)
+
+
+def _is_megatron(given: GivenKeys) -> bool:
+    """Whether Megatron-core trains: by its key, by the name of the file that the configuration goes on from and that is
+    not here, by keys that only Megatron has, or by default."""
+    key = "policy.megatron_cfg.enabled"
+    if not given.has(key):
+        names = [Path(name).name for name in given.missing]
+        if any("megatron" in name for name in names):
+            return True
+        if any(name in _DEFAULTS for name in names):
+            return False
+        if names:
+            return any(one.startswith("policy.megatron_cfg.") for one in given.given)
+    return bool(given.value(key))
 
 
 def _configuration(given: GivenKeys, group: str) -> Configuration:
@@ -100,12 +161,18 @@ def _notes(given: GivenKeys) -> Iterator[str]:
     for name in given.missing:
         if Path(name).name not in _DEFAULTS:
             yield f"defaults: {name} is not beside the configuration; what it says is read as in {given.known.source}."
+    for key, known in _PRECISIONS.items():
+        if (precision := given.value(key)) not in known:
+            yield f"{key}={precision}: training and generation are costed in bf16, generation in FP8 where it says fp8."
     if given.value("loss_fn.sequence_level_importance_ratios"):
-        yield "loss_fn.sequence_level_importance_ratios: a job clips the ratio of each token, and is costed so."
+        yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
     if given.value("grpo.use_leave_one_out_baseline"):
-        yield "grpo.use_leave_one_out_baseline: a sample is compared with the mean of its whole group, itself included."
+        yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
     if given.whole("data.max_input_seq_length") >= given.whole("policy.max_total_sequence_length"):
-        yield "data.max_input_seq_length allows prompts of all tokens of a sequence; half of them are read as a prompt."
+        yield (
+            "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "
+            "them is read as a prompt, and half where it leaves none."
+        )
 
 
 def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
@@ -115,10 +182,11 @@ def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
     yield Said("workload.batch_size", batch * samples, keys)
     yield from configuration.group(samples, keys[1])
     total, key = given.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt = given.whole("data.max_input_seq_length")
-    prompt = prompt if prompt < total else max(1, total // 2)
+    prompt, response = given.whole("data.max_input_seq_length"), given.whole(key)
+    if prompt >= total:
+        prompt = max(1, total - response if response < total else total // 2)
     yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
-    yield Said("workload.response", min(given.whole(key), total - prompt), (key, "policy.max_total_sequence_length"))
+    yield Said("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
     if (size := given.whole(key)) < 1:
         raise BadInput(f"{key}={size} sequences are no minibatch; use 1 or more.")
@@ -137,9 +205,9 @@ def _models(configuration: Configuration) -> Iterator[Said]:
             yield Said(f"models.{role}", str(given.text(key)), (key,))
 
 
-def _algorithm(configuration: Configuration) -> Iterator[Said]:
+def _algorithm(configuration: Configuration, group: str) -> Iterator[Said]:
     given = configuration.given
-    is_megatron = configuration.algorithm == "ppo" or given.value("policy.megatron_cfg.enabled")
+    is_megatron = _is_megatron(given)
     fields = {
         "gamma": "ppo.adv_estimator.gae_gamma",
         "gae_lambda": "ppo.adv_estimator.gae_lambda",
@@ -156,6 +224,10 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
     yield from configuration.sampling(top_p=f"{_G}.top_p", top_k=f"{_G}.top_k")
     if is_megatron:
         yield from configuration.warmup("actor", "policy.megatron_cfg.scheduler.lr_warmup_iters")
+        yield from configuration.warmup("critic", "value.megatron_cfg.scheduler.lr_warmup_iters")
+    if given.value(f"{group}.reward_shaping.enabled"):
+        shaping = f"{group}.reward_shaping.overlong_buffer"
+        yield from configuration.overlong(f"{shaping}_length", f"{shaping}_penalty")
     if given.value("policy.megatron_cfg.peft.enabled"):
         yield from configuration.adapter("policy.megatron_cfg.peft.dim", "policy.megatron_cfg.peft.alpha")
     elif given.value("policy.dtensor_cfg.lora_cfg.enabled"):
@@ -224,7 +296,7 @@ def _expert_notes(configuration: Configuration, num_ranks: int) -> Iterator[str]
     for model, stages in _STAGES.items():
         if configuration.stages(*stages):
             degrees, layout = _degrees(configuration.given, model), _layout(configuration.given, model, num_ranks)
-            yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees["ep"], layout, degrees["etp"])
+            yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
 
 
 def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
@@ -238,11 +310,21 @@ def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[S
         keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)
-            forward = model == "policy" and not stage.endswith("train")
-            key = "policy.logprob_batch_size" if forward else f"{model}.train_micro_batch_size"
-            yield Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
-        key = f"{prefix}.activation_checkpointing"
-        yield Said(f"{stages[0]}.recompute", "full" if given.value(key) else "none", (key,))
+            yield _rows(given, model, stage)
+        keys = (f"{prefix}.activation_checkpointing", f"{prefix}.recompute_granularity")
+        recompute = given.value(keys[1]) or "full" if given.value(keys[0]) else "none"
+        yield Said(f"{stages[0]}.recompute", recompute, keys)
     keys = ("policy.offload_optimizer_for_logprob", "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
     offloads = [bool(given.value(key)) for key in keys]
     yield Said("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
+
+
+def _rows(given: GivenKeys, model: str, stage: str) -> Said:
+    """The rows of a micro-batch, or the tokens of one that is packed: those of all ranks that share its sequences."""
+    trains = stage.endswith("train")
+    for packing in ("sequence_packing", "dynamic_batching"):
+        if given.value(f"{model}.{packing}.enabled"):
+            key = f"{model}.{packing}.{'train' if trains else 'logprob'}_mb_tokens"
+            return Said(f"{stage}.micro_batch_tokens", given.whole(key), (key, f"{model}.{packing}.enabled"))
+    key = f"{model}.train_micro_batch_size" if trains or model == "value" else "policy.logprob_batch_size"
+    return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))

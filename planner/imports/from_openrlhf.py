@@ -61,19 +61,15 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
     notes: list[str] = []
     if given.whole("ds.zero_stage") > 1:
         notes.append(
-            f"--ds.zero_stage {given.value('ds.zero_stage')} is costed as 1: the optimizer's state is divided."
+            f"--ds.zero_stage {given.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
         )
     if (loss := given.value("actor.policy_loss_type")) != "ppo":
-        notes.append(f"--actor.policy_loss_type {loss}: a job clips the ratio of each token, and is costed so.")
+        notes.append(f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much.")
     notes += configuration.notes()
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
     said += _generation(configuration)
     ahead = int(bool(given.value("train.async_enable")))
-    told, unread = given.accounted("openrlhf", _idle(configuration))
-    notes += [
-        f"--{key} is no flag of OpenRLHF {given.known.version} and says nothing here." for key in given.strange(unread)
-    ]
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+    return configuration.configured("openrlhf", said, steps_ahead=ahead, notes=notes, idle=_idle(configuration))
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:
@@ -91,7 +87,7 @@ def _idle(configuration: Configuration) -> Iterator[str]:
 
 
 def _configuration(given: GivenKeys) -> Configuration:
-    """By the rules of train_ppo_ray: a reference where the KL penalty has a coefficient."""
+    """Follows train_ppo_ray: there is a reference where the KL penalty has a coefficient."""
     estimator, kl = estimator_of(given, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
     has_ref, in_loss = given.number(kl) > 0, bool(given.value("algo.kl.use_loss")) and estimator is not PPO
     return Configuration(

@@ -17,6 +17,7 @@ from meshwright.planner.imports.estimators import (
     Configuration,
     Estimator,
     FunctionReward,
+    alone_notes,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_flags
@@ -66,22 +67,20 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
     served = _served(given, path)
     configuration = _configuration(given, served)
     notes = [*_prompt_notes(given), *configuration.notes()]
+    notes += alone_notes(given, _ESTIMATOR, _ESTIMATORS, "n-samples-per-prompt")
     if given.value(_ESTIMATOR) == "gspo":
-        notes.append("--advantage-estimator gspo: a job clips the ratio of each token as grpo does, and is costed so.")
+        notes.append("--advantage-estimator gspo: a job clips each token's ratio as PPO, which costs as much.")
     degrees = _degrees(given)
-    notes += narrowed(_DEGREES["ep"], degrees["ep"], _layout(given), degrees["etp"])
+    notes += narrowed(_DEGREES["ep"], degrees, _layout(given))
     is_async = any(Path(word).name == "train_async.py" for word in given.command)
     said = [*_workload(configuration), *_models(configuration, served), *_algorithm(configuration)]
     said += [*_placed(configuration, served), *_training(configuration)]
-    told, unread = given.accounted("slime")
-    return Configured(
-        said=tuple(said), steps_ahead=int(is_async), notes=(*notes, *given.notes), named=told, unread=unread
-    )
+    return configuration.configured("slime", said, steps_ahead=int(is_async), notes=notes)
 
 
 def _configuration(given: GivenKeys, served: dict[str, Any] | None) -> Configuration:
-    """By slime's own rule (ray/placement_group.py): a reference where a KL penalty asks for it."""
-    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    """Follows slime's own rule (ray/placement_group.py): there is a reference where a KL penalty asks for it."""
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS, single="n-samples-per-prompt")
     in_loss, in_reward = bool(given.value("use-kl-loss")), given.number("kl-coef") != 0
     return Configuration(
         given=given,

@@ -20,6 +20,7 @@ from meshwright.planner.imports.estimators import (
     Configuration,
     Estimator,
     FunctionReward,
+    alone_notes,
     estimator_of,
 )
 from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
@@ -64,10 +65,12 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
     is_megatron = _is_megatron(given)
     notes: list[str] = []
     if not is_megatron:
-        notes.append("model_engine is not megatron: how FSDP divides a model is no layout of ours, so it stays free.")
+        notes.append(
+            "model_engine is not megatron: FSDP sharding is not modelled, so layouts and micro-batches are free."
+        )
     if given.value("trainer.v1.trainer_mode") == "colocate_async":
-        notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not known here.")
-    notes += [*configuration.notes(), *_loss_notes(given)]
+        notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled.")
+    notes += [*configuration.notes(), *_loss_notes(given), *alone_notes(given, _ESTIMATOR, _ESTIMATORS, f"{_R}.n")]
     said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration)]
     said += [*_pools(configuration), *_generation(given)]
     if is_megatron:
@@ -75,9 +78,7 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
         said += [*_training(configuration), *_reference(configuration)]
         notes += _free_rows(configuration, said)
     ahead = int(given.value("trainer.v1.trainer_mode") == "separate_async")
-    told, unread = given.accounted("verl", _idle(configuration))
-    notes += [f"{key} is no key of verl {given.known.version} and says nothing here." for key in given.strange(unread)]
-    return Configured(said=tuple(said), steps_ahead=ahead, notes=(*notes, *given.notes), named=told, unread=unread)
+    return configuration.configured("verl", said, steps_ahead=ahead, notes=notes, idle=_idle(configuration))
 
 
 def _idle(configuration: Configuration) -> Iterator[str]:
@@ -109,8 +110,15 @@ def _is_megatron(given: GivenKeys) -> bool:
 
 
 def _configuration(given: GivenKeys) -> Configuration:
-    """By verl's own rules (trainer/ppo/utils.py): a reference where a KL penalty asks for it."""
-    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS)
+    """Follows verl's own rules (trainer/ppo/utils.py): there is a reference where a KL penalty asks for it.
+
+    Raises BadInput for distillation, and for PPO without a critic."""
+    if given.value("distillation.enabled"):
+        raise BadInput(
+            "distillation.enabled=True: on-policy distillation of a configuration is not read; write its job by hand, "
+            "with algorithm: distill and its teachers."
+        )
+    estimator = estimator_of(given, _ESTIMATOR, _ESTIMATORS, single=f"{_R}.n")
     if estimator is PPO and given.value("critic.enable") is False:
         raise BadInput(f"critic.enable=False: {_ESTIMATOR}=gae trains a critic; enable it or choose another estimator.")
     in_loss, in_reward = given.value(f"{_A}.actor.use_kl_loss"), given.value("algorithm.use_kl_in_reward")
@@ -135,9 +143,9 @@ def _paid_by(given: GivenKeys) -> FunctionReward:
 def _loss_notes(given: GivenKeys) -> Iterator[str]:
     mode, key = given.value(f"{_A}.actor.policy_loss.loss_mode"), f"{_A}.actor.loss_agg_mode"
     if mode != "vanilla":
-        yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips the ratio of each token, and is costed so."
+        yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips each token's ratio as PPO, which costs as much."
     if given.value(key) not in LOSS_MEANS:
-        yield f"{key}={given.value(key)} is no mean that a job has; the job keeps its own."
+        yield f"{key}={given.value(key)} is no loss aggregation that a job has; the job keeps its own."
 
 
 def _workload(configuration: Configuration) -> Iterator[Said]:
@@ -197,7 +205,7 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
 
 
 def _overlong(configuration: Configuration) -> Iterator[Said]:
-    """DAPO's buffer, by the key that it has and the one that it had before."""
+    """Yields DAPO's penalty of overlong responses, by the key that it has and the one that it had before."""
     for manager in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
         prefix = f"{manager}.overlong_buffer_cfg"
         if configuration.given.value(f"{prefix}.enable"):
@@ -205,7 +213,7 @@ def _overlong(configuration: Configuration) -> Iterator[Said]:
 
 
 def _has_reward_model(given: GivenKeys) -> bool:
-    """By its own key or the one that it had before."""
+    """Whether a reward model scores, by the key that it has or the one that it had before."""
     return bool(given.value(f"{_RM}.enable") or given.value("reward_model.enable"))
 
 
@@ -267,7 +275,7 @@ def _expert_notes(configuration: Configuration) -> Iterator[str]:
     engines = [engine for engine, stages in _ENGINES.items() if configuration.stages(*stages)]
     for engine in (*engines, *([f"{_A}.ref"] if configuration.stages("ref_logprob") else [])):
         degrees, layout = _degrees(configuration.given, engine), _layout(configuration.given, engine)
-        yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees["ep"], layout, degrees["etp"])
+        yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees, layout)
 
 
 def _training(configuration: Configuration) -> Iterator[Said]:
@@ -282,8 +290,9 @@ def _training(configuration: Configuration) -> Iterator[Said]:
             yield from _rows(given, stage, key, layout.cp)
         key = f"{prefix}.override_transformer_config.recompute_granularity"
         yield Said(f"{stages[1]}.recompute", given.value(key) or "none", (key,))
-        key = f"{prefix}.optimizer_offload"
-        yield Said(f"{stages[1]}.offload", "optimizer" if given.value(key) else "none", (key,))
+        offloads = (f"{prefix}.optimizer_offload", f"{engine}.optim.override_optimizer_config.optimizer_cpu_offload")
+        are_away = [bool(given.value(key)) for key in offloads]
+        yield Said(f"{stages[1]}.offload", "optimizer" if any(are_away) else "none", offloads)
 
 
 def _reference(configuration: Configuration) -> Iterator[Said]:
@@ -314,7 +323,8 @@ def _budget(is_dynamic: object) -> str:
 
 
 def _rows(given: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
-    """Nothing where the key has no value: verl then has another key for it, of all ranks together."""
+    """Yields the micro-batch of a stage; nothing where the key has no value, since verl then has another key for it, of
+    all ranks together."""
     if given.value(key) is None:
         return
     if "token" in key:
@@ -324,7 +334,7 @@ def _rows(given: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
 
 
 def _free_rows(configuration: Configuration, said: Iterable[Said]) -> Iterator[str]:
-    """Stages whose micro-batch nothing says."""
+    """Yields a sentence for each stage whose micro-batch no key gives."""
     told = {one.what for one in said}
     for stages in (*_ENGINES.values(), ("ref_logprob",)):
         for stage in configuration.stages(*stages):

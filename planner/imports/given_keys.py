@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 from meshwright.planner.export.known_keys import KnownKeys
-from meshwright.planner.imports.key_effects import has_no_effect, named
+from meshwright.planner.imports.key_effects import OTHERWISE, has_no_effect, named
 from meshwright.planner.imports.scripts import read_script
 from meshwright.planner.imports.shell_words import Word
 from meshwright.profiles.errors import BadInput
@@ -27,6 +28,8 @@ _COMMAND = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
 """What flags are given to; those before it are a launcher's."""
 _SEVERAL = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
 """Words of an array, which give flags of their own and are no value of the flag before them."""
+_EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$", re.S)
+"""Words that are what one variable or command gives, and may therefore be several."""
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers that YAML 1.1 takes for texts, since they have no dot or no sign."""
 
@@ -82,24 +85,30 @@ class GivenKeys:
         told = named(trainer, (key for key in self.unread if key not in plain))
         return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
 
-    def strange(self, plain: Collection[str]) -> tuple[str, ...]:
-        """The keys that the trainer does not have and nobody has asked for, but those that are `plain`: without effect.
+    def strange(self, trainer: str, plain: Iterable[str]) -> Iterator[str]:
+        """Sentences on keys of which nothing is known: those that the trainer's known version does not have, that
+        nobody has asked for, that are not among the plain ones, and that are of no kind whose meaning is known.
 
         Raises BadInput for one whose value was changed.
         """
-        found = tuple(key for key in self.unknown if key not in self.asked and key not in plain)
-        for key in found:
-            if key in self.changed:
-                known = self.known
-                raise BadInput(f"--set {key}: {known.trainer} {known.version} has no such key; {self._nearest(key)}")
-        return found
+        kinds = named(trainer, self.unknown)
+        known = {*self.asked, *plain, *(key for key, reason in kinds.items() if reason != OTHERWISE)}
+        for key in self.unknown:
+            if key not in known:
+                if key in self.changed:
+                    raise BadInput(f"--set {key}: {trainer} {self.known.version} has no such key; {self._nearest(key)}")
+                yield f"{key} is no key of {trainer}, {self.known.version}, and says nothing here."
 
     def _nearest(self, key: str) -> str:
         near = difflib.get_close_matches(key, self.known.keys, n=1)
         return f"did you mean {near[0]!r}?" if near else "leave it out, it would change nothing."
 
     def _has_default(self, key: str) -> bool:
-        return key in self.known.keys and self.given[key] == self.known.keys[key]
+        """Whether a key has the value that it has where it is not given; one that the trainer's known version does not
+        have is off then."""
+        if key not in self.known.keys:
+            return self.given[key] is None or self.given[key] is False
+        return bool(self.given[key] == self.known.keys[key])
 
     @property
     def notes(self) -> Iterator[str]:
@@ -267,8 +276,9 @@ def _of_script(
 
 def _unknown_words(command: Sequence[Word]) -> Iterator[str]:
     """Sentences on words of which it is not known which keys they give."""
-    for word in command:
-        if word.reasons and re.match(r"^[\"']?[$`]", word.text):
+    for before, word in pairwise((Word(""), *command)):
+        is_value = before.text.startswith("--") and "=" not in before.text and not _SEVERAL.search(word.text)
+        if word.reasons and _EXPANSION.match(word.text) and not is_value:
             yield f"{word.text} may give more keys, which are not known: {'; '.join(word.reasons)}."
 
 

@@ -22,7 +22,7 @@ from meshwright.profiles.stages import Role
 _HEAD = """\
 # From {source}, a configuration of {trainer}.
 # Its lengths are the longest that it allows, each of them: give median and p99 in place of fixed where they are known.
-# Its engine is the trainer's: leave it out to plan for ours.
+# Its engine is the trainer's: leave it out to plan for the one of Meshwright.
 """
 
 

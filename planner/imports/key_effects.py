@@ -7,7 +7,7 @@ Read in the files of the trainers that `planner/export/data` names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "reward*.rollout.temperature", "reward*.rollout.top_*", "reward*.rollout.n", "*sandbox_fusion.*",
         "reward_model.model.external_lib", "*.reward_loop_*", "*.reward_manager*", "*.overlong_buffer_cfg.log",
         "*.max_resp_len", "*.cliprange_value_low", "*.engine_kwargs*", "*.mbridge_config*", "*.exclude_modules",
-        "*.fused_kernel_options.*",
+        "*.fused_kernel_options.*", "*.moe_router_*", "*.moe_*_loss_coeff", "*.moe_grouped_gemm", "*.use_flash_attn",
     ),
     "openrlhf": (
         "ckpt.*", "logger.*", "eval.*", "local_rank", "use_ms", "data.*", "train.seed", "train.num_episodes",
@@ -77,7 +77,10 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "*.cuda_graph_*", "*.lora_A_init_method", "*.lora_B_init_method", "*.peft.dropout*", "*.peft.restore_from",
         "*.peft.a2a_experimental", "*.lora_cfg.dropout*", "*.use_distributed_optimizer", "env.reward_model.enabled",
         "env.reward_model.max_model_len", "env.reward_model.batch_size", "*.min_lr", "*.policy_training_start_step",
-        "*.warmup_generation_lead_steps",
+        "*.warmup_generation_lead_steps", "*.model_save_format", "*.save_consolidated", "*.single_rank_consolidation",
+        "*.consolidation_timeout_minutes", "*.warm_start_value_checkpoint", "*.logprobs_mode",
+        "*.vllm_metrics_logger*", "*.enable_vllm_metrics_logger", "*.max_model_len", "*.reward_model_cfg.*",
+        "*.use_fused_weighted_squared_relu", "*.skip_tokenizer_init", "*.load_format",
     ),
     "slime": (
         "*save*", "load", "ref-load", "prompt-data", "*-key", "apply-chat-template*", "rollout-shuffle",
@@ -94,38 +97,188 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "debug-*", "tokenizer-*", "megatron-to-hf-mode", "post-layernorm", "post-self-attn-layernorm",
         "post-mlp-layernorm", "make-vocab-size-divisible-by", "norm-*", "rm-type", "multi-latent-attention",
         "q-lora-rank", "kv-lora-rank", "qk-*", "v-head-dim", "moe-shared-expert-*",
-        "no-check-for-nan-in-loss-and-grad",
+        "no-check-for-nan-in-loss-and-grad", "async-strategy", "ckpt-format", "dist-ckpt-strictness", "no-load-*",
+        "finetune", "use-pytorch-profiler", "manual-gc", "log-*", "tb-*", "ci-*", "memory-*", "record-memory-history",
+        "dump-details", "check-weight-update-equal", "disable-wandb-random-suffix", "distributed-backend",
+        "distributed-timeout-minutes", "http-proxy", "use-distributed-post", "use-fault-tolerance",
+        "rollout-health-check-*", "rollout-cleanup-timeout", "rollout-session-id", "rollout-data-transport",
+        "rollout-data-dir", "rollout-storage-*", "rollout-queue-*", "rollout-io-concurrency",
+        "rollout-skip-special-tokens", "skip-eval-before-train", "start-rollout-id", "ref-ckpt-step", "train-backend",
+        "train-env-vars", "use-cpu-initialization", "model-name", "seq-length", "max-position-embeddings",
+        "padded-vocab-size", "use-rope-scaling", "no-rope-*", "sglang-router-*", "sglang-context-length",
+        "sglang-watchdog-timeout", "sglang-enable-metrics", "sglang-*-parser", "custom-rollout-log-function-path",
+        "custom-eval-rollout-log-function-path", "sglang-enable-memory-saver", "weight-decay-incr-style",
+        "update-weight-disk-*", "update-weight-local-checkpoint-dir", "update-weight-delta-checksum",
     ),
 }  # fmt: skip
 """Patterns of keys, by the trainer."""
 
-NAMED: Mapping[str, str] = {
-    "*multi_turn.*": "turns with a tool need their numbers and lengths: give workload.turns in the job",
-    "*max_rollout_turns": "turns with a tool need their numbers and lengths: give workload.turns in the job",
-    "*agent*": "rollouts by an agent of one's own have turns and latencies that no key says; one turn is planned",
-    "*filter_groups*": "how many groups have a signal is said by no key: give workload.dynamic_sampling in the job",
-    "*dynamic_filtering*": "how many groups have a signal is said by no key: give workload.dynamic_sampling in the job",
-    "*dynamic_sampling*": "how many groups have a signal is said by no key: give workload.dynamic_sampling in the job",
-    "*dynamic-sampling*": "how many groups have a signal is said by no key: give workload.dynamic_sampling in the job",
-    "*over-sampling*": "how many groups have a signal is said by no key: give workload.dynamic_sampling in the job",
-    "*lora*": "what of an adapter is beyond its rank and its alpha is not read",
-    "*peft*": "what of an adapter is beyond its rank and its alpha is not read",
-    "*distillation*": "teachers beside a reward are no stage here",
-    "*opd*": "teachers beside a reward are no stage here",
-    "*teacher*": "teachers beside a reward are no stage here",
-    "*grad_reduce_in_fp32*": "gradients are costed in fp32",
-    "*accumulate-allreduce-grads-in-fp32*": "gradients are costed in fp32",
-    "*offload*": "what of this is kept in host memory has no choice of a plan",
-    "*fp8*": "training in 8 bits is not planned",
-    "*mtp*": "further heads that predict tokens are not costed",
-    "*specul*": "speculative decoding is not costed",
-    "*overlong*": "it is not read here",
-    "*partial*": "responses that go on in the next step are no choice of an imported plan",
-    "*gradient_checkpointing*": "recomputation is read from its own keys",
-}
-"""Patterns of keys that may change a step, with what is to be known of them, the first that matches."""
+_SELECTION = (
+    "how many groups have non-zero reward variance is said by no key: give workload.dynamic_sampling in the job"
+)
+_AGENT = "a custom rollout or agent loop has turns and latencies that no key says; single-turn rollouts are planned"
+_TURNS = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
-_OTHERWISE = "it may change a step, and has no word in a job or a plan"
+NAMED: Sequence[tuple[str, Sequence[str]]] = (
+    (_TURNS, ("*multi_turn.*", "*max_rollout_turns")),
+    (
+        _AGENT,
+        ("*agent*", "custom-generate-function-path", "rollout-function-path", "rollout-buffer-url",
+         "rollout-task-type", "fetch-trajectory-retry-times", "min-batch-collection-ratio", "rollout-sample-hook-path"),
+    ),
+    (
+        _SELECTION,
+        ("*filter_groups*", "*dynamic_filtering*", "*dynamic_sampling*", "*dynamic-sampling*", "*over-sampling*",
+         "*over_sample_rate", "*.batch_multiplier", "data.gen_batch_size", "*vllm_generate_batch_size",
+         "algorithm.use_pf_ppo"),
+    ),
+    (
+        "the teachers of on-policy distillation are not modelled: their forward passes and GPUs are left out",
+        ("distillation.*", "*distillation*", "*opd*", "*teacher*"),
+    ),
+    (
+        "FP8 training is not modelled: it is costed in the precision of the job",
+        ("*fp8*", "*deepgemm*", "*fp4*", "*load_in_4bit"),
+    ),
+    ("speculative decoding is not costed", ("*specul*", "*num-draft-tokens")),
+    ("MTP heads are not costed", ("*mtp*",)),
+    (
+        "an adapter is read by its rank and its alpha alone: it is at every linear layer of the actor",
+        ("*lora*", "*peft*", "*.target_modules", "target-modules"),
+    ),
+    ("gradients are costed in fp32", ("*grad_reduce_in_fp32*", "accumulate-allreduce-grads-in-fp32", "*grad_accum*")),
+    (
+        "the optimizer is costed as Adam with its state in fp32",
+        ("*precision_aware_optimizer", "*precision-aware-optimizer", "*exp_avg*", "*exp-avg*", "*main_grads*",
+         "*main-grads*", "*main-params*", "*.params_dtype", "*.optim", "*.optim.optimizer", "*layer_wise*",
+         "*override_optimizer_config", "use-stateless-adam", "*reset-optimizer-states"),
+    ),
+    ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16")),
+    (
+        "of offloading a plan chooses the optimizer state of what trains and the weights of what only scores",
+        ("*offload*", "release-train", "*overlap_cpu_optimizer*", "*overlap-cpu-optimizer*"),
+    ),
+    (
+        "activations are recomputed not at all, in attention alone (selective) or in every layer (full)",
+        ("*recompute*", "*gradient_checkpointing*", "policy.dtensor_cfg.activation_checkpointing",
+         "value.dtensor_cfg.activation_checkpointing"),
+    ),
+    (
+        "partial rollouts, in-flight weight updates and samples of several steps before are not modelled: generation "
+        "is synchronous or one step ahead",
+        ("*partial*", "*in_flight_weight*", "*recompute_kv_cache*", "*max_off_policy*", "*hybrid_rollout.*",
+         "*.sampler.*", "*parameter_sync_step", "*async_queue_size", "*drop_incomplete*", "buffer-*",
+         "*max_trajectory_age_steps", "mask-offpolicy-*"),
+    ),
+    (
+        "it changes the loss or the advantages and not what a step takes; a job has no setting for it",
+        ("*clip_ratio", "*clip_ratio_c", "*clip_ratio_high", "*ratio_clip_max", "eps-clip-high",
+         "*eps_clip_low_high", "*dual_clip", "eps-clip-c", "*ratio_clip_c", "*rollout_correction.*",
+         "*is_correction*", "*importance_sampling*", "*tis-*", "use-tis", "*.aux_loss_coef", "*no_std_norm",
+         "*seq_logprob_error*", "*positive_example*", "value_loss_fn.scale", "*disable_ppo_ratio", "*on_policy_ratio",
+         "*kl_*put_clamp_value", "*gae_lambda_*", "*length_adaptive*", "*normalize_advantages", "normalize-advantages",
+         "*.adv_estimator.*", "*kl_ctrl.type", "critic.loss_agg_mode", "*opsm*", "use-unbiased-kl", "pg-loss-type",
+         "*score-centering*", "use-rollout-logprobs", "loss-mask-type", "loss-type",
+         "custom-loss-function-path", "*pg-loss-reducer*", "custom-advantage-function-path",
+         "disable-compute-advantages-and-returns", "*calculate_advantages_on_gpu", "get-mismatch-metrics"),
+    ),
+    (
+        "it changes the final scalar rewards and not what a step takes; a job has no setting for it",
+        ("*reward_scaling*", "*reward_shaping*", "*overlong*", "*stop_properly*", "reward.clip_range",
+         "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
+    ),
+    (
+        "how calls of a reward run is not read: give rewards.workers and rewards.latency_seconds in the job",
+        ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name"),
+    ),
+    (
+        "of a learning rate the warm-up is read, as a number of steps; a decay takes no time of a step and is given in "
+        "the job, as actor_schedule or critic_schedule",
+        ("*lr_*", "*lr-*", "*min-lr", "*min_lr*"),
+    ),
+    (
+        "weight decay and the clip of gradients are those of the actor, and constant",
+        ("*clip_grad", "*max_grad_norm", "*max_norm", "*weight_decay", "*weight-decay*"),
+    ),
+    (
+        "all weights of a model are trained in every step, the critic's in as many minibatches and epochs as the "
+        "actor's",
+        ("*freez*", "only-train-params-*", "*critic_warmup", "num-critic-only-steps", "critic.ppo_epochs",
+         "critic.ppo_mini_batch_size", "*critic_ppo_epochs", "value.train_global_batch_size", "*.enable_ema",
+         "ref-update-interval", "value.*.lr", "value.max_total_sequence_length"),
+    ),
+    (
+        "expert parallelism and data-parallel attention within an engine are left free",
+        ("*rollout.data_parallel_size", "*rollout.expert_parallel_size", "*.vllm_cfg.expert_parallel_size",
+         "*enable_expert_parallel", "sglang-dp-size", "sglang-ep-size", "sglang-*dp-attention", "sglang-*dp-lm-head",
+         "sglang-*-moe", "sglang-deepep-mode", "sglang-moe-*", "sglang-expert-parallel-size",
+         "sglang-data-parallel-size"),
+    ),
+    ("prefill and decoding on GPUs of their own are not modelled", ("*disaggregation.*", "sglang-disaggregation-*")),
+    (
+        "the engine is costed with the defaults of vLLM or SGLang for what it caches, batches and compiles",
+        ("*enforce_eager", "*prefix_caching", "*max_num_batched_tokens", "*free_cache_engine", "*multi_stage_wake_up",
+         "*mcore_generation_config.*", "*vllm_kwargs*", "*kv_cache_dtype", "sglang-disable-radix-cache",
+         "sglang-chunked-prefill-size", "sglang-*cuda-graph*", "sglang-kv-cache-dtype", "sglang-quantization",
+         "sglang-*torch-compile", "sglang-server-concurrency", "*quantization*", "*vllm_cfg.async_engine",
+         "*generation.backend", "reward*.rollout.*", "*routing_replay*", "*routing-replay*"),
+    ),
+    (
+        "the reward model is costed in the degrees of a plan, its rows as many as its memory has room for",
+        ("env.reward_model.*", "reward_model.*"),
+    ),
+    ("an environment has turns and latencies that no key says; single-turn rollouts are planned", ("env.*",)),
+    ("external engines are not planned", ("rollout-external-*",)),
+    (
+        "new weights are costed over the links between the GPUs that have them and those that take them",
+        ("*checkpoint_engine.*", "*refit_*", "update-weight-*", "custom-update-weight-*"),
+    ),
+    (
+        "expert dispatch is costed as an all-to-all that nothing overlaps",
+        ("*token_dispatcher*", "*token-dispatcher*", "*deepep*", "*hybridep*", "*flex_dispatcher*", "*flex-dispatcher*",
+         "*shared_expert_overlap", "moe-token-drop-policy"),
+    ),
+    (
+        "layers are dealt out to the stages of a pipeline as evenly as their number allows",
+        ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
+    ),
+    ("context parallelism is balanced over its ranks", ("*dynamic_context_parallel", "allgather-cp")),
+    (
+        "FSDP, DTensor and ZeRO sharding are not modelled: layouts are Megatron's",
+        ("*megatron_fsdp", "*dtensor_cfg.*", "*automodel_cfg.*", "*.strategy", "ds.zpg", "value.optimizer.kwargs.*",
+         "value.megatron_cfg.enabled", "*fsdp*", "*ulysses*"),
+    ),
+    (
+        "kernels are costed by the profile, or by the analytic model where none is given",
+        ("*fused*", "*liger*", "*tiled_mlp*", "*entropy_from_logits*", "*logprob_chunk_size", "log-probs-chunk-size",
+         "*defer_fp32_logits", "*gradient_accumulation_fusion", "*prefix_grouper", "*overlap_comm", "*overlap-grad*",
+         "*overlap-param*", "*deepcompile", "*experts_implementation", "transformer-impl", "qwen-gdn-backend",
+         "data-pad-size-multiplier", "use-rollout-entropy", "*override_ddp_config*", "*override_mcore_model_config*",
+         "*override_transformer_config*"),
+    ),
+    (
+        "the rows or tokens of a micro-batch are read by one key for each stage, where Megatron trains; elsewhere they "
+        "stay free",
+        ("*_mb_tokens", "*sequence_packing*", "*dynamic_batching*", "balance-by-flops", "*micro_batch_size*",
+         "*micro-batch-size", "*max_token_len_per_gpu", "*logprob_batch_size"),
+    ),
+    (
+        "the shapes of a model are those of its config.json",
+        ("*hf_config_overrides*", "*.megatron_recipe", "spec", "use-gated-attention"),
+    ),
+    ("images and sounds are not costed: sequences are of text tokens", ("multimodal-keys", "*vlm*", "*audio*")),
+    ("a critic has the actor's layout and pool", ("megatron-config-path",)),
+    ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),
+    (
+        "custom code runs for a time that no key says",
+        ("custom-*", "rollout-*-path", "data-source-path", "*custom_sampler*"),
+    ),
+    ("the trainer and its engines take turns on one pool, or have pools of their own", ("*hybrid_engine",)),
+)  # fmt: skip
+"""What is to be known of keys that may change a step, with patterns of these, the first that matches."""
+
+OTHERWISE = "it may change a step, and no field of a job or a plan says it"
+"""What is to be known of a key that no pattern has."""
 
 
 def has_no_effect(trainer: str, key: str) -> bool:
@@ -139,4 +292,4 @@ def named(trainer: str, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _reason(key: str) -> str:
-    return next((reason for pattern, reason in NAMED.items() if fnmatchcase(key, pattern)), _OTHERWISE)
+    return next((reason for reason, patterns in NAMED if any(fnmatchcase(key, one) for one in patterns)), OTHERWISE)

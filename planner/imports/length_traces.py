@@ -71,7 +71,7 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
 
 
 def _groups_with_signal(path: Path) -> tuple[float, ...]:
-    """Of each step that a run tells them of."""
+    """Gives the share of groups with non-zero reward variance, of each step that a run tells it of."""
     if not path.exists():
         return ()
     lines = read_text(path, "metrics").splitlines()

@@ -1,6 +1,6 @@
-"""The flags that OpenRLHF had before 0.11, by the names that they have now.
+"""The flags that OpenRLHF had before 0.11, and has after it, by the names that they have in 0.11.
 
-Read in its examples/scripts of before, and in openrlhf/cli/train_ppo_ray.py of 0.11.2.
+Read in its examples/scripts of before and after, and in openrlhf/cli/train_ppo_ray.py of 0.11.2.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ _LENGTHS = ("prompt_max_len", "generate_max_len")
 """Of a prompt and of a response; now it is that of both and that of a response."""
 
 _BOTH = "ref_reward_offload"
+
+_LATER, _PRESENT = "fsdp.", "ds."
+"""The groups of flags on how models are divided and kept: after 0.11 and now."""
 
 PRESENT: Mapping[str, str] = {
     **{
@@ -41,6 +44,7 @@ PRESENT: Mapping[str, str] = {
     "ds_tensor_parallel_size": "ds.tensor_parallel_size",
     "dynamic_filtering": "algo.dynamic_filtering_enable",
     "dynamic_filtering_reward_range": "algo.dynamic_filtering_range",
+    "enforce_eager": "vllm.enforce_eager",
     "entropy_loss_coef": "actor.entropy_coef",
     "eps_clip": "actor.eps_clip",
     "eps_clip_low_high": "actor.eps_clip_low_high",
@@ -55,6 +59,7 @@ PRESENT: Mapping[str, str] = {
     "micro_rollout_batch_size": "rollout.micro_batch_size",
     "micro_train_batch_size": "train.micro_batch_size",
     "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+    "normalize_reward": "reward.normalize_enable",
     "num_episodes": "train.num_episodes",
     "overlong_buffer_len": "reward.overlong_buffer_len",
     "overlong_penalty_factor": "reward.overlong_penalty_factor",
@@ -80,8 +85,17 @@ PRESENT: Mapping[str, str] = {
 
 
 def with_present_flags(given: GivenKeys) -> GivenKeys:
-    """The same with flags that one flag has become, or two."""
-    return replace(given, given=_joined(given.given), otherwise=_joined(given.otherwise))
+    """The same with flags that one flag has become, or two, and with those of a group that has another name later."""
+
+    def present(found: Mapping[str, Any]) -> dict[str, Any]:
+        return {_of_now(given, key): value for key, value in _joined(found).items()}
+
+    return replace(given, given=present(given.given), otherwise=present(given.otherwise))
+
+
+def _of_now(given: GivenKeys, key: str) -> str:
+    name = key.replace(_LATER, _PRESENT, 1) if key.startswith(_LATER) else key
+    return name if given.known.knows(name) else key
 
 
 def _joined(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class Configured:
     """All that a configuration says, and sentences on what has no word of ours.
 
     `steps_ahead` is of the generation, `named` are keys that may change a step and have no word here, with what is to
-    be known of each, and `unread` keys that a plan does not depend on.
+    be known of each, `unread` keys that a plan does not depend on, and `asked` every key that was looked at, whether
+    the configuration gives it or has its default.
     """
 
     said: tuple[Said, ...]
@@ -51,6 +52,7 @@ class Configured:
     notes: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    asked: frozenset[str] = frozenset()
 
     @property
     def words(self) -> Mapping[str, Word]:
@@ -63,28 +65,37 @@ class Configured:
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
-    """The layout on so many ranks whose replicas have these degrees, of which etp may be 0 for that of tp. Experts are
-    dealt out to whole replicas alone: their degree is the largest that divides the one given and the replicas or, where
-    etp is 1 and tp divides it, that deals whole ones to the ranks of as many.
+    """The layout on so many ranks whose replicas have these degrees, of which etp may be 0 for that of tp.
 
-    Raises BadInput where they do not divide the ranks.
+    Experts are dealt out to whole replicas alone: their degree is the largest that divides the one given and the
+    replicas or, where etp is 1 and tp divides it, that deals whole ones to the ranks of as many. They take whole
+    sequences, so that ranks which would share one are replicas. Raises BadInput where degrees do not divide the ranks.
     """
     each = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
     if each < 1 or num_ranks % each:
         told = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
         raise BadInput(f"{told} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
-    dp, tp, ep = num_ranks // each, degrees.get("tp", 1), degrees.get("ep", 1)
+    tp, ep = degrees.get("tp", 1), degrees.get("ep", 1)
+    cp = 1 if ep > 1 else degrees.get("cp", 1)
+    dp = num_ranks // (tp * degrees.get("pp", 1) * cp)
     folded = tp if degrees.get("etp") == 1 and ep % tp == 0 else 1
     experts = {"ep": folded * math.gcd(ep // folded, dp), "etp": tp // folded}
-    return Layout(**{**degrees, **experts}, dp=dp, sp=sp and tp > 1)
+    return Layout(**{**degrees, **experts, "cp": cp}, dp=dp, sp=sp and tp > 1)
 
 
-def narrowed(key: str, ep: int, layout: Layout, etp: int = 0) -> Iterator[str]:
-    """A sentence where experts are spread less wide than the key says, or cut where they are said to be whole."""
+def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[str]:
+    """A sentence where experts are spread less wide than the key says, or cut where they are said to be whole, and one
+    where ranks share sequences that experts take whole here."""
+    ep, cp = degrees.get("ep", 1), degrees.get("cp", 1)
     if layout.ep != ep:
-        yield f"{key}={ep} is read as {layout.ep}: experts are spread over replicas here, and there are {layout.dp}."
-    elif etp == 1 < ep and layout.etp > 1:
-        yield f"{key}={ep} is read as of experts cut by tp={layout.tp}: whole ones go to all {layout.tp} ranks here."
+        yield f"{key}={ep} is read as {layout.ep}: expert parallelism is over replicas here, and there are {layout.dp}."
+    elif degrees.get("etp", 0) == 1 < ep and layout.etp > 1:
+        yield f"{key}={ep} is read with experts cut by tp={layout.tp}: of whole ones the degree is a multiple of it."
+    if layout.cp != cp:
+        yield (
+            f"{key}={ep} with context parallelism of {cp}: that of a mixture-of-experts model is not modelled, and is "
+            f"read as {cp} times as many replicas, each with a rank's budget of tokens."
+        )
 
 
 def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:

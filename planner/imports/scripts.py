@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ _LANGUAGE = Language(tree_sitter_bash.language())
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
 _SILENT = ("echo", "printf", "cat", ":", "true", "false", "set", "shopt", "trap", "sleep", "mkdir", "wait", "local")
 """Commands whose words are no configuration of what they run."""
+
+_OTHER_DEVICE = re.compile(r"^python3? -c .*\bimport torch_npu\b|^npu-smi\b")
+"""Commands that ask for devices which are no GPUs: nothing here is planned for them, and they are taken to fail."""
 
 _MOST_STATEMENTS = 20_000
 _MOST_TURNS = 64
@@ -145,7 +149,7 @@ class _Shell:
         return found
 
     def assign(self, node: Node) -> None:
-        """`A=x`, `A+=x`, `A=(x y)`, `A+=(x y)`, `A[1]=x`."""
+        """Follows `A=x`, `A+=x`, `A=(x y)`, `A+=(x y)`, `A[1]=x`."""
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if target is None:
             return
@@ -178,7 +182,7 @@ class _Shell:
         return [] if node.type == "comment" else self._expander.fields(node)
 
     def declare(self, node: Node) -> None:
-        """`export A=x`, `local A=x` and the like."""
+        """Follows `export A=x`, `local A=x` and the like."""
         self._run_all(part for part in node.named_children if part.type == "variable_assignment")
 
     def unset(self, node: Node) -> None:
@@ -256,7 +260,7 @@ class _Shell:
             self.commands.append(tuple(given))
 
     def choose(self, node: Node) -> None:
-        """`if`, with its other branches."""
+        """Follows `if` with its other branches."""
         parts = (node, *(one for one in node.named_children if one.type in ("elif_clause", "else_clause")))
         possible: list[list[Node]] = []
         whether = ""
@@ -291,7 +295,7 @@ class _Shell:
         self._run_all(going_on[0 if self.first else -1])
 
     def case(self, node: Node) -> None:
-        """The first item with a pattern that the value is of."""
+        """Follows the first item of `case` that has a pattern for the value."""
         value, possible, is_decided = node.child_by_field_name("value"), [], False
         for item in (part for part in node.named_children if part.type == "case_item"):
             patterns = [
@@ -311,7 +315,7 @@ class _Shell:
             self._one_of(possible, f"{_told(node)} is of one pattern or another")
 
     def loop_over(self, node: Node) -> None:
-        """`for` over words."""
+        """Follows `for` over words."""
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
         values = [child for place, child in enumerate(node.children) if node.field_name_for_child(place) == "value"]
         if variable is None or body is None:
@@ -321,7 +325,7 @@ class _Shell:
             self._run(body)
 
     def loop_counted(self, node: Node) -> None:
-        """`for ((i = 0; i < n; i++))`."""
+        """Follows `for ((i = 0; i < n; i++))`."""
         begin, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
         update, body = node.child_by_field_name("update"), node.child_by_field_name("body")
         if begin is not None:
@@ -337,7 +341,7 @@ class _Shell:
             self._step(update)
 
     def _step(self, update: Node | None) -> None:
-        """`i++` and `i += 2`."""
+        """Follows `i++` and `i += 2`."""
         if update is None:
             return
         name, before = text_of(update.named_children[0]), Word("0")
@@ -351,7 +355,7 @@ class _Shell:
             self.variables.values[name] = undecided(name, f"{text_of(update)} is not computed")
 
     def loop_while(self, node: Node) -> None:
-        """Once at most: what a loop waits for, or counts, is not followed."""
+        """Follows a loop once at most: what it waits for, or counts, is not known."""
         condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
         holds = None if condition is None else self._conditions.holds(condition)
         if text_of(node).startswith("until"):
@@ -360,7 +364,7 @@ class _Shell:
             self._one_of([[], [body]], _told(condition or node)) if holds is None else self._run(body)
 
     def both(self, node: Node) -> bool | None:
-        """`a && b` and `a || b`: programs are taken to succeed."""
+        """`a && b` and `a || b`: programs are taken to succeed, but those that ask for devices which are no GPUs."""
         parts = [part for part in node.named_children if part.type != "comment"]
         if len(parts) != _SIDES:
             self._run_all(parts)
@@ -382,6 +386,8 @@ class _Shell:
             return self._conditions.holds(node)
         if node.type == "command" and text_of(node) in ("true", ":", "false"):
             return text_of(node) != "false"
+        if _OTHER_DEVICE.match(text_of(node)):
+            return False
         self._run(node)
         return True
 
@@ -396,6 +402,8 @@ class _Shell:
 
     def _succeeds(self, node: Node) -> bool | None:
         """Whether a command in a condition does."""
+        if _OTHER_DEVICE.match(text_of(node)):
+            return False
         if node.type == "command":
             name = text_of(node).split(None, 1)[0] if text_of(node).split() else ""
             if name in ("true", ":", "false"):
@@ -525,7 +533,7 @@ def _faults(root: Node) -> Iterator[Node]:
 
 
 def _condition_and_body(node: Node) -> tuple[Node | None, list[Node]]:
-    """Of a branch of `if`."""
+    """Splits a branch of `if` into its condition and its body."""
     rest = [part for part in node.named_children if part.type not in ("elif_clause", "else_clause", "comment")]
     if node.type == "else_clause":
         return None, rest

@@ -172,7 +172,7 @@ class Expander:
         return found
 
     def _elements(self, node: Node) -> list[Word] | None:
-        """Those of `${A[@]}`, `$@` and the like; None for what is no such."""
+        """Gives the elements of `${A[@]}`, `$@` and the like; None for what is no such."""
         text = text_of(node)
         match = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}|\$\{?([@*])\}?", text)
         if match is None:

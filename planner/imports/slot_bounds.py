@@ -38,19 +38,19 @@ def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, Word]) -> tu
     notes = []
     if not held:
         notes.append(
-            f"by our costs {share:g} of a device's memory holds no {counts[0]} sequences of "
-            f"{facts.workload.max_tokens} tokens beside the weights: the share is left free."
+            f"the cost model has no room for a KV cache of {counts[0]} sequences of {facts.workload.max_tokens} tokens "
+            f"beside the weights in {share:g} of a device's memory: the share is left free."
         )
     elif held[-1] < admitted[-1]:
         notes.append(
-            f"of up to {admitted[-1]} sequences at a time, {held[-1]} of the longest fit into {share:g} of a device's "
-            "memory, and no more are costed."
+            f"of up to {admitted[-1]} sequences at a time, the KV cache in {share:g} of a device's memory has room for "
+            f"{held[-1]} of the longest, and no more are costed."
         )
     return tuple(_without(facts, counts, held or admitted)), notes
 
 
 def _layout(facts: Facts, words: Mapping[str, Word]) -> Layout | None:
-    """That of the engines; None where it does not stand in the configuration or is none of ours."""
+    """Gives the layout of the engines; None where the configuration does not say it or it is not legal here."""
     pool, tp, pp = (words.get(f"{GENERATE}.{key}") for key in ("pool", "tp", "pp"))
     if pool is None or tp is None or pp is None:
         return None

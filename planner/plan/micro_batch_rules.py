@@ -50,13 +50,15 @@ def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_e
     """Those that are offered to a replica of `rows` rows.
 
     Without a pipeline, which may want its micro-batches smaller than memory does, a cap takes the place of the rows
-    that need as much memory: it makes no more micro-batches of them.
+    that need as much memory: it makes no more micro-batches of them. With context parallelism one sequence at a time is
+    offered: of two, each of twice as many replicas would take one, which is as much work in as much memory and
+    exchanges less. Several are legal where they are wanted.
     """
     usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
     legal = (cap for cap in wanted.caps if not any(token_rules(stage, layout, capped(cap), rows, longest)))
     if layout.vpp > 1:  # a multiple of pp micro-batches
         rows //= layout.pp
-    sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 else (1,)
+    sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 or wanted.by_rows else (1,)
     is_capped = usual and layout.pp == 1 and not wanted.by_rows
     return Cuts(sizes[-1:] if is_capped else sizes, tuple(sorted({*usual, *legal})), sizes, longest)
 
@@ -82,10 +84,11 @@ def token_caps(workload: Workload, stage: Stage, layout: Layout, rows: int) -> t
     """The caps that are offered to a replica of `rows` rows, ascending: tokens of a power of two of the longest
     sequences, and fewer than of all rows.
 
-    None where all sequences are as long, of which so many rows are as many tokens, and where tokens may not decide.
+    None where all sequences are as long, of which so many rows are as many tokens, where tokens may not decide, and
+    with context parallelism, for which one row at a time is enough.
     """
     longest = workload.max_tokens
-    if workload.sequence_lengths.tokens[0] == longest or any(_no_caps(stage, layout)):
+    if workload.sequence_lengths.tokens[0] == longest or layout.cp > 1 or any(_no_caps(stage, layout)):
         return ()
     return tuple(2**k * longest for k in range(rows.bit_length()) if 2**k < rows)
 
@@ -104,11 +107,6 @@ def row_rules(layout: Layout, schedule: Schedule, rows: int, *, is_even: bool) -
         yield (
             f"micro_batch_size={schedule.micro_batch_size} makes {rows // schedule.micro_batch_size} micro-batches of "
             f"the {rows} sequences of a replica, and vpp={layout.vpp} needs a multiple of pp={layout.pp}; use {legal}."
-        )
-    if layout.cp > 1 and schedule.micro_batch_size > 1:
-        yield (
-            f"micro_batch_size={schedule.micro_batch_size} with cp={layout.cp} cuts sequences of which fewer could be "
-            "taken at a time; use 1."
         )
 
 
@@ -131,8 +129,6 @@ def _no_caps(stage: Stage, layout: Layout) -> Iterator[str]:
     """Why tokens may not decide how many micro-batches there are, or which sequences meet."""
     if stage.generates:
         yield "on a stage that generates, slot by slot"
-    if layout.cp > 1:
-        yield f"with cp={layout.cp}, which cuts sequences one at a time"
     if layout.vpp > 1:
         yield f"with vpp={layout.vpp}, which needs micro-batches in multiples of pp={layout.pp}"
     if layout.expert_replicas > 1 and stage.trains:

@@ -276,9 +276,6 @@ def schedules(
 ) -> tuple[Schedule, ...]:
     """Every schedule of a stage on a legal layout, in the plainest scope where none is given; what is
     `wanted` of micro-batches is offered beside the usual. Generation admits what slots are free: no micro-batches.
-
-    Sequences are cut one at a time: of two at a time, each of twice as many replicas takes one, which is as much work
-    in as much memory and exchanges less.
     """
     rows, scope = rows_per_replica(facts, stage, layout), scope or plain(facts.graph)
     if stage.generates:

@@ -60,6 +60,13 @@ def test_ranks_that_have_a_sequence_together_have_a_part_of_the_budget_each() ->
     assert budgets == [math.ceil(plan.facts.workload.max_tokens / cp) for cp in (1, 2, 4)]
 
 
+def test_ranks_that_have_a_cap_together_have_a_part_of_it_each() -> None:
+    plan = plan_on(1, 4)
+    update = {"schedule": Schedule(micro_batch_size=0, micro_batch_tokens=1001), "layout": Layout(cp=2)}
+    cut = tuple(p.model_copy(update=update) if p.stage == "ref_logprob" else p for p in plan.placements)
+    assert token_budget(plan.model_copy(update={"placements": cut}), "ref_logprob") == 501
+
+
 def test_degrees_of_experts_are_those_of_megatron() -> None:
     plan = plan_on(1, 4)
     facts = mixture_facts(plan.facts)

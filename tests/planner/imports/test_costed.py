@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.planner.imports.costed import imported
+from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import Said
+from meshwright.planner.imports.said import Configured, Said
+from meshwright.planner.plan.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
+from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import NAMES, facts_of
-from tests.planner.imports.written import plan_of, written
+from tests.planner.imports.written import CONFIG, plan_of, written
 from tests.planner.jobs import small_facts
 
 LIMITS = Limits(gap=0.3)
@@ -96,7 +100,7 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
         progress=lambda what, _done, _total: told.append(what),
     )
     assert (found.plan, found.within, found.best) == (None, None, None)
-    assert any("fits into no memory as it is" in note for note in found.notes)
+    assert any("the cost model predicts out of memory" in note for note in found.notes)
     assert "searching what openrlhf can say" in told
 
 
@@ -116,3 +120,116 @@ def test_grpo_is_costed_as_it_is_and_within_the_trainer(tmp_path: Path) -> None:
     assert found.best.period_seconds <= found.plan.period_seconds * (1 + 1e-9)
     assert any(one.what == "workload.group_size" for one in found.deciding)
     assert not any(one.what.startswith("grpo.") for one in found.deciding)
+
+
+BUDGETS = {
+    "verl": (
+        "run.sh",
+        "python3 -m verl.trainer.main_ppo model_engine=megatron algorithm.adv_estimator=grpo {A}.rollout.n=8 "
+        "data.train_batch_size=16 data.max_prompt_length=1024 data.max_response_length=3072 {A}.rollout.name=vllm "
+        "{A}.actor.ppo_mini_batch_size=16 {A}.actor.use_dynamic_bsz=True {A}.actor.ppo_max_token_len_per_gpu=8192 "
+        "{A}.actor.megatron.context_parallel_size=2 {A}.rollout.tensor_model_parallel_size=1 "
+        "trainer.nnodes=1 trainer.n_gpus_per_node=8",
+    ),
+    "openrlhf": (
+        "run.sh",
+        "python3 -m openrlhf.cli.train_ppo_ray --algo.advantage.estimator group_norm --algo.kl.init_coef 0 "
+        "--reward.remote_url f.py --train.colocate_all --actor.num_nodes 1 --actor.num_gpus_per_node 8 "
+        "--vllm.num_engines 8 --rollout.batch_size 16 --rollout.n_samples_per_prompt 8 --train.batch_size 128 "
+        "--data.max_len 4096 --rollout.max_new_tokens 3072 --ds.ring_attn_size 2 --train.dynamic_batch_enable "
+        "--train.max_tokens_per_gpu 8192",
+    ),
+    "nemo-rl": (
+        "run.yaml",
+        "grpo: {{num_prompts_per_step: 16, num_generations_per_prompt: 8}}\n"
+        "policy: {{max_total_sequence_length: 4096, train_global_batch_size: 128, train_micro_batch_size: 4,"
+        " megatron_cfg: {{enabled: true, context_parallel_size: 2}}}}\n"
+        "data: {{max_input_seq_length: 1024}}\ncluster: {{num_nodes: 1, gpus_per_node: 8}}\n",
+    ),
+    "slime": (
+        "run.sh",
+        "python3 train.py --colocate --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-batch-size 16 "
+        "--n-samples-per-prompt 8 --rollout-max-response-len 3072 --rollout-max-prompt-len 1024 "
+        "--global-batch-size 128 --context-parallel-size 2 --use-dynamic-batch-size --max-tokens-per-gpu 8192",
+    ),
+}
+"""Sequences of 4,096 tokens on pairs of ranks that have room for 16,384 tokens together."""
+
+HALF = LengthSpec(max=3072, fixed=1536)
+"""Responses half as long as they may be."""
+
+
+def facts_in(trainer: str, directory: Path) -> tuple[Configured, Facts]:
+    file, text = BUDGETS[trainer]
+    (directory / file).write_text(text.format(A="actor_rollout_ref"))
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 4096}))
+    configured = READERS[trainer].read(directory / file)
+    source = JobSource(
+        path=directory / file,
+        trainer=trainer,
+        engine="vllm",
+        device="h100-sxm",
+        shapes={"": directory / "config.json"},
+    )
+    return configured, resolve(source.job(configured, directory), directory)
+
+
+@pytest.mark.parametrize("trainer", BUDGETS)
+def test_ranks_that_share_sequences_take_as_many_rows_as_their_budgets_hold_together(
+    tmp_path: Path, trainer: str
+) -> None:
+    configured, facts = facts_in(trainer, tmp_path)
+    found = imported(READERS[trainer], configured, facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    trained = found.plan.placement("actor_train")
+    assert (trained.layout.cp, trained.schedule.micro_batch_tokens) == (2, 16384)
+    assert not any("micro_batch_tokens" in note for note in found.notes)
+
+
+def test_where_rows_alone_decide_a_budget_is_read_as_the_rows_of_mean_length_that_it_holds(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": HALF})})
+    said = [
+        replace(one, value="tp1,pp2,dp4,vpp2") if one.what == "actor_train.layout" else one for one in configured.said
+    ]
+    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    trained = found.plan.placement("actor_train")
+    assert (trained.layout.vpp, trained.schedule.micro_batch_size) == (2, 4)
+    assert any("is read as micro_batch_size=4: with this layout rows alone" in note for note in found.notes)
+
+
+def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    assert facts.models.actor.num_layers == 4
+    vpp = [
+        replace(one, value="tp1,pp2,dp4,vpp3") if one.what == "actor_train.layout" else one for one in configured.said
+    ]
+    found = imported(READERS["slime"], replace(configured, said=tuple(vpp)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    assert str(found.plan.placement("actor_train").layout) == "tp1,pp2,dp4"
+    assert any("actor_train.layout=tp1,pp2,dp4,vpp3 is read as tp1,pp2,dp4, the nearest" in n for n in found.notes)
+
+
+def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    cut = [
+        replace(one, value=str(one.value).replace("dp4,cp2", "dp2,cp4")) if one.what.endswith(".layout") else one
+        for one in configured.said
+    ]
+    cut = [replace(one, value=32768) if one.what.endswith("micro_batch_tokens") else one for one in cut]
+    found = imported(READERS["slime"], replace(configured, said=tuple(cut)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    trained = found.plan.placement("actor_train")
+    assert (trained.layout.cp, trained.layout.dp, trained.schedule.micro_batch_tokens) == (2, 4, 16384)
+    assert any("actor_train.layout=tp1,pp1,dp2,cp4 is read as tp1,pp1,dp4,cp2" in note for note in found.notes)
+
+
+def test_rows_that_no_replica_can_take_are_read_as_the_most_that_one_can(tmp_path: Path) -> None:
+    configured, facts = facts_in("slime", tmp_path)
+    said = [one for one in configured.said if not one.what.endswith("micro_batch_tokens")]
+    said += [Said("actor_train.micro_batch_size", 1000, ("a",)), Said("actor_logprob.micro_batch_size", 7, ("b",))]
+    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    assert found.plan is not None
+    sizes = [found.plan.placement(stage).schedule.micro_batch_size for stage in ("actor_train", "actor_logprob")]
+    assert sizes == [32, 4]

@@ -53,6 +53,77 @@ def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path
         configured(tmp_path, "grpo: {adv_estimator: {name: gdpo}}\npolicy: {train_micro_batch_size: 2}\n")
 
 
+@pytest.mark.parametrize("defaults", ["distillation_math.yaml", "../dpo.yaml", "sft_openmathinstruct2.yaml"])
+def test_a_file_of_another_training_is_refused_where_it_is_not_beside_the_configuration(
+    tmp_path: Path, defaults: str
+) -> None:
+    with pytest.raises(BadInput, match=rf"defaults: {defaults}: configuration .* is of another training"):
+        configured(tmp_path, f"defaults: {defaults}\npolicy: {{train_micro_batch_size: 2}}\n")
+    with pytest.raises(BadInput, match=r"teacher.model_name: configuration .* is of another training"):
+        configured(tmp_path, "policy: {train_micro_batch_size: 2}\nteacher: {model_name: t}\n")
+
+
+def test_a_refusal_names_the_file_that_is_not_beside_the_configuration(tmp_path: Path) -> None:
+    text = "defaults: ../../grpo_own_megatron.yaml\npolicy: {megatron_cfg: {pipeline_model_parallel_size: 2}}\n"
+    with pytest.raises(BadInput, match=r"grpo_own_megatron.yaml is not beside the configuration, .* put it there"):
+        configured(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "more", "is_read"),
+    [
+        ("grpo_math_1B_megatron.yaml", "", True),
+        ("grpo_math_1B.yaml", "", False),
+        ("ppo_math_1B.yaml", "", False),
+        ("grpo_own.yaml", "", False),
+        ("grpo_own.yaml", "  megatron_cfg: {tensor_model_parallel_size: 1}\n", True),
+    ],
+)
+def test_what_trains_is_known_by_the_file_that_is_not_there_or_by_megatrons_keys(
+    tmp_path: Path, defaults: str, more: str, *, is_read: bool
+) -> None:
+    found = configured(tmp_path, f"defaults: {defaults}\npolicy:\n  train_micro_batch_size: 2\n{more}")
+    assert ("actor_train.layout" in found.words) is is_read
+
+
+def test_packed_micro_batches_are_budgets_of_all_ranks_that_share_a_sequence(tmp_path: Path) -> None:
+    text = """
+grpo: {num_prompts_per_step: 8}
+policy:
+  max_total_sequence_length: 1000
+  sequence_packing: {enabled: true, logprob_mb_tokens: 9000}
+  megatron_cfg:
+    {enabled: true, context_parallel_size: 2, activation_checkpointing: true, recompute_granularity: selective}
+cluster: {gpus_per_node: 8}
+"""
+    words = configured(tmp_path, text).words
+    assert words["actor_train.micro_batch_tokens"] == 4000
+    assert words["actor_logprob.micro_batch_tokens"] == words["ref_logprob.micro_batch_tokens"] == 9000
+    assert words["actor_train.recompute"] == "selective"
+
+
+def test_the_longest_prompt_is_what_the_longest_response_leaves(tmp_path: Path) -> None:
+    text = "grpo: {}\npolicy: {max_total_sequence_length: 1000, generation: {max_new_tokens: 700}}\n"
+    words = configured(tmp_path, text).words
+    assert (words["workload.prompt"], words["workload.response"]) == (300, 700)
+
+
+def test_other_precisions_and_fp8_are_told_and_the_overlong_penalty_is_read(tmp_path: Path) -> None:
+    text = """
+grpo: {reward_shaping: {enabled: true, overlong_buffer_length: 64, overlong_buffer_penalty: 0.5}}
+policy:
+  precision: float32
+  megatron_cfg: {enabled: true, fp8_cfg: {enabled: true, fp8: hybrid}}
+  generation: {vllm_cfg: {kv_cache_dtype: fp8}}
+"""
+    found = configured(tmp_path, text)
+    assert (found.words["grpo.overlong_tokens"], found.words["grpo.overlong_penalty"]) == (64, 0.5)
+    assert any("policy.precision=float32" in note for note in found.notes)
+    assert "FP8 training is not modelled" in found.named["policy.megatron_cfg.fp8_cfg.enabled=True"]
+    assert "FP8 training is not modelled" in found.named["policy.megatron_cfg.fp8_cfg.fp8=hybrid"]
+    assert "policy.generation.vllm_cfg.kv_cache_dtype=fp8" in found.named
+
+
 def test_a_minibatch_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are no minibatch; use 1 or more"):
         configured(tmp_path, "grpo: {}\npolicy: {train_global_batch_size: 0, train_micro_batch_size: 2}\n")

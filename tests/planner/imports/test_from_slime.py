@@ -53,6 +53,12 @@ def test_gspo_is_read_as_grpo_and_told_and_others_are_refused(tmp_path: Path) ->
         configured(tmp_path, "--advantage-estimator on_policy_distillation")
 
 
+def test_a_single_sample_of_a_prompt_has_its_score_as_its_advantage(tmp_path: Path) -> None:
+    found = configured(tmp_path, "--n-samples-per-prompt 1")
+    assert found.algorithm == "reinforce++"
+    assert any("n-samples-per-prompt=1 with advantage-estimator=grpo" in note for note in found.notes)
+
+
 def test_ranks_that_leave_none_to_generate_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("python3 train.py --advantage-estimator ppo --rollout-batch-size 8 --rollout-max-response-len 8\n")

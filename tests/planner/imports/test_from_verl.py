@@ -56,7 +56,7 @@ def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
     in_loss = configured(tmp_path, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.003")
     assert in_loss.words["grpo.kl_coefficient"] == 0.003
     assert "ref_logprob.layout" in in_loss.words
-    assert all("function that pays" in note for note in in_loss.notes)
+    assert all("reward function" in note for note in in_loss.notes)
     in_reward = configured(tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02")
     assert in_reward.words["grpo.kl_coefficient"] == 0.02
     assert any("algorithm.kl_ctrl.kl_coef is read as that of the loss" in note for note in in_reward.notes)
@@ -75,10 +75,34 @@ def test_the_other_estimators_are_algorithms_too(tmp_path: Path, estimator: str,
 def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"algorithm.adv_estimator=gpg is no algorithm of a job; configure one of gae"):
         configured(tmp_path, "algorithm.adv_estimator=gpg")
-    with pytest.raises(BadInput, match=r"actor_rollout_ref.rollout.n=1: grpo compares the samples of a prompt"):
-        configured(tmp_path, "actor_rollout_ref.rollout.n=1")
     with pytest.raises(BadInput, match=r"critic.enable=False"):
         configured(tmp_path, "algorithm.adv_estimator=gae", "critic.enable=False")
+
+
+def test_a_single_sample_of_a_prompt_has_its_score_as_its_advantage(tmp_path: Path) -> None:
+    found = configured(tmp_path, "actor_rollout_ref.rollout.n=1")
+    assert (found.algorithm, found.words["workload.group_size"]) == ("reinforce++", 1)
+    assert any("actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator=grpo" in note for note in found.notes)
+
+
+def test_on_policy_distillation_is_refused_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"distillation.enabled=True: on-policy distillation .* is not read"):
+        configured(tmp_path, "distillation.enabled=True", "distillation.nnodes=1")
+
+
+def test_keys_of_another_engine_are_known_though_this_version_does_not_list_them(tmp_path: Path) -> None:
+    found = configured(
+        tmp_path, f"{ACTOR}.fsdp_config.param_offload=True", f"{ACTOR}.fsdp_config.forward_prefetch=False"
+    )
+    assert not any("is no key of verl" in note for note in found.notes)
+    assert f"{ACTOR}.fsdp_config.param_offload=True" in found.named
+    assert not any("forward_prefetch" in key for key in found.named)
+
+
+def test_megatrons_own_offload_of_the_optimizer_is_read(tmp_path: Path) -> None:
+    key = f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=True"
+    words = configured(tmp_path, key, "model_engine=megatron").words
+    assert words["actor_train.offload"] == "optimizer"
 
 
 def test_losses_that_no_job_has_are_told_and_a_degree_that_a_script_computes_is_named(tmp_path: Path) -> None:

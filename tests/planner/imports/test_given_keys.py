@@ -149,6 +149,15 @@ def test_only_the_trainers_command_gives_keys(tmp_path: Path) -> None:
     assert any("several commands" in note for note in given.notes)
 
 
+def test_the_value_of_a_flag_gives_no_more_keys(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 train.py --colocate --wandb-key ${KEY} --hf-checkpoint ${BASE}/model --rollout-batch-size 8 $MORE\n"
+    )
+    given = read_flags(script, known_keys("slime"))
+    assert [note.partition(" ")[0] for note in given.notes if "may give more keys" in note] == ["$MORE"]
+
+
 def test_references_lead_up_by_their_dots() -> None:
     given = GivenKeys(known=NEMO, given={"a.b": 2, "a.c.d": "${..b}", "a.c.e": "${mul:${mul:${.d}, 3}, ${a.b}}"})
     assert (given.value("a.c.d"), given.value("a.c.e")) == (2, 12)

@@ -8,9 +8,10 @@ import pytest
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.key_effects import WITHOUT_EFFECT, has_no_effect, named
+from meshwright.planner.imports.key_effects import NAMED, OTHERWISE, WITHOUT_EFFECT, has_no_effect, named
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.imports.said import Configured
+from meshwright.profiles.stages import Role
 
 FILES = {"verl": ("verl",), "openrlhf": ("openrlhf",), "nemo-rl": ("nemo_rl", "nemo_rl_grpo"), "slime": ("slime",)}
 DECIDING = {
@@ -36,13 +37,77 @@ DECIDING = {
 }
 
 
+NUMBERS = {"verl": 636, "openrlhf": 167, "nemo-rl": 735, "slime": 396}
+"""How many keys of a trainer are known at least, of its files together."""
+
+READ = {
+    "verl": (
+        "python3 -m verl.trainer.main_ppo model_engine=megatron data.train_batch_size=64 {verl_async} "
+        "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.actor.use_kl_loss=True {verl_adapter} "
+        "reward.reward_kwargs.overlong_buffer_cfg.enable=True {verl_scored}",
+        "python3 -m verl.trainer.main_ppo model_engine=megatron algorithm.adv_estimator=grpo "
+        "custom_reward_function.path=a.py actor_rollout_ref.rollout.n=2 actor_rollout_ref.actor.use_kl_loss=True "
+        "critic.use_dynamic_bsz=True actor_rollout_ref.actor.use_dynamic_bsz=True",
+    ),
+    "openrlhf": (
+        "python3 -m openrlhf.cli.train_ppo_ray --reward.model_name_or_path r --vllm.num_engines 8 {pools} "
+        "--ds.lora.rank 4 --train.dynamic_batch_enable --reward.overlong_buffer_len 8 --data.max_len 8 "
+        "--rollout.batch_size 8 --train.batch_size 8 --algo.kl.init_coef 0.1",
+    ),
+    "nemo-rl": (
+        "grpo: {reward_shaping: {enabled: true}}\npolicy: {megatron_cfg: {enabled: true, peft: {enabled: true}}}\n",
+        "grpo: {num_prompts_per_step: 8, async_grpo: {enabled: true}}\n"
+        "policy: {dtensor_cfg: {lora_cfg: {enabled: true}}}\n",
+        "ppo: {async_ppo: {enabled: true}}\npolicy: {generation: {colocated: {enabled: false}}, "
+        "sequence_packing: {enabled: false}}\nenv: {reward_model: {model_name: r}}\ncluster: {num_nodes: 4}\n",
+    ),
+    "slime": (
+        "python3 train.py --advantage-estimator ppo --colocate --rollout-batch-size 8 --rollout-max-response-len 8 "
+        "--use-dynamic-batch-size --max-tokens-per-gpu 8",
+        "python3 train.py --colocate --rollout-batch-size 8 --n-samples-per-prompt 2 --rollout-max-response-len 8 "
+        "--use-kl-loss",
+    ),
+}
+"""Configurations that ask for what their trainer's reader knows of."""
+
+FILLED = {
+    "verl_async": "trainer.v1.trainer_mode=separate_async actor_rollout_ref.rollout.nnodes=1",
+    "verl_adapter": "actor_rollout_ref.model.lora.rank=8 algorithm.use_kl_in_reward=True",
+    "verl_scored": "reward.reward_model.enable=True reward.reward_model.enable_resource_pool=True "
+    "reward.reward_model.nnodes=1 reward.reward_model.n_gpus_per_node=8",
+    "pools": " ".join(f"--{role}.num_nodes 1 --{role}.num_gpus_per_node 8" for role in Role),
+}
+
+
+def asked_of(trainer: str, directory: Path) -> set[str]:
+    """Every key that the reader of a trainer looks at in one of the configurations."""
+    found: set[str] = set()
+    for text in READ[trainer]:
+        path = directory / ("run.yaml" if trainer == "nemo-rl" else "run.sh")
+        path.write_text(text if trainer == "nemo-rl" else text.format(**FILLED))
+        found |= READERS[trainer].read(path).asked
+    return found
+
+
 @pytest.mark.parametrize("trainer", FILES)
-def test_a_key_is_without_effect_or_named_with_a_reason(trainer: str) -> None:
-    for file in FILES[trainer]:
-        keys = [key for key in known_keys(file).keys if not has_no_effect(trainer, key)]
-        told = named(trainer, known_keys(file).keys)
-        assert list(told) == keys
-        assert all(len(reason) > 10 for reason in told.values())
+def test_every_key_of_a_trainer_is_read_or_without_effect_or_named_with_what_is_to_be_known_of_it(
+    trainer: str, tmp_path: Path
+) -> None:
+    keys = {key for file in FILES[trainer] for key in known_keys(file).keys} - asked_of(trainer, tmp_path)
+    told = named(trainer, keys)
+    assert sorted(key for key, reason in told.items() if reason == OTHERWISE) == []
+    assert {key for key in keys if not has_no_effect(trainer, key)} == set(told)
+    assert sum(len(known_keys(file).keys) for file in FILES[trainer]) >= NUMBERS[trainer]
+
+
+def test_a_key_of_a_kind_that_no_pattern_has_is_named_all_the_same() -> None:
+    assert named("slime", ["a-flag-of-tomorrow"]) == {"a-flag-of-tomorrow": OTHERWISE}
+
+
+def test_each_reason_is_a_sentence_of_its_own_and_each_pattern_is_of_one_reason() -> None:
+    patterns = [pattern for _, several in NAMED for pattern in several]
+    assert len(set(patterns)) == len(patterns)
+    assert len({reason for reason, _ in NAMED}) == len(NAMED)
 
 
 @pytest.mark.parametrize("trainer", FILES)

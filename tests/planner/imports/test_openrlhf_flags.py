@@ -40,3 +40,9 @@ def test_what_was_one_flag_for_two_models_is_both() -> None:
     given = GivenKeys(known=known_keys("openrlhf"), given={"ref_reward_offload": True})
     found = with_present_flags(given).given
     assert found == {"ref.offload": True, "reward.offload": True}
+
+
+def test_the_group_that_has_another_name_later_is_the_one_of_now() -> None:
+    flags = {"fsdp.enable_sleep": True, "fsdp.param_dtype": "bf16", "fsdp.of_its_own": 1}
+    found = with_present_flags(GivenKeys(known=known_keys("openrlhf"), given=flags)).given
+    assert found == {"ds.enable_sleep": True, "ds.param_dtype": "bf16", "fsdp.of_its_own": 1}

@@ -35,10 +35,10 @@ def test_words_are_found_by_what_they_are_of() -> None:
 def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> None:
     layout = layout_of({"tp": 4, "ep": 8}, 8)
     assert (layout.dp, layout.ep) == (2, 2)
-    assert list(narrowed("ep-size", 8, layout)) == [
-        "ep-size=8 is read as 2: experts are spread over replicas here, and there are 2."
+    assert list(narrowed("ep-size", {"tp": 4, "ep": 8}, layout)) == [
+        "ep-size=8 is read as 2: expert parallelism is over replicas here, and there are 2."
     ]
-    assert not list(narrowed("ep-size", 2, layout))
+    assert not list(narrowed("ep-size", {"tp": 4, "ep": 2}, layout))
 
 
 def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
@@ -46,14 +46,23 @@ def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
     assert layout_of({"tp": 4, "ep": 1, "etp": 1}, 16) == layout_of({"tp": 4, "etp": 0}, 16) == Layout(tp=4, dp=4)
     wider = layout_of({"tp": 4, "ep": 64, "etp": 1}, 16)
     assert wider == Layout(tp=4, dp=4, ep=16, etp=1)
-    assert list(narrowed("ep-size", 64, wider, 1)) == [
-        "ep-size=64 is read as 16: experts are spread over replicas here, and there are 4."
+    assert list(narrowed("ep-size", {"ep": 64, "etp": 1}, wider)) == [
+        "ep-size=64 is read as 16: expert parallelism is over replicas here, and there are 4."
     ]
     cut = layout_of({"tp": 4, "ep": 2, "etp": 1}, 16)
     assert cut == Layout(tp=4, dp=4, ep=2)
-    assert list(narrowed("ep-size", 2, cut, 1)) == [
-        "ep-size=2 is read as of experts cut by tp=4: whole ones go to all 4 ranks here."
+    assert list(narrowed("ep-size", {"ep": 2, "etp": 1}, cut)) == [
+        "ep-size=2 is read with experts cut by tp=4: of whole ones the degree is a multiple of it."
     ]
+
+
+def test_experts_take_whole_sequences_on_replicas_in_place_of_ranks_that_share_one() -> None:
+    degrees = {"tp": 4, "pp": 4, "cp": 2, "ep": 16, "etp": 1}
+    layout = layout_of(degrees, 64, sp=True)
+    assert layout == Layout(tp=4, pp=4, dp=4, ep=16, etp=1, sp=True)
+    (sentence,) = narrowed("ep-size", degrees, layout)
+    assert "read as 2 times as many replicas" in sentence
+    assert layout_of({"cp": 2}, 8) == Layout(cp=2, dp=4)
 
 
 @pytest.mark.parametrize(

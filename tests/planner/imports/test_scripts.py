@@ -177,3 +177,16 @@ def test_arithmetic_that_is_none_stays_as_it_is_written() -> None:
 def test_no_script_is_followed_without_end(text: str) -> None:
     with contextlib.suppress(BadInput):
         assert len(words(text)) < 1000
+
+
+def test_a_program_that_asks_for_devices_which_are_no_gpus_fails() -> None:
+    probe = "$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)"
+    script = f"""
+D=${{D:-{probe}}}
+case "$D" in gpu) N=8;; npu) N=16;; esac
+if python3 -c "import torch_npu"; then M=1; else M=2; fi
+train nodes=$N more=$M
+"""
+    found = read_script(script)
+    assert ("train", "nodes=8", "more=2") in [tuple(word.text for word in command) for command in found.commands]
+    assert found.notes == ()

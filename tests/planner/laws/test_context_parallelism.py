@@ -14,9 +14,16 @@ from meshwright.planner.plan.calls import Choice, call_of
 from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import MIN_CONTEXT_TOKENS, layout_rules, max_context_parallel, schedule_rules
+from meshwright.planner.plan.rules import (
+    MIN_CONTEXT_TOKENS,
+    layout_rules,
+    max_context_parallel,
+    schedule_rules,
+    schedules,
+)
 from meshwright.planner.plan.steps_ahead import patterns, scopes
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
@@ -47,6 +54,8 @@ from tests.seeds import seeds
 LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 """Sequences that four ranks may share."""
 
+WAYS = (USUAL, Wanted(by_rows=True))
+
 
 def layouts(facts: Facts, stage: str, num_ranks: int = 4) -> set[Layout]:
     return {choice.layout for choice in choices(facts, PPO_GRAPH.by_name[stage], num_ranks, ())}
@@ -74,16 +83,37 @@ def test_where_sequences_are_short_the_choices_are_those_without() -> None:
     assert all(layout.cp == 1 for stage in PPO_GRAPH.stages for layout in layouts(small_facts(), stage.name))
 
 
-def test_generation_chunks_and_several_rows_at_a_time_are_refused_in_one_sentence() -> None:
+def test_generation_and_chunks_are_refused_in_one_sentence() -> None:
     (sentence,) = layout_rules(LONG, PPO_GRAPH.by_name["actor_generate"], Layout(cp=2))
     assert sentence == "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."
     layout, stage = Layout(cp=2), PPO_GRAPH.by_name["ref_logprob"]
     assert schedule_rules(LONG, stage, layout, Schedule(chunk_tokens=128)) == (
         "cp=2 cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",
     )
-    assert schedule_rules(LONG, stage, layout, Schedule(micro_batch_size=2)) == (
-        "micro_batch_size=2 with cp=2 cuts sequences of which fewer could be taken at a time; use 1.",
-    )
+
+
+def test_several_rows_at_a_time_are_legal_and_offered_where_they_are_wanted() -> None:
+    layout, stage = Layout(cp=2), PPO_GRAPH.by_name["ref_logprob"]
+    assert schedule_rules(LONG, stage, layout, Schedule(micro_batch_size=2)) == ()
+    sizes = {wanted: {one.micro_batch_size for one in schedules(LONG, stage, layout, wanted=wanted)} for wanted in WAYS}
+    assert sizes == {USUAL: {1}, Wanted(by_rows=True): {1, 2, 4}}
+
+
+def test_a_cap_is_of_all_ranks_that_share_a_sequence_and_costs_what_as_many_rows_do() -> None:
+    facts = llama_on_64_ranks()
+    longest, model = facts.workload.max_tokens, AnalyticModel(facts.cluster, facts.workload, facts.precision)
+    fixed = facts.workload.sequence_lengths.tokens[0] == longest
+    for name in ("ref_logprob", "actor_train"):
+        stage, layout = PPO_GRAPH.by_name[name], Layout.parse("tp4,dp2,cp2,sp")
+        cap = Schedule(micro_batch_size=0, micro_batch_tokens=2 * longest)
+        assert schedule_rules(facts, stage, layout, cap) == ()
+        assert cap in schedules(facts, stage, layout, wanted=Wanted(caps=(2 * longest,)))
+        capped, rows = (
+            costed(model, call_of(facts, stage, Choice(layout, schedule), deferral=0))
+            for schedule in (cap, Schedule(micro_batch_size=2))
+        )
+        assert capped.peak_bytes == pytest.approx(rows.peak_bytes, rel=0.001)
+        assert capped.seconds == pytest.approx(rows.seconds) if fixed else capped.seconds <= rows.seconds
 
 
 def test_experts_take_whole_sequences() -> None:
@@ -97,7 +127,7 @@ def test_experts_take_whole_sequences() -> None:
 
 
 def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() -> None:
-    """Why sequences are cut one at a time."""
+    """Why one at a time is offered."""
     facts = llama_on_64_ranks()
     model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
     for name in ("ref_logprob", "actor_train"):

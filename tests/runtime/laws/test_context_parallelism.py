@@ -80,6 +80,7 @@ def _check_answers(directory: Path, layout: str, expected: Tensor) -> None:
 
 HOWS = [
     How("cp2", 1),
+    How("cp2", 2),
     How("cp4", 1, "selective"),
     How("dp2,cp2", 1, "full"),
     How("tp2,cp2,sp", 1),
