@@ -147,11 +147,13 @@ def test_of_blocks_that_are_moved_the_same_tokens_are_drawn(directory: Path, lay
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
+    last: Tensor
+    """What was drawn in the round before."""
+
     def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
         """In rounds that are drawn one behind the other."""
-        [last] = self._drawn.values()
-        assert last is not None
-        return last + torch.tensor([[1.0], [0.0]])
+        self.last = self.last + torch.tensor([[1.0], [0.0]])
+        return self.last
 
     def draw_next(
         self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
@@ -161,7 +163,8 @@ class Counting(Generator):
             assert len(self._cache.tables.held(slot)) >= blocks_of(cached + 1)
         if not self._mesh.is_last_stage:
             return None
-        return torch.from_numpy(np.stack([records.num_drawn[rows], np.zeros(len(rows))]))
+        self.last = torch.from_numpy(np.stack([records.num_drawn[rows], np.zeros(len(rows))]))
+        return self.last
 
 
 def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Response, ...]], int, int] | None:

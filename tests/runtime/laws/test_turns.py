@@ -32,18 +32,21 @@ LONGEST = 60
 class Counting(Generator):
     """Draws 0, 1, 2, ... for every sequence; all else is the generator's own, messages between stages too."""
 
+    last: Tensor
+    """What was drawn in the round before."""
+
     def draw_next(
         self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
     ) -> Tensor | None:
         if not self._mesh.is_last_stage:
             return None
-        return torch.from_numpy(np.stack([group.records.num_drawn[group.rows], np.zeros(len(group.rows))]))
+        self.last = torch.from_numpy(np.stack([group.records.num_drawn[group.rows], np.zeros(len(group.rows))]))
+        return self.last
 
     def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
         """In rounds that are drawn one behind the other."""
-        [last] = self._drawn.values()
-        assert last is not None
-        return last + torch.tensor([[1.0], [0.0]])
+        self.last = self.last + torch.tensor([[1.0], [0.0]])
+        return self.last
 
 
 def long_tailed(draw: int) -> int:
