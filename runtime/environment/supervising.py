@@ -112,6 +112,8 @@ def _shut_in(other: socket.socket, seconds: float, with_filter: bool) -> tuple[B
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
+    # where this is a fork of a process that had its own, they were of files that are closed now
+    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sandbox.confine(seconds, with_filter=with_filter)
     return other.makefile("rb"), other.makefile("wb")
