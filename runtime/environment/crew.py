@@ -124,5 +124,5 @@ class Crew:
         if self._failure_score is None:
             task.answer.set_exception(RewardError(told))
             return
-        task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.begun))
         say(f"{told}; it is paid {self._failure_score:g}")
+        task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.begun))
