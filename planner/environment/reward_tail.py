@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshwright.profiles.environment.latency import Latencies
 
 _MOST_STEPS = 2**20
-"""Of the probability that all is done, which are looked at together."""
+"""Steps of the probability that all calls are done, which are looked at together."""
 
 _NUM_CELLS = 2**14
 """Number of cells of the grid by which a wait is bounded."""
@@ -66,7 +66,7 @@ class _Calls(NamedTuple):
 
     @classmethod
     def of(cls, wait: Seconds, latencies: Latencies) -> Self:
-        """Those that are not all done at the end."""
+        """The calls that are not all done when the last response ends."""
         waits, counts = np.unique(wait[wait < latencies.longest], return_counts=True)
         reached = np.minimum(np.cumsum(latencies.probabilities), 1.0)
         reached[-1] = 1.0

@@ -32,7 +32,7 @@ from meshwright.profiles.workload import Workload
 _SLOTS = f"{GENERATE}.generation_slots"
 
 _FEW_ROWS = 64
-"""Of a micro-batch; fewer are all tried for one that is legal."""
+"""Below so many rows of a micro-batch every number is tried until one is legal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ class Configuration:
 
 
 def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator], *, single: str | None = None) -> Estimator:
-    """What an estimator is in a job. Raises BadInput for one that no algorithm of a job has.
+    """The algorithm and settings of a job that an estimator stands for. Raises BadInput where there is none.
 
     `single` is the key of the samples of a prompt of a trainer that takes a single one also where samples are compared
     with each other: its advantage is its score then, as REINFORCE has it.

@@ -39,7 +39,7 @@ _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 """Files whose values are known."""
 
 _OTHERS = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
-"""What keys of other trainings than reinforcement learning begin with."""
+"""Prefixes of keys that configure other trainings than reinforcement learning."""
 
 _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
 """Names of files that configure those."""
@@ -75,7 +75,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
 
 
 def _read(given: GivenKeys) -> Configured:
-    """What the keys of a configuration of ppo or grpo say.
+    """Reads the keys of a configuration of ppo or grpo.
 
     Raises BadInput naming the key that has no place in a job."""
     is_grpo = any(key.startswith("grpo.") for key in given.given) or any("grpo" in name for name in given.missing)

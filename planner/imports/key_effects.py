@@ -275,10 +275,10 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("the trainer and its engines take turns on one pool, or have pools of their own", ("*hybrid_engine",)),
 )  # fmt: skip
-"""What is to be known of keys that may change a step, with patterns of these, the first that matches."""
+"""Reasons why keys that may change a step are not read, with patterns of the keys; the first that matches counts."""
 
 OTHERWISE = "it may change a step, and no field of a job or a plan says it"
-"""What is to be known of a key that no pattern has."""
+"""The reason given for a key that no pattern matches."""
 
 
 def has_no_effect(trainer: str, key: str) -> bool:

@@ -58,7 +58,7 @@ class Replayed:
         assert isinstance(reads, TableReads), "other reads are of a CPU"
         recording = self._recording(reads, inputs)
         recording.take(inputs, reads)
-        answer, num_rows = self._run(recording), len(reads.lengths)
+        answer, num_rows = recording.work.run(self._record), len(reads.lengths)
         # The next stage takes hidden states when the next step may have written over them.
         return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
 
@@ -70,7 +70,7 @@ class Replayed:
 
         def step(tokens: Tensor) -> Tensor:
             recording.feed(tokens)
-            answer = self._run(recording)[:num_rows]
+            answer = recording.work.run(self._record)[:num_rows]
             recording.lengthen(num_rows)
             return answer
 
@@ -84,11 +84,18 @@ class Replayed:
             self._recordings[shape] = _Recording(self._step, shape, like)
         return self._recordings[shape]
 
-    def _run(self, recording: _Recording) -> Tensor:
-        """What the step answers, which is recorded once it has run."""
-        answer = recording.run()
-        if not recording.is_recorded:
-            recording.run, recording.is_recorded = self._record(recording.run), True
+
+class RecordedWork:
+    """Work that is done as it is the first time and recorded behind it, for what is recorded needs to have run once."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._is_recorded = work, False
+
+    def run(self, record: Recorder) -> Tensor:
+        """What the work answers, [rows, ...]."""
+        answer = self._work()
+        if not self._is_recorded:
+            self._work, self._is_recorded = record(self._work), True
         return answer
 
 
@@ -103,8 +110,7 @@ class _Recording:
         lengths, tokens, tables = self._message.split([rows, rows, rows * blocks])
         self._reads = TableReads(lengths, tables.view(rows, blocks))
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(rows, *like.shape[1:])
-        self.run: Work = lambda: step(self._inputs, self._reads)
-        self.is_recorded = False
+        self.work = RecordedWork(lambda: step(self._inputs, self._reads))
 
     def feed(self, tokens: Tensor) -> None:
         """Takes over tokens [B] that are on the device."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.cuda_graphs import CudaGraphs, Recorder, Work, addresses, power_of_two
+from meshwright.runtime.generation.cuda_graphs import CudaGraphs, RecordedWork, Recorder, addresses, power_of_two
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.prefill import PrefillReads
 from meshwright.runtime.model.model_shard import Decoder
@@ -66,9 +66,7 @@ class RecordedPrefills(Prefills):
             self._recordings[shape] = _Recording(self._step, shape, inputs)
         recording = self._recordings[shape]
         recording.take(inputs, reads)
-        answer = recording.run()
-        if not recording.is_recorded:  # what is recorded needs to have run once before
-            recording.run, recording.is_recorded = self._record(recording.run), True
+        answer = recording.work.run(self._record)
         # Others read it when the next pass may have written over it.
         return answer[: len(reads.asked) if self._step.answers_with_logits else num_tokens].clone()
 
@@ -84,8 +82,7 @@ class _Recording:
         tokens, positions, blocks, begins, asked = self._message.split(self._sizes)
         reads = PrefillReads(positions, blocks, begins, asked, longest)
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(num_tokens, *like.shape[1:])
-        self.run: Work = lambda: step.prefill(self._inputs, reads)
-        self.is_recorded = False
+        self.work = RecordedWork(lambda: step.prefill(self._inputs, reads))
 
     def take(self, inputs: Tensor, reads: PrefillReads) -> None:
         """Takes over a pass's inputs and what it reads. What rounds them up are tokens of no row, which write to the
