@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from meshwright.runtime.environment import sandbox, supervising
 from meshwright.runtime.environment.supervising import BROKEN, FAILED, NAMESPACES, PASSED
 from meshwright.runtime.environment.unit_tests import measures
 
@@ -89,45 +86,35 @@ def test_a_sandbox_that_the_machine_has_not_is_no_verdict(tmp_path: Path) -> Non
     assert start("def f(): return 1", "assert f() == 1", tmp_path / "none", "namespaces").wait(30.0) == BROKEN
 
 
-NOBODY, CLONE_NEWUSER, PR_SET_DUMPABLE = 65534, 0x10000000, 4
+NOBODY = 65534
+AS_NOBODY = f"""
+import codecs, ctypes, os, sys
+from meshwright.runtime.environment import sandbox, supervising
+codecs.lookup("ascii")  # loads, as the next line, what nobody may not be able to read
+sandbox.has_filter()
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+PR_SET_DUMPABLE = 4
+ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # as for a process that this user has started
+"""
+CAN_HAVE_NAMESPACES = "CLONE_NEWUSER = 0x10000000\nsys.exit(ctypes.CDLL(None).unshare(CLONE_NEWUSER) != 0)"
+SUPERVISES = "sys.argv[1:] = [str(os.getppid()), *sys.argv[1:]]\nsupervising.main()"
 
 
-def code_as_nobody(work: Callable[[], object]) -> int:
-    """How a fork of this process ends that is no longer root and does this: 0 where it comes to its end."""
-    child = os.fork()
-    if not child:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # as for a process that this user has started
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def unshare_user() -> None:
-    if ctypes.CDLL(None).unshare(CLONE_NEWUSER):
-        raise OSError
+def as_nobody(work: str, *arguments: str, given: bytes = b"") -> int:
+    """The exit code of this work in a process that began as root, with all that is read then, and is root no longer."""
+    return subprocess.run(
+        [sys.executable, "-I", "-c", AS_NOBODY + work, *arguments], input=given, check=False
+    ).returncode
 
 
 @pytest.mark.skipif(NAMESPACES not in measures() or os.getuid() != 0, reason="whoever runs the other tests is no root")
 def test_a_user_who_is_not_root_gets_namespaces_too() -> None:
-    if code_as_nobody(unshare_user):
+    if as_nobody(CAN_HAVE_NAMESPACES):
         pytest.skip("this machine has namespaces for root alone")
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as given:
+    parts = (b"import os\ndef f(): return os.getcwd()", b"assert f() == '/of-the-response'")
+    given = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, NOBODY, NOBODY)
-        for part in (b"import os\ndef f(): return os.getcwd()", b"assert f() == '/of-the-response'"):
-            given.write(len(part).to_bytes(8, "big") + part)
-        given.flush()
-        sandbox.has_filter()  # loads what nobody may not be able to read
-
-        def supervise() -> None:
-            given.seek(0)
-            os.dup2(given.fileno(), 0)
-            sys.argv[1:] = [str(os.getppid()), directory, "10", measures()]
-            supervising.main()
-
-        assert code_as_nobody(supervise) == PASSED
+        assert as_nobody(SUPERVISES, directory, "10", measures(), given=given) == PASSED
