@@ -129,7 +129,7 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) 
 )
 def test_no_list_of_files_leads_out_of_its_directory(tmp_path: Path, listed: str) -> None:
     (tmp_path / "state.json").write_text(f'{{"_data_files": {listed}}}')
-    with pytest.raises(BadInput, match="is none that `datasets` writes"):
+    with pytest.raises(BadInput, match="was not written by `datasets`"):
         read(tmp_path)
 
 
