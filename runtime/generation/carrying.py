@@ -49,24 +49,24 @@ def carry(
 
     With `draws_again` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
     """
-    drawings = [response.drawing for response in found if response.drawing]
+    drawings = [state.drawing for state in found if state.drawing]
     if plan.facts.workload.chooses:
         return Carried(num_dealt=_num_dealt(drawings))
     if not drawings:
         return Carried()
     batches = _assign_batches(drawings, found[0].dealt_again, done, batch_size)
     steps = {draw: step for step, draws in batches.items() for draw in draws}
-    begun = {draw: response for draw, response in _all_sampled(found, drawings) if steps.get(draw, -1) >= done}
+    started = {draw: response for draw, response in _all_sampled(found, drawings) if steps.get(draw, -1) >= done}
     resumed = {
         draw: response
-        for draw, response in begun.items()
+        for draw, response in started.items()
         if not draws_again and _is_within_staleness(plan, response, steps[draw]) and _fits(response, max_response)
     }
     original = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in batches}
     return Carried(
         dealt_again={step: draws for step, draws in batches.items() if draws != original[step]},
         begun=resumed,
-        num_drawn_again=len(begun) - len(resumed),
+        num_drawn_again=len(started) - len(resumed),
     )
 
 
@@ -107,7 +107,7 @@ def _unused_draws(drawing: Drawing, done: int) -> Iterator[int]:
         yield from (response.prompt.draw for response in flight.ended)
 
 
-def _all_sampled(found: Sequence[Underway], drawings: Sequence[Drawing]) -> Iterator[tuple[int, Beginning]]:
+def _all_sampled(states: Sequence[Underway], drawings: Sequence[Drawing]) -> Iterator[tuple[int, Beginning]]:
     """Yield, by draw, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
     rows = {
         (step, row): draw
@@ -115,8 +115,8 @@ def _all_sampled(found: Sequence[Underway], drawings: Sequence[Drawing]) -> Iter
         for step, draws in drawing.delivered.items()
         for row, draw in draws.items()
     }
-    for underway in found:
-        yield from _delivered_samples(underway, rows)
+    for state in states:
+        yield from _delivered_samples(state, rows)
     for drawing in drawings:
         yield from drawing.begun.items()
         if drawing.in_flight:
@@ -137,10 +137,10 @@ def _in_flight_samples(sequences: Iterable[Partial]) -> Iterator[tuple[int, Begi
         )
 
 
-def _delivered_samples(underway: Underway, rows: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, Beginning]]:
+def _delivered_samples(state: Underway, rows: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, Beginning]]:
     """Yield the responses of batches that no update has used. A value per token stands one position before its
     token."""
-    for step, fields in underway.experience.items():
+    for step, fields in state.experience.items():
         for row in fields.get("behaviour_logprobs", ()):
             if (step, row) not in rows:
                 continue
@@ -156,14 +156,14 @@ def _delivered_samples(underway: Underway, rows: Mapping[tuple[int, int], int]) 
             )
 
 
-def _is_within_staleness(plan: Plan, begun: Beginning, step: int) -> bool:
+def _is_within_staleness(plan: Plan, response: Beginning, step: int) -> bool:
     """True if the plan could have started the response for the batch of `step`. A plan with deferral delivers it later
     than that, by as much as the staleness bound leaves to a sequence that starts with the batch."""
     placement = plan.placement(GENERATE)
     allowed = placement.steps_ahead if placement.schedule.overcommit else plan.staleness
-    return step - begun.versions[0] <= allowed
+    return step - response.versions[0] <= allowed
 
 
-def _fits(begun: Beginning, max_response: int) -> bool:
+def _fits(response: Beginning, max_response: int) -> bool:
     """True if it is within the length limit, and below it if it has not ended."""
-    return len(begun.tokens) <= max_response - (begun.finish is None)
+    return len(response.tokens) <= max_response - (response.finish is None)

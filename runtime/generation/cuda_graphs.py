@@ -52,7 +52,7 @@ class Replayed:
     def _forget(self) -> None:
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
-        self._recordings: dict[tuple[int, int], _Recording] = {}
+        self._recordings: dict[tuple[int, int], _RecordedStep] = {}
         """By number of rows and of blocks."""
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
@@ -77,13 +77,13 @@ class Replayed:
 
         return step
 
-    def _recording(self, reads: TableReads, like: Tensor) -> _Recording:
+    def _recording(self, reads: TableReads, like: Tensor) -> _RecordedStep:
         """Return the recording of the shape that these reads are rounded up to, for inputs with the dimensions of
         `like`."""
         num_rows, num_blocks = reads.tables.shape
         shape = _rounded_rows(num_rows), min(power_of_two(num_blocks), self._max_blocks)
         if shape not in self._recordings:
-            self._recordings[shape] = _Recording(self._step, shape, like)
+            self._recordings[shape] = _RecordedStep(self._step, shape, like)
         return self._recordings[shape]
 
 
@@ -102,7 +102,7 @@ class RecordedWork:
         return answer
 
 
-class _Recording:
+class _RecordedStep:
     """The tensors that a recorded step reads, and the step on them. All numbers from the host come in one copy."""
 
     def __init__(self, step: DecodeStep, shape: tuple[int, int], like: Tensor) -> None:

@@ -264,18 +264,18 @@ class Generator:
         sampled, _ = self._ahead.together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
         return sampled.tolist()
 
-    def _resume_admitted(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
+    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, Beginning]) -> list[Prompt]:
         """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
-        been pre-empted, or have ended."""
+        been pre-empted, or have ended; `sampled_before` is by draw."""
         for prompt in admitted:
-            if prompt.draw in begun:
-                resumed = begun[prompt.draw].of(prompt, self._flight.turn + 1)
+            if prompt.draw in sampled_before:
+                resumed = sampled_before[prompt.draw].of(prompt, self._flight.turn + 1)
                 if isinstance(resumed, Response):
                     self._flight.ended.append(resumed)
                 else:
                     self.seating.pause(resumed)
                     self._flight.carry(resumed)
-        return [prompt for prompt in admitted if prompt.draw not in begun]
+        return [prompt for prompt in admitted if prompt.draw not in sampled_before]
 
     def _process_sampled(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""

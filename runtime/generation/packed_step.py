@@ -44,15 +44,15 @@ class PackedStep(DecodeStep):
         cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
         return self._through_layers(hidden, room, cache, reads.asked)
 
-    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, asked: Tensor) -> Tensor:
-        """Return logits of the tokens at the positions `asked` on the last stage, the hidden states of all tokens
+    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
+        """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
         before it."""
         for index, layer in enumerate(self._layers):
             attended = layer.attended(hidden, room, index, cache)
             if self._norm is not None and layer is self._layers[-1]:
                 # All keys and values are cached by now, and no logits of other tokens are needed.
-                hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
-                room = room.first(len(asked))
+                hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
+                room = room.first(len(outputs))
             layer.project(hidden, attended)
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))

@@ -71,10 +71,7 @@ def _value(row: Any, column: str, ours: str, place: str) -> Any:
     for part in column.split("."):
         if not isinstance(value, dict) or part not in value:
             known = f"; it has {', '.join(map(str, row))}" if isinstance(row, dict) else ""
-            raise BadInput(
-                f"{place} is not an object with a {column!r}{known}; say what the column is called as "
-                f"data.columns.{ours}."
-            )
+            raise BadInput(f"{place} is not an object with a {column!r}{known}; give its name as data.columns.{ours}.")
         value = value[part]
     return value
 
@@ -127,7 +124,7 @@ def _table_rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
                     yield from batch.select(names).to_pylist()
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
-        raise BadInput(f"prompts {path} cannot be read: {reason}; write the file anew.") from None
+        raise BadInput(f"prompts {path} cannot be read: {reason}; write the file again.") from None
 
 
 def _columns_to_read(names: list[str], columns: Iterable[str]) -> list[str]:

@@ -60,12 +60,12 @@ class Encoder:
         ids, is_added = tuple(encoding.ids), [bool(added) for added in encoding.special_tokens_mask]
         first = is_added.index(False) if False in is_added else len(ids)
         last = len(ids) - (is_added[::-1].index(False) if False in is_added else 0)
-        prefix, own, suffix = ids[:first], ids[first:last], ids[last:]
-        if not own:
+        prefix, content, suffix = ids[:first], ids[first:last], ids[last:]
+        if not content:
             return ()
-        prefix = () if prefix and own[:first] == prefix else prefix
-        suffix = () if suffix and own[-len(suffix) :] == suffix else suffix
-        return prefix + own + suffix
+        prefix = () if prefix and content[:first] == prefix else prefix
+        suffix = () if suffix and content[-len(suffix) :] == suffix else suffix
+        return prefix + content + suffix
 
     def _check_ids(self, ids: Sequence[int], place: str) -> tuple[int, ...]:
         unknown = next((token for token in ids if not 0 <= token < self.num_ids), None)

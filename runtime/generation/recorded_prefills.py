@@ -54,7 +54,7 @@ class RecordedPrefills(Prefills):
     def _forget(self) -> None:
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
-        self._recordings: dict[tuple[int, int, int], _Recording] = {}
+        self._recordings: dict[tuple[int, int, int], _RecordedPrefill] = {}
         """By number of tokens, of rows and of tokens of the longest row."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
@@ -63,7 +63,7 @@ class RecordedPrefills(Prefills):
             return super().__call__(inputs, reads)
         shape = _rounded_tokens(num_tokens), power_of_two(num_rows), max(_MIN_TOKENS, power_of_two(reads.longest))
         if shape not in self._recordings:
-            self._recordings[shape] = _Recording(self._step, shape, inputs)
+            self._recordings[shape] = _RecordedPrefill(self._step, shape, inputs)
         recording = self._recordings[shape]
         recording.take(inputs, reads)
         answer = recording.work.run(self._record)
@@ -71,7 +71,7 @@ class RecordedPrefills(Prefills):
         return answer[: len(reads.asked) if self._step.answers_with_logits else num_tokens].clone()
 
 
-class _Recording:
+class _RecordedPrefill:
     """The tensors that a recorded pass reads, and the pass on them. All numbers from the host come in one copy."""
 
     def __init__(self, step: PackedStep, shape: tuple[int, int, int], like: Tensor) -> None:

@@ -86,19 +86,19 @@ class RoundsAhead:
             self._seating.give_back(slots, cached + len(recorded))
         return len(recorded), drawn
 
-    def _one_by_one(self, rows: StepRows, drawn: Tensor, numbers: Tensor) -> tuple[Reals, Tensor]:
+    def _one_by_one(self, rows: StepRows, sampled: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
         """Check every round: return what was sampled before the first end token [rounds, 2, B], and what was sampled
         next."""
         recorded = list[Reals]()
-        while len(recorded) < len(numbers):
-            tokens = drawn[0].numpy().astype(int)
+        while len(recorded) < len(uniforms):
+            tokens = sampled[0].numpy().astype(int)
             if self._stopping.is_end(tokens):
                 break
             logits = self._passes(StepRows(rows.slots, rows.cached + len(recorded), tokens), (), ())
             assert logits is not None, "a single stage has logits"
-            recorded.append(drawn.numpy())
-            drawn = self._sample(logits, numbers[len(recorded) - 1])
-        return np.array(recorded), drawn
+            recorded.append(sampled.numpy())
+            sampled = self._sample(logits, uniforms[len(recorded) - 1])
+        return np.array(recorded), sampled
 
     def together(self, rows: StepRows, drawn: Tensor, numbers: Tensor) -> tuple[Reals, Tensor]:
         """Check once after the last round: return what was sampled before the first end token [rounds, 2, B], and what

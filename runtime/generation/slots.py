@@ -122,7 +122,7 @@ class LiveSequence:
     slot: int
     records: Records
     row: int
-    """The row of the records that is its own."""
+    """Its row of the records."""
     first_turn: int = 0
     texts: dict[StopStrings, DecodedText] = field(default_factory=dict)
     """The decoded text for each set of stop strings; rebuilt from the tokens where it is missing."""

@@ -248,7 +248,7 @@ class _Messages:
         message = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         work = dist.isend(message, rank)
         assert work is not None
-        self._pending_sends = [(sent, kept) for sent, kept in self._pending_sends if not sent.is_completed()]
+        self._pending_sends = [(sent, buffer) for sent, buffer in self._pending_sends if not sent.is_completed()]
         self._pending_sends.append((work, message))
 
     def _receive(self, size: int) -> Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 2048
+_SAMPLING_TILE = 2048
 
 
 def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -20,16 +20,16 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, T
     `logits` [B, V] must have a dense last dimension; `uniform` [B] fp64 is in [0, 1).
     """
     num_rows, width = logits.shape
-    num_tiles = triton.cdiv(width, _TILE)
+    num_tiles = triton.cdiv(width, _SAMPLING_TILE)
     tile_sums = torch.empty(2, num_rows, num_tiles, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     _sum_tiles[num_rows, num_tiles](
-        logits, logits.stride(0), width, 1.0 / temperature, tile_sums, num_tiles, TILE=_TILE, num_warps=4
+        logits, logits.stride(0), width, 1.0 / temperature, tile_sums, num_tiles, TILE=_SAMPLING_TILE, num_warps=4
     )
     _sample_token[(num_rows,)](
         logits, logits.stride(0), width, 1.0 / temperature, tile_sums, num_tiles, uniform, tokens, logprobs,
-        TILE=_TILE, TILES=triton.next_power_of_2(num_tiles), num_warps=8,
+        TILE=_SAMPLING_TILE, TILES=triton.next_power_of_2(num_tiles), num_warps=8,
     )  # fmt: skip
     return tokens, logprobs
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096
+_LOGPROB_TILE = 4096
 
 
 def sums_of_rows(logits: Tensor, targets: Tensor, real: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def sums_of_rows(logits: Tensor, targets: Tensor, real: int, temperature: float)
     highest = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     sums = torch.empty(3, num_rows, dtype=torch.float32, device=logits.device)
     _sum_row[(num_rows,)](
-        logits, logits.stride(0), targets, real, 1.0 / temperature, highest, sums, TILE=_TILE, num_warps=8
+        logits, logits.stride(0), targets, real, 1.0 / temperature, highest, sums, TILE=_LOGPROB_TILE, num_warps=8
     )
     return highest, sums
 
@@ -37,9 +37,9 @@ def gradient(
     result = torch.empty_like(logits)
     num_rows, width = logits.shape
     of_logprobs, of_entropies, normalizers, entropies = (one.contiguous() for one in of_rows)
-    _gradient_of_row[num_rows, triton.cdiv(width, _TILE)](
+    _gradient_of_row[num_rows, triton.cdiv(width, _LOGPROB_TILE)](
         logits, logits.stride(0), targets, real, width, 1.0 / temperature,
-        of_logprobs, of_entropies, normalizers, entropies, result, TILE=_TILE, num_warps=8,
+        of_logprobs, of_entropies, normalizers, entropies, result, TILE=_LOGPROB_TILE, num_warps=8,
     )  # fmt: skip
     return result
 

@@ -108,8 +108,8 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
     [
         ("a.jsonl", '{"question": 1', "line 1 is not a JSON object"),
         ("a.jsonl", "[1]", "line 1 is not an object with a 'question'; say"),
-        ("a.parquet", "none", "cannot be read: .*; write the file anew"),
-        ("a.arrow", "none", "cannot be read: .*; write the file anew"),
+        ("a.parquet", "none", "cannot be read: .*; write the file again"),
+        ("a.arrow", "none", "cannot be read: .*; write the file again"),
     ],
 )
 def test_a_broken_file_is_told_in_a_sentence(tmp_path: Path, name: str, text: str, said: str) -> None:
