@@ -78,8 +78,8 @@ class Admission:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The draws of this replica's prompts before step `until` that are not admitted. Empty if steps are sampled in
-        waves."""
+        """The sample ids of this replica's prompts before step `until` that are not admitted. Empty if steps are
+        sampled in waves."""
         if self._in_waves:
             return ()
         first, last = self._num_admitted, (self.until - self._steps.start) * self._prompts_per_step

@@ -1,9 +1,9 @@
 """What a run that is resumed under another plan takes over of what was in flight: prompts, and tokens sampled for them.
 
 Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
-not. The prompts are assigned to batches again, in the order of their draws, so that each is trained on once whatever
-the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed the
-policy that started it, with keys and values of the present policy; any other is sampled again, with the same random
+not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
+whatever the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed
+the policy that started it, with keys and values of the present policy; any other is sampled again, with the same random
 numbers.
 """
 
@@ -21,7 +21,7 @@ from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Resp
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What is taken over from another plan. `dealt_again` is by step and `begun` by draw."""
+    """What is taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
 
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     begun: Mapping[int, Beginning] = field(default_factory=dict)
@@ -55,16 +55,18 @@ def carry(
     if not drawings:
         return Carried()
     batches = _assign_batches(drawings, found[0].dealt_again, done, batch_size)
-    steps = {draw: step for step, draws in batches.items() for draw in draws}
-    started = {draw: response for draw, response in _all_sampled(found, drawings) if steps.get(draw, -1) >= done}
+    steps = {sample_id: step for step, sample_ids in batches.items() for sample_id in sample_ids}
+    started = {
+        sample_id: response for sample_id, response in _all_sampled(found, drawings) if steps.get(sample_id, -1) >= done
+    }
     resumed = {
-        draw: response
-        for draw, response in started.items()
-        if not draws_again and _is_within_staleness(plan, response, steps[draw]) and _fits(response, max_response)
+        sample_id: response
+        for sample_id, response in started.items()
+        if not draws_again and _is_within_staleness(plan, response, steps[sample_id]) and _fits(response, max_response)
     }
     original = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in batches}
     return Carried(
-        dealt_again={step: draws for step, draws in batches.items() if draws != original[step]},
+        dealt_again={step: sample_ids for step, sample_ids in batches.items() if sample_ids != original[step]},
         begun=resumed,
         num_drawn_again=len(started) - len(resumed),
     )
@@ -84,9 +86,9 @@ def _num_dealt(drawings: Sequence[Drawing]) -> int:
 def _assign_batches(
     drawings: Sequence[Drawing], before: Mapping[int, tuple[int, ...]], done: int, batch_size: int
 ) -> dict[int, tuple[int, ...]]:
-    """Return, by step, the draws of the batches after `done` updates."""
+    """Return, by step, the sample ids of the batches after `done` updates."""
     until = drawings[0].until
-    unused = sorted({draw for drawing in drawings for draw in _unused_draws(drawing, done)})
+    unused = sorted({sample_id for drawing in drawings for sample_id in _unused_sample_ids(drawing, done)})
     if len(unused) != (until - done) * batch_size:
         raise BadInput(
             f"the checkpoint has {len(unused)} prompts for the batches of steps {done} to {until - 1}, which take "
@@ -94,13 +96,13 @@ def _assign_batches(
         )
     batches = (tuple(unused[first : first + batch_size]) for first in range(0, len(unused), batch_size))
     assigned = dict(zip(range(done, until), batches, strict=True))
-    return {step: draws for step, draws in before.items() if step >= until} | assigned
+    return {step: sample_ids for step, sample_ids in before.items() if step >= until} | assigned
 
 
-def _unused_draws(drawing: Drawing, done: int) -> Iterator[int]:
-    """Yield the draws of a replica's prompts that none of the first `done` updates has used."""
+def _unused_sample_ids(drawing: Drawing, done: int) -> Iterator[int]:
+    """Yield the sample ids of a replica's prompts that none of the first `done` updates has used."""
     yield from drawing.left
-    yield from (draw for step, rows in drawing.delivered.items() if step >= done for draw in rows.values())
+    yield from (sample_id for step, rows in drawing.delivered.items() if step >= done for sample_id in rows.values())
     if flight := drawing.in_flight:
         yield from (one.prompt.draw for group in (*flight.live, flight.paused) for one in group)
         yield from (prompt.draw for prompt in flight.waiting)
@@ -108,12 +110,12 @@ def _unused_draws(drawing: Drawing, done: int) -> Iterator[int]:
 
 
 def _all_sampled(states: Sequence[Underway], drawings: Sequence[Drawing]) -> Iterator[tuple[int, Beginning]]:
-    """Yield, by draw, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
+    """Yield, by sample id, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
     rows = {
-        (step, row): draw
+        (step, row): sample_id
         for drawing in drawings
-        for step, draws in drawing.delivered.items()
-        for row, draw in draws.items()
+        for step, sample_ids in drawing.delivered.items()
+        for row, sample_id in sample_ids.items()
     }
     for state in states:
         yield from _delivered_samples(state, rows)

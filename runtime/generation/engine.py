@@ -178,8 +178,8 @@ class Generator:
         while anything is left to sample. Return what was delivered, in order of step and row.
 
         The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
-        period. `stream` receives tokens as they are sampled. `begun` maps the draw of an admitted prompt to what was
-        sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
+        period. `stream` receives tokens as they are sampled. `begun` maps the sample id of an admitted prompt to what
+        was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
         every replica that holds experts together with this one must call too, with its own.
         """
         waiting = self._resume_admitted(admitted, begun or {})
@@ -266,7 +266,7 @@ class Generator:
 
     def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, Beginning]) -> list[Prompt]:
         """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
-        been pre-empted, or have ended; `sampled_before` is by draw."""
+        been pre-empted, or have ended; `sampled_before` is by sample id."""
         for prompt in admitted:
             if prompt.draw in sampled_before:
                 resumed = sampled_before[prompt.draw].of(prompt, self._flight.turn + 1)

@@ -69,9 +69,9 @@ class Generating:
         self._generator: Generator | None = None
         self._tool_turns: ToolTurnTaking | None = None
         self._resumed: dict[int, Beginning] = {}
-        """By draw, what was sampled under another plan for prompts that are not admitted yet."""
+        """By sample id, what was sampled under another plan for prompts that are not admitted yet."""
         self._delivered: dict[int, dict[int, int]] = {}
-        """By step that is not trained yet and by row, the draw of the delivered response."""
+        """By step that is not trained yet and by row, the sample id of the delivered response."""
         self._num_dealt = data.num_dealt
         workload = plan.facts.workload.wave
         self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
@@ -106,7 +106,7 @@ class Generating:
         )
 
     def carry(self, begun: Mapping[int, Beginning]) -> None:
-        """Resume, by draw, what was sampled under another plan when its prompts are admitted."""
+        """Resume, by sample id, what was sampled under another plan when its prompts are admitted."""
         self._resumed = dict(begun)
 
     def resume(self, kept: Drawing) -> None:
@@ -145,7 +145,7 @@ class Generating:
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
-            self._keep_draws(batch.step, {row: r.prompt.draw for row, r in zip(rows, responses, strict=True)})
+            self._record_delivered(batch.step, {row: r.prompt.draw for row, r in zip(rows, responses, strict=True)})
             delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
             for sending in self._sending:
                 sending.sender.end(delivered)
@@ -216,14 +216,17 @@ class Generating:
         }
 
     def _take_resumed(self, prompts: Iterable[Prompt]) -> dict[int, Beginning]:
-        """Remove and return what was sampled before for these prompts, by draw."""
+        """Remove and return what was sampled before for these prompts, by sample id."""
         return {p.draw: self._resumed.pop(p.draw) for p in prompts if p.draw in self._resumed}
 
-    def _keep_draws(self, step: int, rows: Mapping[int, int]) -> None:
-        """Remember the draws of a delivered step, and forget those of steps that are trained when this period ends."""
+    def _record_delivered(self, step: int, rows: Mapping[int, int]) -> None:
+        """Remember the sample ids of a delivered step, and forget those of steps that are trained when this period
+        ends."""
         trained = step - self._plan.placement(GENERATE).steps_ahead
         self._delivered = {
-            delivered_step: draws for delivered_step, draws in self._delivered.items() if delivered_step > trained
+            delivered_step: sample_ids
+            for delivered_step, sample_ids in self._delivered.items()
+            if delivered_step > trained
         }
         if step > trained:
             self._delivered[step] = dict(rows)
@@ -303,7 +306,7 @@ class Scoring:
             self._environment.begin(response.prompt.draw, functools.partial(self._sample, response))
 
     def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
-        """Assign scores to rows of the batch; `rows` maps the draw of a prompt to its row."""
+        """Assign scores to rows of the batch; `rows` maps the sample id of a prompt to its row."""
         self._environment.deliver(batch.key, rows)
 
     def _sample(self, response: Response) -> RewardSample:

@@ -59,11 +59,11 @@ class Drawing:
     """Partly delivered prompt batches: step, how many of the replica's responses were delivered, and their tokens."""
     in_flight: InFlight | None
     begun: Mapping[int, Beginning] = field(default_factory=dict)
-    """By draw, what was sampled under another plan for prompts that wait or are not admitted yet."""
+    """By sample id, what was sampled under another plan for prompts that wait or are not admitted yet."""
     delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """By step that is not trained yet and by row, the draw of the delivered response."""
+    """By step that is not trained yet and by row, the sample id of the delivered response."""
     left: tuple[int, ...] = ()
-    """The draws of the replica's prompts before step `until` that are not admitted."""
+    """The sample ids of the replica's prompts before step `until` that are not admitted."""
     until: int = 0
     num_dealt: int = 0
     """Prompts that waves of dynamic sampling have used since step 0."""
@@ -88,7 +88,7 @@ class Underway:
     experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
     drawing: Drawing | None
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By step, the draws of batches that differ from those of the seed's order."""
+    """By step, the sample ids of batches that differ from those of the seed's order."""
 
 
 def packed_underway(underway: Underway) -> bytes:
@@ -113,7 +113,9 @@ def packed_underway(underway: Underway) -> bytes:
             "mean_response_tokens": drawing.mean_response_tokens,
             "batches_in_part": drawing.batches_in_part,
             "in_flight": drawing.in_flight and _pack_in_flight(drawing.in_flight, tensors),
-            "begun": [(draw, resumed.finish and resumed.finish.value) for draw, resumed in drawing.begun.items()],
+            "begun": [
+                (sample_id, resumed.finish and resumed.finish.value) for sample_id, resumed in drawing.begun.items()
+            ],
             "delivered": drawing.delivered,
             "left": drawing.left,
             "until": drawing.until,
@@ -181,7 +183,9 @@ def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Und
             batches_in_part=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
             in_flight=state["in_flight"] and _unpack_in_flight(state["in_flight"], tensors),
             begun=dict(_unpack_resumed(state["begun"], tensors)),
-            delivered={int(s): {int(row): draw for row, draw in d.items()} for s, d in state["delivered"].items()},
+            delivered={
+                int(s): {int(row): sample_id for row, sample_id in d.items()} for s, d in state["delivered"].items()
+            },
             left=tuple(state["left"]),
             until=state["until"],
             num_dealt=state.get("num_dealt", 0),  # there were no waves before it was written
@@ -191,15 +195,15 @@ def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Und
         num_steps=metadata["num_steps"],
         experience=experience,
         drawing=drawing,
-        dealt_again={int(step): tuple(draws) for step, draws in metadata["dealt_again"].items()},
+        dealt_again={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
     )
 
 
 def _unpack_resumed(
     headers: Sequence[tuple[int, str | None]], tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[int, Beginning]]:
-    for (draw, finish), (_, sampled) in zip(headers, _unpack_sampled("begun", tensors), strict=True):
-        yield draw, Beginning(**sampled, finish=Finish(finish) if finish else None)
+    for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("begun", tensors), strict=True):
+        yield sample_id, Beginning(**sampled, finish=Finish(finish) if finish else None)
 
 
 def _pack_in_flight(state: InFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -255,12 +259,12 @@ def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
     return [
         Prompt(
             row=row,
-            draw=draw,
+            draw=sample_id,
             step=step,
             tokens=tuple(tokens.tolist()),
             max_response=None if max_response < 0 else max_response,
         )
-        for (row, draw, step, max_response, _), tokens in zip(numbers.T.tolist(), parts, strict=True)
+        for (row, sample_id, step, max_response, _), tokens in zip(numbers.T.tolist(), parts, strict=True)
     ]
 
 

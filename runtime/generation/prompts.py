@@ -45,8 +45,8 @@ class PromptData:
     notes: tuple[str, ...] = ()
     """Sentences that report what was done with prompts that are too long."""
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By step, the draws of batches that differ from those of the seed's order, because a run was resumed under another
-    plan."""
+    """By step, the sample ids of batches that differ from those of the seed's order, because a run was resumed under
+    another plan."""
     num_dealt: int = 0
     """Prompts that waves had used before this run started or was resumed."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
@@ -55,13 +55,13 @@ class PromptData:
     tokenizer: Tokenizer | None = None
 
     def batch(self, step: int) -> tuple[Prompt, ...]:
-        """Return the prompts of a step, each repeated for every sample of its group, with a draw of its own. Batches
-        are consecutive slices of shuffled passes over the training prompts."""
+        """Return the prompts of a step, each repeated for every sample of its group, with a sample id of its own.
+        Batches are consecutive slices of shuffled passes over the training prompts."""
         first, size = step * self.batch_size, self.group_size
-        draws = self.dealt_again.get(step, range(first, first + self.batch_size))
+        sample_ids = self.dealt_again.get(step, range(first, first + self.batch_size))
         return tuple(
-            Prompt(step=step, row=row, draw=draw, tokens=self._training_prompt(draw // size))
-            for row, draw in enumerate(draws)
+            Prompt(step=step, row=row, draw=sample_id, tokens=self._training_prompt(sample_id // size))
+            for row, sample_id in enumerate(sample_ids)
         )
 
     def wave(self, step: int, rows: range, num_dealt: int) -> tuple[Prompt, ...]:
@@ -69,8 +69,8 @@ class PromptData:
         ones after the first `num_dealt` of the passes, however many the steps before have kept of those."""
         size = self.group_size
         return tuple(
-            Prompt(step=step, row=row, draw=draw, tokens=self._training_prompt(draw // size))
-            for draw, row in enumerate(rows, start=num_dealt * size)
+            Prompt(step=step, row=row, draw=sample_id, tokens=self._training_prompt(sample_id // size))
+            for sample_id, row in enumerate(rows, start=num_dealt * size)
         )
 
     @property
@@ -88,7 +88,7 @@ class PromptData:
         return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
 
     def columns_of(self, draw: int) -> Mapping[str, Any]:
-        """Return the columns that the job names beside the prompt, for the prompt with this draw."""
+        """Return the columns that the job names beside the prompt, for the prompt with this sample id."""
         if draw < 0:
             return self.held_out_columns[-1 - draw]
         return self.train_columns[self._training_index(draw // self.group_size)]

@@ -28,7 +28,7 @@ class Records:
         self.most: Numbers = np.zeros(num_rows, dtype=np.int64)
         """Length limit of each response in tokens, from its prompt."""
         self.draws: Numbers = np.zeros(num_rows, dtype=np.int64)
-        """The draws that seed each row's sampling."""
+        """The sample ids, which seed each row's sampling."""
         self._last: Numbers = np.zeros(num_rows, dtype=np.int64)
 
     def begin(self, row: int, *, num_prompt: int, most: int, draw: int) -> None:

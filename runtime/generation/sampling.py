@@ -105,10 +105,11 @@ class Uniforms:
         self._seed = seed
         self._hashed = np.zeros((num_rows, _HASHED_AT_ONCE))
         self._keys = np.full(num_rows, -1)
-        """What is hashed for each row: its draw, and its first position divided by `_HASHED_AT_ONCE`, in one number."""
+        """What is hashed for each row: its sample id, and its first position divided by `_HASHED_AT_ONCE`, in one
+        number."""
 
     def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
-        """Return the numbers [B] at these positions, for sequences that are identified by their draws."""
+        """Return the numbers [B] at these positions, for sequences that are identified by their sample ids `draws`."""
         return self.ahead(rows, draws, positions, 1)[0]
 
     @staticmethod

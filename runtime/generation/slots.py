@@ -41,8 +41,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `draw` seeds its
-    sampling on whatever rank it runs."""
+    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `draw` is its sample id
+    over all steps, which seeds its sampling on whatever rank it runs."""
 
     row: int
     draw: int

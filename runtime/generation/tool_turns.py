@@ -80,13 +80,13 @@ class ToolTurnTaking:
         self._describe, self._encode = describe, encode
         self._new_calls: list[LiveSequence] = []
         self._turns: dict[int, CallingTurn] = {}
-        """By draw, the turn of rollouts that are past their first."""
+        """By sample id, the turn of rollouts that are past their first."""
         self._pending: set[int] = set()
-        """The draws whose tool has not answered."""
+        """The sample ids whose tool has not answered."""
         self._parked: dict[int, _Parked] = {}
         self._without_slot: dict[int, Partial] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        """By draw, the answers for sequences whose group has not had a decode round since."""
+        """By sample id, the answers for sequences whose group has not had a decode round since."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)
@@ -126,32 +126,38 @@ class ToolTurnTaking:
     def begin_calls(self, group: LiveGroup, seating: Seating) -> None:
         """Call the tool for the sequences that `take_calls` removed, which stop being live."""
         for sequence in self._new_calls:
-            draw, turn, tokens = sequence.prompt.draw, self._turn(sequence), sequence.tokens
+            sample_id, turn, tokens = sequence.prompt.draw, self._turn(sequence), sequence.tokens
             if self._keeps_cache:
                 group.park(sequence)
-                self._parked[draw] = _Parked(group, sequence, sequence.num_cached)
+                self._parked[sample_id] = _Parked(group, sequence, sequence.num_cached)
             else:
-                self._without_slot[draw] = sequence.kept()
+                self._without_slot[sample_id] = sequence.kept()
                 seating.release(group.leave([group.live.index(sequence)]))
-            self._pending.add(draw)
+            self._pending.add(sample_id)
             if self._tools:
-                self._call(self._tools, draw, self._describe(sequence.prompt, tokens, turn))
+                self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
         self._new_calls.clear()
 
     def answered(self, group: LiveGroup, seating: Seating) -> list[tuple[LiveSequence, int]]:
         """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. One
         that has left its slot is queued for another."""
-        for draw, tokens in self._exchange():
-            self._pending.remove(draw)
-            if draw in self._without_slot:
-                partial = self._without_slot.pop(draw)
-                seating.pause(self._with_tool_tokens(partial, self._accept_answer(draw, len(partial.tokens), tokens)))
+        for sample_id, tokens in self._exchange():
+            self._pending.remove(sample_id)
+            if sample_id in self._without_slot:
+                partial = self._without_slot.pop(sample_id)
+                seating.pause(
+                    self._with_tool_tokens(partial, self._accept_answer(sample_id, len(partial.tokens), tokens))
+                )
             else:
-                self._answers[draw] = tokens
+                self._answers[sample_id] = tokens
         resumed = []
-        for draw in [draw for draw, parked in self._parked.items() if parked.group is group and draw in self._answers]:
-            _, sequence, cached = self._parked.pop(draw)
-            tool_tokens = self._accept_answer(draw, sequence.num_drawn, self._answers.pop(draw))
+        for sample_id in [
+            sample_id
+            for sample_id, parked in self._parked.items()
+            if parked.group is group and sample_id in self._answers
+        ]:
+            _, sequence, cached = self._parked.pop(sample_id)
+            tool_tokens = self._accept_answer(sample_id, sequence.num_drawn, self._answers.pop(sample_id))
             sequence.records.extend(sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOLD,) * len(tool_tokens))
             sequence.texts.clear()
             if seating.go_on(group, sequence):
@@ -165,11 +171,13 @@ class ToolTurnTaking:
     def _turn(self, sequence: LiveSequence) -> CallingTurn:
         return self._turns.get(sequence.prompt.draw, CallingTurn())
 
-    def _accept_answer(self, draw: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
+    def _accept_answer(self, sample_id: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
         """Return the part of an answer that fits after `num_tokens` tokens with room for one more token, and start the
         next turn after it."""
         tool_tokens = answer[: self._limits.response - num_tokens - 1]
-        self._turns[draw] = CallingTurn(self._turns.get(draw, CallingTurn()).number + 1, num_tokens + len(tool_tokens))
+        self._turns[sample_id] = CallingTurn(
+            self._turns.get(sample_id, CallingTurn()).number + 1, num_tokens + len(tool_tokens)
+        )
         return tool_tokens
 
     @staticmethod
@@ -181,12 +189,12 @@ class ToolTurnTaking:
             versions=partial.versions + (TOLD,) * len(tool_tokens),
         )
 
-    def _call(self, tools: Tools, draw: int, call: ToolCall) -> None:
+    def _call(self, tools: Tools, sample_id: int, call: ToolCall) -> None:
         answer = tools.call(call)
-        answer.add_done_callback(lambda done: self._answered_calls.put((draw, done)))
+        answer.add_done_callback(lambda done: self._answered_calls.put((sample_id, done)))
 
     def _exchange(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the answers since the last call, by draw; the same on all ranks of the replica."""
+        """Return the answers since the last call, by sample id; the same on all ranks of the replica."""
         if not self._pending:
             return []
         if self._messages.is_caller:
@@ -200,7 +208,7 @@ class ToolTurnTaking:
     def _new_answers(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the answers that have arrived. Raises RunFailed if a call failed."""
         while self._waits or not self._answered_calls.empty():
-            draw, done = self._answered_calls.get()
+            sample_id, done = self._answered_calls.get()
             try:
                 answer = done.result()
             except RewardError as error:
@@ -209,7 +217,7 @@ class ToolTurnTaking:
                 ) from None
             self._waits = False
             self.num_calls, self.seconds = self.num_calls + 1, self.seconds + answer.seconds
-            yield draw, self._encode(answer.text)[: self._limits.answer]
+            yield sample_id, self._encode(answer.text)[: self._limits.answer]
 
 
 class _Messages:
@@ -223,8 +231,8 @@ class _Messages:
         self._pending_sends: list[tuple[dist.Work, Tensor]] = []
 
     def send(self, answers: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Send, for each answer, its draw, its number of tokens and its tokens."""
-        numbers = [number for draw, tokens in answers for number in (draw, len(tokens), *tokens)]
+        """Send, for each answer, its sample id, its number of tokens and its tokens."""
+        numbers = [number for sample_id, tokens in answers for number in (sample_id, len(tokens), *tokens)]
         for rank in self._ranks[1:]:
             self._send([len(numbers)], rank)
             if numbers:
@@ -234,8 +242,8 @@ class _Messages:
         """Wait for the next answers."""
         size = int(self._receive(1))
         numbers, answers = iter(self._receive(size).tolist() if size else ()), []
-        for draw in numbers:
-            answers.append((draw, tuple(next(numbers) for _ in range(next(numbers)))))
+        for sample_id in numbers:
+            answers.append((sample_id, tuple(next(numbers) for _ in range(next(numbers)))))
         return answers
 
     def flush(self) -> None:
