@@ -1,4 +1,5 @@
-"""Which prompts a replica admits in the period that delivers a step, and what that period waits for.
+"""Admission to generation: which prompts a replica admits in the period that delivers a step, and what ends that
+period.
 
 A replica's prompts are its shares of the prompt batches, one batch after another, whatever the periods are: what is
 sampled for a prompt depends on nothing else. Admission stops with the prompts of the last step, so that a run delivers
@@ -24,7 +25,7 @@ from meshwright.runtime.messages.experience import share
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a replica's generator gets in one period."""
+    """The prompts that a replica's generator gets in one period, and what it has to deliver."""
 
     prompts: tuple[Prompt, ...]
     delivery: Delivery
@@ -48,7 +49,7 @@ class Admission:
         self._num_admitted, self._step = 0, steps.start
         self._pace = Pace(plan)
         self._partial_batches: dict[int, tuple[int, int]] = {}
-        """By step of a partly delivered prompt batch, how many responses of this replica were delivered, and their
+        """The partly delivered prompt batches by step: how many responses of this replica were delivered, and their
         tokens."""
 
         self._share: tuple[int, tuple[Prompt, ...]] = -1, ()

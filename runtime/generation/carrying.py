@@ -1,4 +1,4 @@
-"""What a run that is resumed under another plan takes over of what was in flight: prompts, and tokens sampled for them.
+"""Resuming under another plan: the prompts in flight, and the tokens sampled for them, are taken over by the new plan.
 
 Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
 not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
@@ -21,7 +21,7 @@ from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Resp
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """What is taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
+    """The prompts and samples taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
 
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     begun: Mapping[int, Beginning] = field(default_factory=dict)

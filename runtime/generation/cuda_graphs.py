@@ -53,7 +53,7 @@ class Replayed:
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
         self._recordings: dict[tuple[int, int], _RecordedStep] = {}
-        """By number of rows and of blocks."""
+        """The recordings by number of rows and of blocks."""
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         assert isinstance(reads, TableReads), "other reads are for a CPU"

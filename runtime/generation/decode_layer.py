@@ -210,7 +210,7 @@ class Weight:
     """A weight [outputs, inputs] at its present address."""
 
     def __init__(self, weight: Tensor, *, is_fetched: bool) -> None:
-        """With `is_fetched` each piece of the weight is read in order before its product."""
+        """If `is_fetched`, each piece of the weight is read in order before its product."""
         weight = weight.detach()
         self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if is_fetched else len(weight)
         self._read_ahead = weight.split(self._rows) if is_fetched else ()

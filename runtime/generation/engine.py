@@ -114,7 +114,7 @@ class Generator:
         self._passes = Passes(step, self._step, model, mesh, self._relay, prefills=self._prefills)
         self._prompts, self._lockstep = SharedPrompts(group_size), Lockstep(model, mesh)
         self._sampled: dict[int, Tensor | None] = {}
-        """By first slot of each group that is in a forward pass: its sampled tokens and log-probabilities [2, B], None
+        """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
         where the last stage has not sent them yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns

@@ -69,9 +69,9 @@ class Generating:
         self._generator: Generator | None = None
         self._tool_turns: ToolTurnTaking | None = None
         self._resumed: dict[int, Beginning] = {}
-        """By sample id, what was sampled under another plan for prompts that are not admitted yet."""
+        """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
-        """By step that is not trained yet and by row, the sample id of the delivered response."""
+        """Sample ids of delivered responses, by step that is not trained yet and by row."""
         self._num_dealt = data.num_dealt
         workload = plan.facts.workload.wave
         self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)

@@ -1,4 +1,4 @@
-"""What is in flight on a rank between two periods: experience of later steps, and sequences being generated.
+"""The state in flight on a rank between two periods: experience of later steps, and sequences being generated.
 
 It belongs to one plan and one way of sampling. With the same ones, a resumed run continues as if it had not been
 stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed, by `carrying`.
@@ -36,7 +36,7 @@ class InFlight:
 
     turn: int
     live: tuple[tuple[Partial, ...], ...]
-    """By group of slots, in the order in which they were scheduled."""
+    """The live sequences of each group of slots, in the order in which they were scheduled."""
     paused: tuple[Partial, ...]
     """Pre-empted sequences, the oldest first."""
     waiting: tuple[Prompt, ...]
@@ -59,9 +59,9 @@ class Drawing:
     """Partly delivered prompt batches: step, how many of the replica's responses were delivered, and their tokens."""
     in_flight: InFlight | None
     begun: Mapping[int, Beginning] = field(default_factory=dict)
-    """By sample id, what was sampled under another plan for prompts that wait or are not admitted yet."""
+    """Samples made under another plan for prompts that wait or are not admitted yet, by sample id."""
     delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """By step that is not trained yet and by row, the sample id of the delivered response."""
+    """Sample ids of delivered responses, by step that is not trained yet and by row."""
     left: tuple[int, ...] = ()
     """The sample ids of the replica's prompts before step `until` that are not admitted."""
     until: int = 0
@@ -88,7 +88,7 @@ class Underway:
     experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
     drawing: Drawing | None
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By step, the sample ids of batches that differ from those of the seed's order."""
+    """Sample ids of batches that differ from those of the seed's order, by step."""
 
 
 def packed_underway(underway: Underway) -> bytes:

@@ -24,7 +24,7 @@ class Encoder:
     """Encodes prompts with the tokenizer of a directory, or of a tokenizer.json alone, which has no chat template."""
 
     def __init__(self, tokenizer: Tokenizer, directory: Path, *, chat: bool) -> None:
-        """With `chat` a text is encoded as a message of the user."""
+        """If `chat`, a text is encoded as a message of the user."""
         self._tokenizer, self._directory, self._chat = tokenizer, directory, chat
         self._limited = TimeLimited(_TEMPLATE_SECONDS)
         self.num_ids = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -45,7 +45,7 @@ class PromptData:
     notes: tuple[str, ...] = ()
     """Sentences that report what was done with prompts that are too long."""
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By step, the sample ids of batches that differ from those of the seed's order, because a run was resumed under
+    """Sample ids, by step, of batches that differ from those of the seed's order, because a run was resumed under
     another plan."""
     num_dealt: int = 0
     """Prompts that waves had used before this run started or was resumed."""

@@ -55,7 +55,7 @@ class RecordedPrefills(Prefills):
         self._weights = addresses(self._model)
         self._record = self._custom_record or CudaGraphs()
         self._recordings: dict[tuple[int, int, int], _RecordedPrefill] = {}
-        """By number of tokens, of rows and of tokens of the longest row."""
+        """The recordings by number of tokens, of rows and of tokens of the longest row."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
         num_tokens, num_rows = len(reads.positions), len(reads.begins) - 1

@@ -28,7 +28,7 @@ Choose = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pace:
-    """How many rounds are launched between two synchronisations.
+    """The number of rounds launched between two synchronisations.
 
     With an end token every n rounds, launching k at a time drops (k - 1) / 2 of them at each end and saves all but one
     of k synchronisations: the cheapest k grows with the square root of n. The factor is that of a synchronisation that
@@ -60,7 +60,7 @@ class RoundsAhead:
     def __init__(
         self, passes: Passes, seating: Seating, stopping: Stopping, uniforms: Uniforms, choose: Choose, *, looks: bool
     ) -> None:
-        """With `looks` every round is checked before the next, as on a CPU."""
+        """If `looks`, every round is checked before the next, as on a CPU."""
         self._passes, self._seating, self._stopping = passes, seating, stopping
         self._uniforms, self._sample, self._checks_each = uniforms, choose, looks
         self.pace = Pace(may_end=bool(stopping.eos_tokens))

@@ -105,8 +105,8 @@ class Uniforms:
         self._seed = seed
         self._hashed = np.zeros((num_rows, _HASHED_AT_ONCE))
         self._keys = np.full(num_rows, -1)
-        """What is hashed for each row: its sample id, and its first position divided by `_HASHED_AT_ONCE`, in one
-        number."""
+        """The key of the numbers hashed for each row: its sample id, and its first position divided by
+        `_HASHED_AT_ONCE`, in one number."""
 
     def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
         """Return the numbers [B] at these positions, for sequences that are identified by their sample ids `draws`."""

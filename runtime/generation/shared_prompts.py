@@ -24,9 +24,9 @@ class SharedPrompts:
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
         self._slots: dict[Group, list[int]] = {}
-        """By group, the slots of its live samples whose prompt is cached with the weights of this period."""
+        """Slots of live samples, by group, whose prompt is cached with the weights of this period."""
         self._prompt_logits: dict[Group, Tensor | None] = {}
-        """By group, the logits [V / tp] of the last prompt token; None before the last pipeline stage."""
+        """Logits [V / tp] of the last prompt token, by group; None before the last pipeline stage."""
 
     @property
     def are_shared(self) -> bool:

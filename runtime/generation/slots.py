@@ -54,8 +54,8 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """What has been sampled for a prompt by a sequence that has no slot. Tokens, log-probabilities and versions have
-    the same length."""
+    """The tokens sampled so far for a prompt, without a slot. Tokens, log-probabilities and versions have the same
+    length."""
 
     prompt: Prompt
     tokens: tuple[int, ...] = ()
@@ -89,15 +89,15 @@ class Partial:
 
 @dataclass(frozen=True, kw_only=True)
 class Response(Partial):
-    """What was sampled for a prompt, and why it ended."""
+    """The tokens sampled for a prompt, and why the response ended."""
 
     finish: Finish
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What was sampled for a prompt before the run was resumed under another plan. The tuples have the same length, as
-    in a response."""
+    """The tokens sampled for a prompt before the run was resumed under another plan. The tuples have the same length,
+    as in a response."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""When a response ends, and why: end tokens, stop strings, length limits and tool calls."""
+"""The conditions that end a response: end tokens, stop strings, length limits and tool calls."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from meshwright.runtime.model.padded_attention import padded_reads
 
 @dataclass(frozen=True)
 class TableReads:
-    """What a decode step of B rows reads: the block tables of the rows."""
+    """The block tables that a decode step of B rows reads."""
 
     lengths: Tensor
     """[B] int32: the numbers of cached tokens, which are the positions of the new ones."""
@@ -37,7 +37,7 @@ class TableReads:
 
 
 StepReads = TableReads | RowReads
-"""What a decode step reads, in the form that its attention takes."""
+"""The indices by which a decode step reads the cache, in the form that its attention takes."""
 
 
 def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int = 1) -> TableReads:

@@ -80,13 +80,13 @@ class ToolTurnTaking:
         self._describe, self._encode = describe, encode
         self._new_calls: list[LiveSequence] = []
         self._turns: dict[int, CallingTurn] = {}
-        """By sample id, the turn of rollouts that are past their first."""
+        """The turn of rollouts that are past their first, by sample id."""
         self._pending: set[int] = set()
         """The sample ids whose tool has not answered."""
         self._parked: dict[int, _Parked] = {}
         self._without_slot: dict[int, Partial] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        """By sample id, the answers for sequences whose group has not had a decode round since."""
+        """Answers for sequences whose group has not had a decode round since, by sample id."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)

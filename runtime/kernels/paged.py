@@ -95,8 +95,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Ten
 
 
 class PartsOfRows:
-    """How attention is split, and buffers for the results of the parts, which the layers of a step use one after the
-    other."""
+    """The split of attention into parts of rows, with buffers for their results, which the layers of a step use one
+    after the other."""
 
     def __init__(self, query: Tensor, num_tokens: int, num_processors: int) -> None:
         """The queries [B, kv_heads, queries, D] belong to rows of at most `num_tokens` tokens."""
