@@ -1,1 +1,1 @@
-"""The generation engine: prompts in, slots, decode steps, responses and their chunks out."""
+"""The generation engine: prompts, slots, decode steps, responses and their chunks."""

@@ -1,8 +1,9 @@
-"""Which prompts a replica admits in the turn that delivers a step, and what that turn waits for.
+"""Admission to generation: which prompts a replica admits in the period that delivers a step, and what ends that
+period.
 
-A replica's prompts are its shares of the prompt batches, one batch after another, whatever the turns are: what is drawn
-for a prompt then depends on nothing else. Admission stops with the last step's prompts, so that a run delivers every
-sequence it has begun.
+A replica's prompts are its shares of the prompt batches, one batch after another, whatever the periods are: what is
+sampled for a prompt depends on nothing else. Admission stops with the prompts of the last step, so that a run delivers
+every sequence it has started.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from meshwright.runtime.messages.experience import share
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a replica's generator is told in one turn."""
+    """The prompts that a replica's generator gets in one period, and what it has to deliver."""
 
     prompts: tuple[Prompt, ...]
     delivery: Delivery
@@ -32,7 +33,7 @@ class Admitted:
 
 
 class Admission:
-    """The admission of one replica; every rank of the replica keeps the same."""
+    """The admission of one replica; every rank of the replica computes the same."""
 
     def __init__(self, plan: Plan, data: PromptData, replica: int, steps: range) -> None:
         placement = plan.placement(GENERATE)
@@ -40,44 +41,49 @@ class Admission:
         self._num_replicas = placement.layout.dp
         self._in_flight, self._overcommits = placement.schedule.batches_in_flight, placement.schedule.overcommit > 0
         self.overcommit = placement.schedule.overcommit
-        """Sequences over all replicas beyond a batch, once so many are held back; at most the plan's."""
+        """Sequences in flight beyond a batch, over all replicas, once enough have been held back; at most the number in
+        the plan."""
         self._in_waves = plan.facts.workload.chooses
         self._max_deferral = plan.staleness - placement.steps_ahead
-        self._per_step = rows_of_replicas(data.batch_size, self._num_replicas)[replica]
+        self._prompts_per_step = rows_of_replicas(data.batch_size, self._num_replicas)[replica]
         self._num_admitted, self._step = 0, steps.start
         self._pace = Pace(plan)
-        self._batches: dict[int, tuple[int, int]] = {}
-        """Of prompt batches that are not delivered whole: how many of this replica's are, and their tokens."""
+        self._partial_batches: dict[int, tuple[int, int]] = {}
+        """The partly delivered prompt batches by step: how many responses of this replica were delivered, and their
+        tokens."""
 
         self._share: tuple[int, tuple[Prompt, ...]] = -1, ()
-        """Of this replica in the prompt batch that was asked for last."""
+        """The step of the prompt batch that was used last, and this replica's share of it."""
 
     @property
     def num_admitted(self) -> int:
-        """Of the replica's prompts from step 0 on, as if the run had begun there."""
-        return self._steps.start * self._per_step + self._num_admitted
+        """The number of admitted prompts of the replica since step 0, as if the run had started there."""
+        return self._steps.start * self._prompts_per_step + self._num_admitted
 
     @property
     def mean_response_tokens(self) -> float:
-        """Of what was delivered lately."""
+        """The recent mean number of sampled tokens of delivered responses."""
         return self._pace.mean_tokens
 
     @property
     def batches_in_part(self) -> tuple[tuple[int, int, int], ...]:
-        """Prompt batches that are not delivered whole: step, how many of this replica's are, and their tokens."""
-        return tuple((step, *found) for step, found in self._batches.items())
+        """Partly delivered prompt batches: step, how many responses of this replica were delivered, and their
+        tokens."""
+        return tuple((step, *counts) for step, counts in self._partial_batches.items())
 
     @property
     def until(self) -> int:
-        """A step that no batch has been admitted of, the same on all replicas: an overcommit is a batch at most."""
+        """A step from whose batch nothing has been admitted, the same on all replicas: an overcommit is at most a
+        batch."""
         return self._step + self._in_flight + 1
 
     @property
     def left(self) -> tuple[int, ...]:
-        """The draws of this replica's prompts before that step that are not admitted; waves are dealt elsewhere."""
+        """The sample ids of this replica's prompts before step `until` that are not admitted. Empty if steps are
+        sampled in waves."""
         if self._in_waves:
             return ()
-        first, last = self._num_admitted, (self.until - self._steps.start) * self._per_step
+        first, last = self._num_admitted, (self.until - self._steps.start) * self._prompts_per_step
         return tuple(self._prompt(position).draw for position in range(first, last))
 
     def resume(
@@ -88,52 +94,53 @@ class Admission:
         *,
         until: int = 0,
     ) -> None:
-        """Goes on from where another one stood."""
+        """Continue from the state of another one."""
         self._step = max(self._step, until - self._in_flight - 1)
-        self._num_admitted = num_admitted - self._steps.start * self._per_step
+        self._num_admitted = num_admitted - self._steps.start * self._prompts_per_step
         self._pace.mean_tokens = mean_response_tokens
-        self._batches = {step: (count, tokens) for step, count, tokens in batches_in_part}
+        self._partial_batches = {step: (count, tokens) for step, count, tokens in batches_in_part}
 
     def of(self, step: int) -> Admitted:
-        """What is admitted when `step` is to be delivered; steps are asked for in their order."""
-        delivered = (step - self._steps.start) * self._per_step
-        ahead = (self._in_flight - 1) * self._per_step
+        """Return what is admitted in the period that delivers `step`; steps must come in order."""
+        delivered = (step - self._steps.start) * self._prompts_per_step
+        ahead = (self._in_flight - 1) * self._prompts_per_step
         if self._overcommits:
-            most = self.overcommit // self._num_replicas
-            ahead = held_back(step, self._num_admitted - delivered, most, self._per_step)
-        wanted = delivered + self._per_step + ahead
-        last = max(self._num_admitted, min(wanted, len(self._steps) * self._per_step))
+            max_overcommit = self.overcommit // self._num_replicas
+            ahead = held_back(step, self._num_admitted - delivered, max_overcommit, self._prompts_per_step)
+        target = delivered + self._prompts_per_step + ahead
+        last = max(self._num_admitted, min(target, len(self._steps) * self._prompts_per_step))
         prompts = tuple(self._prompt(position) for position in range(self._num_admitted, last))
         self._num_admitted, self._step = last, step + 1
         return Admitted(prompts, self._delivery(step), self._pace.least_rounds)
 
     def delivered(self, responses: Sequence[Response]) -> dict[str, float]:
-        """The turn has delivered these. Of the prompt batches that are now delivered whole, this replica's share: what
-        was drawn for a prompt batch is known when its longest response is."""
+        """Record the responses that a period has delivered. Return statistics of the prompt batches of which this
+        replica's share is now complete: what was sampled for a batch is known only with its longest response."""
         self._pace.delivered([response.num_drawn for response in responses])
         for response in responses:
-            count, tokens = self._batches.get(response.step, (0, 0))
-            self._batches[response.step] = count + 1, tokens + response.num_drawn
-        whole = [step for step, (count, _) in self._batches.items() if count == self._per_step]
-        found = [self._batches.pop(step) for step in whole]
-        if not found:
+            count, tokens = self._partial_batches.get(response.step, (0, 0))
+            self._partial_batches[response.step] = count + 1, tokens + response.num_drawn
+        complete = [step for step, (count, _) in self._partial_batches.items() if count == self._prompts_per_step]
+        totals = [self._partial_batches.pop(step) for step in complete]
+        if not totals:
             return {}
-        return {NUM_DRAWN: float(sum(n for n, _ in found)), NUM_DRAWN_TOKENS: float(sum(n for _, n in found))}
+        return {NUM_DRAWN: float(sum(n for n, _ in totals)), NUM_DRAWN_TOKENS: float(sum(n for _, n in totals))}
 
     def rows(self, responses: Sequence[Response]) -> tuple[int, ...]:
-        """The rows of the batch that responses fill: their own, or this replica's when they are of several steps."""
+        """Return the rows of the batch that responses fill: their own, or this replica's if they come from several
+        steps."""
         if not self._overcommits:
             return tuple(response.row for response in responses)
         return tuple(range(self._replica, self._data.batch_size, self._num_replicas))
 
     def _delivery(self, step: int) -> Delivery:
         if self._overcommits:
-            return FirstEnded(count=self._per_step, max_deferral=self._max_deferral)
+            return FirstEnded(count=self._prompts_per_step, max_deferral=self._max_deferral)
         return WholeStep(step) if self._in_flight > 1 else Everything()
 
     def _prompt(self, position: int) -> Prompt:
-        """The prompt at a position of the replica's row of shares, which is asked for in order."""
-        steps, index = divmod(position, self._per_step)
+        """Return the prompt at a position of the replica's concatenated shares; positions must come in order."""
+        steps, index = divmod(position, self._prompts_per_step)
         step = self._steps.start + steps
         if self._share[0] != step:
             prompts = self._data.batch(step)
@@ -142,7 +149,7 @@ class Admission:
 
 
 def shared(prompts: Sequence[Prompt], replica: int, num_replicas: int, group_size: int = 1) -> tuple[Prompt, ...]:
-    """A replica's share of prompts that are numbered by row, those of a group one behind the other."""
+    """Return a replica's share of prompts that are numbered by row, the samples of a group consecutively."""
     by_row = {prompt.row: prompt for prompt in prompts}
     lengths = {row: len(prompt.tokens) for row, prompt in by_row.items()}
     return tuple(by_row[row] for row in share(list(lengths), lengths, replica, num_replicas, group_size))

@@ -1,9 +1,10 @@
-"""What a run that is resumed under another plan takes over of what was under way: prompts, and tokens drawn for them.
+"""Resuming under another plan: the prompts in flight, and the tokens sampled for them, are taken over by the new plan.
 
-Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was drawn for them, do not.
-The prompts are dealt to batches again, in the order of their draws, so that each is trained on once whatever the old
-plan had put off or taken ahead. A response that was begun goes on where the new plan would have allowed the policy that
-began it, with keys and values of the present one; any other is drawn again, with the same random numbers.
+Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
+not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
+whatever the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed
+the policy that started it, with keys and values of the present policy; any other is sampled again, with the same random
+numbers.
 """
 
 from __future__ import annotations
@@ -20,120 +21,128 @@ from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Resp
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """Over from another plan. `dealt_again` is by step and `begun` by draw."""
+    """The prompts and samples taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
 
     dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     begun: Mapping[int, Beginning] = field(default_factory=dict)
     num_drawn_again: int = 0
-    """Responses that were begun and are drawn again."""
+    """Responses that were started and are sampled again."""
     num_dealt: int = 0
-    """Prompts that waves were dealt, under whatever plan."""
+    """Prompts that waves have used, under any plan."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What became of the responses under way, if there were any."""
+        """A sentence on what became of the responses in flight; none if there were none."""
         if not self.begun and not self.num_drawn_again:
             return ()
         return (
-            f"{len(self.begun)} responses under way are carried over to this plan, and {self.num_drawn_again} are "
-            "drawn again",
+            f"{len(self.begun)} responses in flight are continued under this plan, and {self.num_drawn_again} are "
+            "sampled again",
         )
 
 
 def carry(
     found: Sequence[Underway], plan: Plan, done: int, batch_size: int, *, max_response: int, draws_again: bool
 ) -> Carried:
-    """What a run under this plan takes over after `done` updates from what all ranks of another one had under way.
+    """Return what a run under this plan takes over after `done` updates, from what was in flight on all ranks under
+    another plan.
 
-    With `draws_again` it takes over prompts and no tokens. Raises BadInput where prompts are missing.
+    With `draws_again` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
     """
-    drawings = [one.drawing for one in found if one.drawing]
+    drawings = [state.drawing for state in found if state.drawing]
     if plan.facts.workload.chooses:
         return Carried(num_dealt=_num_dealt(drawings))
     if not drawings:
         return Carried()
-    dealt = _dealt(drawings, found[0].dealt_again, done, batch_size)
-    steps = {draw: step for step, draws in dealt.items() for draw in draws}
-    begun = {draw: one for draw, one in _all_begun(found, drawings) if steps.get(draw, -1) >= done}
-    kept = {
-        draw: one
-        for draw, one in begun.items()
-        if not draws_again and _is_young(plan, one, steps[draw]) and _fits(one, max_response)
+    batches = _assign_batches(drawings, found[0].dealt_again, done, batch_size)
+    steps = {sample_id: step for step, sample_ids in batches.items() for sample_id in sample_ids}
+    started = {
+        sample_id: response for sample_id, response in _all_sampled(found, drawings) if steps.get(sample_id, -1) >= done
     }
-    natural = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in dealt}
+    resumed = {
+        sample_id: response
+        for sample_id, response in started.items()
+        if not draws_again and _is_within_staleness(plan, response, steps[sample_id]) and _fits(response, max_response)
+    }
+    original = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in batches}
     return Carried(
-        dealt_again={step: draws for step, draws in dealt.items() if draws != natural[step]},
-        begun=kept,
-        num_drawn_again=len(begun) - len(kept),
+        dealt_again={step: sample_ids for step, sample_ids in batches.items() if sample_ids != original[step]},
+        begun=resumed,
+        num_drawn_again=len(started) - len(resumed),
     )
 
 
 def _num_dealt(drawings: Sequence[Drawing]) -> int:
-    """Prompts that waves were dealt, which replicas tell alike. Nothing is in flight between their steps."""
+    """Return how many prompts waves have used, on which all replicas agree. Nothing is in flight between their
+    steps."""
     if not drawings:
         raise BadInput(
-            "the checkpoint does not tell how many prompts were dealt so far, for its underway-*.safetensors "
+            "the checkpoint does not record how many prompts were used so far, as its underway-*.safetensors "
             "are missing; resume from a checkpoint that has them, or start a new run in another --out."
         )
     return drawings[0].num_dealt
 
 
-def _dealt(
+def _assign_batches(
     drawings: Sequence[Drawing], before: Mapping[int, tuple[int, ...]], done: int, batch_size: int
 ) -> dict[int, tuple[int, ...]]:
-    """By step, the draws of the batches behind `done` updates."""
+    """Return, by step, the sample ids of the batches after `done` updates."""
     until = drawings[0].until
-    left = sorted({draw for drawing in drawings for draw in _left(drawing, done)})
-    if len(left) != (until - done) * batch_size:
+    unused = sorted({sample_id for drawing in drawings for sample_id in _unused_sample_ids(drawing, done)})
+    if len(unused) != (until - done) * batch_size:
         raise BadInput(
-            f"the checkpoint has {len(left)} prompts for the batches of steps {done} to {until - 1} and they are "
+            f"the checkpoint has {len(unused)} prompts for the batches of steps {done} to {until - 1}, which take "
             f"{(until - done) * batch_size}; resume under the plan of the run, in plan.json of its --out."
         )
-    batches = (tuple(left[first : first + batch_size]) for first in range(0, len(left), batch_size))
-    dealt = dict(zip(range(done, until), batches, strict=True))
-    return {step: draws for step, draws in before.items() if step >= until} | dealt
+    batches = (tuple(unused[first : first + batch_size]) for first in range(0, len(unused), batch_size))
+    assigned = dict(zip(range(done, until), batches, strict=True))
+    return {step: sample_ids for step, sample_ids in before.items() if step >= until} | assigned
 
 
-def _left(drawing: Drawing, done: int) -> Iterator[int]:
-    """The draws of a replica's prompts that none of the first `done` updates has used."""
+def _unused_sample_ids(drawing: Drawing, done: int) -> Iterator[int]:
+    """Yield the sample ids of a replica's prompts that none of the first `done` updates has used."""
     yield from drawing.left
-    yield from (draw for step, rows in drawing.delivered.items() if step >= done for draw in rows.values())
+    yield from (sample_id for step, rows in drawing.delivered.items() if step >= done for sample_id in rows.values())
     if flight := drawing.in_flight:
         yield from (one.prompt.draw for group in (*flight.live, flight.paused) for one in group)
         yield from (prompt.draw for prompt in flight.waiting)
         yield from (response.prompt.draw for response in flight.ended)
 
 
-def _all_begun(found: Sequence[Underway], drawings: Sequence[Drawing]) -> Iterator[tuple[int, Beginning]]:
-    """By draw, what has been drawn for a prompt, delivered or not; ranks of a replica tell the same."""
+def _all_sampled(states: Sequence[Underway], drawings: Sequence[Drawing]) -> Iterator[tuple[int, Beginning]]:
+    """Yield, by sample id, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
     rows = {
-        (step, row): draw for drawing in drawings for step, of in drawing.delivered.items() for row, draw in of.items()
+        (step, row): sample_id
+        for drawing in drawings
+        for step, sample_ids in drawing.delivered.items()
+        for row, sample_id in sample_ids.items()
     }
-    for underway in found:
-        yield from _delivered(underway, rows)
+    for state in states:
+        yield from _delivered_samples(state, rows)
     for drawing in drawings:
         yield from drawing.begun.items()
         if drawing.in_flight:
             flight = drawing.in_flight
-            yield from _in_flight(one for group in (*flight.live, flight.paused, flight.ended) for one in group)
+            yield from _in_flight_samples(one for group in (*flight.live, flight.paused, flight.ended) for one in group)
 
 
-def _in_flight(sequences: Iterable[Partial]) -> Iterator[tuple[int, Beginning]]:
-    for one in sequences:
+def _in_flight_samples(sequences: Iterable[Partial]) -> Iterator[tuple[int, Beginning]]:
+    for sequence in sequences:
         yield (
-            one.prompt.draw,
+            sequence.prompt.draw,
             Beginning(
-                tokens=one.tokens,
-                logprobs=one.logprobs,
-                versions=one.versions,
-                finish=one.finish if isinstance(one, Response) else None,
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                versions=sequence.versions,
+                finish=sequence.finish if isinstance(sequence, Response) else None,
             ),
         )
 
 
-def _delivered(underway: Underway, rows: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, Beginning]]:
-    """Of a batch that no update has used: fields have a value per token one position before its own."""
-    for step, fields in underway.experience.items():
+def _delivered_samples(state: Underway, rows: Mapping[tuple[int, int], int]) -> Iterator[tuple[int, Beginning]]:
+    """Yield the responses of batches that no update has used. A value per token stands one position before its
+    token."""
+    for step, fields in state.experience.items():
         for row in fields.get("behaviour_logprobs", ()):
             if (step, row) not in rows:
                 continue
@@ -149,14 +158,14 @@ def _delivered(underway: Underway, rows: Mapping[tuple[int, int], int]) -> Itera
             )
 
 
-def _is_young(plan: Plan, begun: Beginning, step: int) -> bool:
-    """Whether the plan could have begun it for the batch of `step`. One that defers delivers it later than that, by as
-    much as the bound leaves to a sequence that begins with the batch."""
+def _is_within_staleness(plan: Plan, response: Beginning, step: int) -> bool:
+    """True if the plan could have started the response for the batch of `step`. A plan with deferral delivers it later
+    than that, by as much as the staleness bound leaves to a sequence that starts with the batch."""
     placement = plan.placement(GENERATE)
     allowed = placement.steps_ahead if placement.schedule.overcommit else plan.staleness
-    return step - begun.versions[0] <= allowed
+    return step - response.versions[0] <= allowed
 
 
-def _fits(begun: Beginning, max_response: int) -> bool:
-    """Whether it is no longer than a response may be, and has a token to go if it goes on."""
-    return len(begun.tokens) <= max_response - (begun.finish is None)
+def _fits(response: Beginning, max_response: int) -> bool:
+    """True if it is within the length limit, and below it if it has not ended."""
+    return len(response.tokens) <= max_response - (response.finish is None)

@@ -1,4 +1,5 @@
-"""A stage that scores responses while they are generated: its turn, from what streams in to the rows of a batch."""
+"""One rank of a stage that scores responses while they are generated: from the stream of chunks to the rows of a
+batch."""
 
 from __future__ import annotations
 
@@ -14,42 +15,41 @@ from meshwright.runtime.messages.chunk_transport import ChunkReader
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """What one rank of the stage made of a turn. `answers` are by row of the batch, [S] fp32 for the tokens of each
-    delivered sequence of its replica, None before the last pipeline stage."""
+    """The result of one period on one rank. `answers` maps a row of the batch to a tensor [S] fp32 with a value per
+    token, for each delivered sequence of its replica; None before the last pipeline stage."""
 
     answers: Mapping[int, Tensor | None]
-    num_tokens: int  # that went through the model
-    starved_seconds: float  # waiting for more of them
+    num_tokens: int  # run through the model
+    starved_seconds: float  # spent waiting for chunks
 
 
 class ChunkedStage:
     """One rank of the stage.
 
-    Sequences that stay in flight keep their keys and values for the next turn; where none does, the memory for them
-    is given back.
+    Sequences that stay in flight keep their keys and values for the next period; if none does, the cache is freed.
     """
 
     def __init__(self, reader: ChunkReader, build: Callable[[], ChunkScorer]) -> None:
         self._reader, self._build = reader, build
         self._scorer: ChunkScorer | None = None
-        self._begun: set[int] = set()
+        self._in_flight: set[int] = set()
         self._ended: dict[int, Tensor | None] = {}
 
     def run(self) -> Scored:
-        """Reads until every owner of the stream has ended its turn."""
+        """Score chunks until every sender of the stream has ended its period."""
         scorer = self._scorer or self._build()
-        num_tokens, starved_seconds, found = 0, 0.0, {}
-        asked = time.perf_counter()
+        num_tokens, starved_seconds, delivered = 0, 0.0, {}
+        start = time.perf_counter()
         for message in self._reader.passes():
-            starved_seconds += time.perf_counter() - asked
+            starved_seconds += time.perf_counter() - start
             scorer.extend({chunk.sequence: chunk.tokens for chunk in message.chunks})
             num_tokens += sum(len(chunk.tokens) for chunk in message.chunks)
-            self._begun.update(chunk.sequence for chunk in message.chunks)
+            self._in_flight.update(chunk.sequence for chunk in message.chunks)
             for chunk in message.chunks:
                 if chunk.is_last:
                     self._ended[chunk.sequence] = scorer.finish(chunk.sequence)
-                    self._begun.remove(chunk.sequence)
-            found = {row: self._ended.pop(sequence) for sequence, row in (message.delivered or {}).items()}
-            asked = time.perf_counter()
-        self._scorer = scorer if self._begun else None
-        return Scored(answers=found, num_tokens=num_tokens, starved_seconds=starved_seconds)
+                    self._in_flight.remove(chunk.sequence)
+            delivered = {row: self._ended.pop(sequence) for sequence, row in (message.delivered or {}).items()}
+            start = time.perf_counter()
+        self._scorer = scorer if self._in_flight else None
+        return Scored(answers=delivered, num_tokens=num_tokens, starved_seconds=starved_seconds)

@@ -1,4 +1,4 @@
-"""Hands out the tokens of responses in chunks while they are being generated, in plain Python."""
+"""Splits responses into chunks of tokens while they are being generated, in plain Python."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ class Chunk:
     prompt: Prompt
     tokens: tuple[int, ...]
     finish: Finish | None
-    """Why the response ended with this chunk; None while more is to come."""
+    """Why the response ended with this chunk; None if more tokens follow."""
 
 
 class Listener(Protocol):
-    """What is told of every token round of a group of slots."""
+    """Receives every decode round of a group of slots."""
 
     def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
-        """Sequences that just got a token, and those that ended with it."""
+        """Receive the sequences that just got a token and are live, and the responses that ended with it."""
         ...
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """Several that are told the same."""
+    """Several listeners that receive the same rounds."""
 
     listeners: Sequence[Listener]
 
     def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
-        """Tells each of them, in their order."""
+        """Pass the round to each of them, in order."""
         for listener in self.listeners:
             listener.tell(live, ended)
 
 
 class Chunker:
-    """Hands over every response in chunks of `chunk_tokens` tokens or, the last one of a response, fewer.
+    """Splits every response into chunks of `chunk_tokens` tokens; the last one may have fewer.
 
-    It remembers what it handed over, so the same stream is to be given to every turn.
+    It remembers what it has handed over, so every period must use the same one.
     """
 
     def __init__(self, chunk_tokens: int, hand_over: Callable[[Sequence[Chunk], int], None]) -> None:
-        """`hand_over` gets the chunks that became whole with the same token round, on every rank the same ones, and how
-        many sequences go on."""
+        """`hand_over` is called with the chunks that one decode round completes, the same on every rank of the replica,
+        and the number of sequences that remain live."""
         self.chunk_tokens, self._hand_over = chunk_tokens, hand_over
-        self._handed: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
+        self._num_sent: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
 
     def tell(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
-        """Hands over what is new of sequences that just got a token, of which some ended with it."""
+        """Hand over the chunks that this round completes."""
         chunks = [self._chunk(response.prompt, response.tokens, response.finish) for response in ended]
         chunks += [
             self._chunk(sequence.prompt, sequence.tokens, None)
             for sequence in live
-            if sequence.num_drawn - self._handed.get(_key(sequence.prompt), 0) >= self.chunk_tokens
+            if sequence.num_drawn - self._num_sent.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
             self._hand_over(chunks, len(live))
 
     def _chunk(self, prompt: Prompt, tokens: Sequence[int], finish: Finish | None) -> Chunk:
-        first = self._handed.pop(_key(prompt), 0)
+        first = self._num_sent.pop(_key(prompt), 0)
         if finish is None:
-            self._handed[_key(prompt)] = len(tokens)
+            self._num_sent[_key(prompt)] = len(tokens)
         return Chunk(prompt, tuple(tokens[first:]), finish)
 
 

@@ -1,4 +1,5 @@
-"""The controllers in a run: rank 0 tells the ranks that generate what it observed, and each of them decides alike."""
+"""The controllers in a run: rank 0 sends what it observed to the ranks that generate, and all of them decide the
+same."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.messages.transport import Transport, packed, unpacked
 
 _CHANNEL = 1
-"""Beside the reports to rank 0."""
+"""Channel of these messages, separate from the reports to rank 0."""
 
 
 class Control:
-    """One rank's end; `transport` carries nothing else from rank 0."""
+    """The controllers on one rank; `transport` carries nothing else from rank 0."""
 
     def __init__(self, plan: Plan, transport: Transport, turns: range, known: Iterable[StepObservation] = ()) -> None:
-        """`known` are all steps before the first turn, of a run that is resumed."""
+        """`known` are the observations of all steps before the first period, if the run is resumed."""
         self._controllers, self._transport, self._turns = Controllers(plan), transport, turns
         self._listeners = plan.pool_of(GENERATE).ranks
         for observation in known:
@@ -25,11 +26,12 @@ class Control:
 
     @property
     def decides(self) -> bool:
-        """Whether the job asks for it, and the plan leaves a choice."""
+        """True if the job asks for controllers and the plan leaves them a choice."""
         return self._controllers.decides
 
     def tell(self, observation: StepObservation) -> None:
-        """On rank 0: sends what a turn to come follows from. Does not wait."""
+        """Send an observation from rank 0 to the ranks that generate, if a later period depends on it. Does not
+        block."""
         if not self.decides or observation.step + self._controllers.delay not in self._turns:
             return
         message = packed(observation)
@@ -37,7 +39,8 @@ class Control:
             self._transport.send(message, rank, _CHANNEL)
 
     def setting(self, turn: int) -> Setting | None:
-        """On a rank that generates, for every turn: what it does, None where nothing is decided about it."""
+        """Return the setting of a period, None if nothing is decided about it. Must be called for every period on a
+        rank that generates."""
         if not self.decides or turn not in self._turns:
             return None
         for _ in self._controllers.needs(turn):

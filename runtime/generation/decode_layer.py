@@ -1,7 +1,8 @@
-"""A transformer layer on single tokens, straight on the weights of megatron's modules, in as few operations as can be.
+"""A transformer layer for decode steps: it computes on the weights of megatron's modules in as few operations as
+possible.
 
-Of a small batch an operation costs more to call than to compute, and a view as much as an operation. So what a layer
-computes goes into room that all layers share, whose views are made once for as long as there are as many rows.
+For a small batch, calling an operation costs more than computing it, and a view costs as much as an operation. So a
+layer computes into scratch tensors that all layers share, whose views are made once for each number of rows.
 """
 
 from __future__ import annotations
@@ -20,36 +21,37 @@ from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.quantised import QuantisedWeight
 
-_KEPT_BYTES = 2**23
-"""Weights that stay in a core's share of the last-level cache from step to step: of an AMD EPYC 9004 with 2 cores 6 MB
-did and 12 MB did not, measured on 2026-11-25."""
+_CPU_CACHE_BYTES = 2**23
+"""Bytes of weights that stay in a core's share of the last-level cache from step to step: on an AMD EPYC 9004 with 2
+cores 6 MB stayed and 12 MB did not, measured on 2026-11-25."""
 
-_FETCHED_BYTES = 2**19
-"""Of a weight that are fetched at a time: half of a core's second-level cache, so that the product finds them there. Of
-an AMD EPYC 9004 pieces of 1 MB and less did, and a weight of 4 MB in one did not, measured on 2026-11-26."""
+_READ_AHEAD_BYTES = 2**19
+"""Bytes of a weight that are read ahead at a time: half of a core's second-level cache, so that the product finds them
+there. On an AMD EPYC 9004 pieces of up to 1 MB were found there, and a weight of 4 MB in one piece was not, measured on
+2026-11-26."""
 
 
 class StepAttention(Protocol):
-    """The cache during a decode step."""
+    """Attention over the KV cache during a decode step, with heads as they are projected."""
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        """[B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected, which are not
-        turned yet; what is new is kept."""
+        """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected,
+        without rotary embedding; the new keys and values are cached."""
 
 
 class TurnedAttention(Protocol):
-    """The cache during a decode step, to which turned heads come."""
+    """Attention over the KV cache during a decode step, with heads to which the rotary embedding is applied."""
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
-        """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
-        [B, kv_heads, 2, D] are kept."""
+        """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
+        kv_heads, 2, D] are cached."""
 
 
 class Scratch:
-    """What a layer computes of B rows on its way from hidden states to hidden states."""
+    """Tensors that a layer computes in for B rows, between its input and its output hidden states."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """`room_for` makes the tensors, by their names here."""
+        """Takes the tensors that `room_for` makes, by name."""
         self._tensors = tensors
         self.num_rows = len(tensors["normed"])
         self.norms, self.normed = tensors["norms"], tensors["normed"]
@@ -59,42 +61,43 @@ class Scratch:
         self.query, self.new = self.turned[:, :, :-2], self.turned[:, :, -2:]
         angles = tensors["angles"]
         self._angles, self.cos = angles[:, :, :-1], angles[:, :1]
-        """Of a value there are none: cosine 1."""
+        """Values are not rotated: their cosine is 1 and they have no sine."""
         low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
-        to, (low, high) = self.turned[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
-        self.halves = (to[0], high, low_sin), (to[1], low, high_sin)
-        """Of turned heads, what is added to it, and times what: x cos + (x with its halves swapped) sin."""
+        targets, (low, high) = self.turned[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
+        self.halves = (targets[0], high, low_sin), (targets[1], low, high_sin)
+        """For each half of the rotated heads: the half, the half of the projected heads that is added to it, and the
+        factor of that: x cos + (x with its halves swapped) sin."""
         if "up" in tensors:
             self.up = tensors["up"]
             self.gate, self.linear = self.up.chunk(2, dim=-1)
         self.gated = tensors.get("gated")
 
     def first(self, num_rows: int) -> Scratch:
-        """That of fewer rows, in the same place."""
+        """A view on the first `num_rows` rows."""
         return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
     def place(self, angles: Tensor) -> None:
-        """Takes over the angles of the new tokens, cos and sin [B, 2, D]."""
+        """Copy in the rotary angles of the new tokens, cos and sin [B, 2, D]."""
         self._angles.copy_(angles.unsqueeze(2))
 
 
 class Turning:
-    """Turns heads by the angles that have a place in some scratch, and then attends."""
+    """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
     def __init__(self, room: Scratch, attention: TurnedAttention) -> None:
         self._room, self._attention = room, attention
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        """As of `StepAttention`: [B, heads * D]."""
+        """Return [B, heads * D], as `StepAttention.attend` does."""
         room = self._room
         torch.mul(heads, room.cos, out=room.turned)
-        for half, other, sin in room.halves:
-            half.addcmul_(other, sin)
+        for half, swapped, sin in room.halves:
+            half.addcmul_(swapped, sin)
         return self._attention.attend(layer, room.query, room.new)
 
 
 def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
-    """New scratch for so many rows."""
+    """Allocate scratch tensors for `num_rows` rows."""
     spec, like = model.spec, next(model.parameters())
     kv_heads, per_group = spec.num_kv_heads // mesh.layout.tp, spec.num_heads // spec.num_kv_heads + 2
     tensors = {
@@ -113,7 +116,7 @@ def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
 
 
 class DecodeLayer:
-    """One transformer layer on hidden states [B, hidden], which it changes."""
+    """One transformer layer on hidden states [B, hidden], which it updates in place."""
 
     def __init__(self, layer: Any, model: Decoder, mesh: Mesh) -> None:
         attention, mlp = layer.self_attention, layer.mlp
@@ -122,29 +125,29 @@ class DecodeLayer:
         self._input_norm = Norm(layer.input_layernorm, by_kernel=by_kernel)
         self._mlp_norm = Norm(layer.pre_mlp_layernorm, by_kernel=by_kernel)
         self._query_norm, self._key_norm = attention.q_layernorm, attention.k_layernorm
-        self._qkv, self._projection = _Spreading(attention.linear_qkv), _Joining(attention.linear_proj, group)
+        self._qkv, self._projection = _ColumnParallel(attention.linear_qkv), _RowParallel(attention.linear_proj, group)
         self._experts: Callable[[Tensor], tuple[Tensor, None]] | None = mlp if model.spec.experts else None
         self.linears: list[_Linear] = [self._qkv, self._projection]
         if not model.spec.experts:
-            self._up, self._down = _Spreading(mlp.linear_fc1), _Joining(mlp.linear_fc2, group)
+            self._up, self._down = _ColumnParallel(mlp.linear_fc1), _RowParallel(mlp.linear_fc2, group)
             self.linears += [self._up, self._down]
         self._is_silu = model.spec.activation == "silu"
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
         self._multiply_gates = _gate_kernel() if self._is_silu and by_kernel else None
 
     def begin_turn(self) -> None:
-        """Weights may have moved, or be others."""
+        """Look up the weights again: they may have been updated or moved."""
         self._input_norm.look()
         self._mlp_norm.look()
         for linear in self.linears:
             linear.look()
 
     def attend(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> None:
-        """Adds the attention of layer `index` of this stage."""
+        """Add the attention of layer `index` of this stage to `hidden` [B, hidden]."""
         self.project(hidden, self.attended(hidden, room, index, cache))
 
     def attended(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> Tensor:
-        """What the heads of layer `index` of this stage have seen, [B, heads * D]."""
+        """Return the output of the heads of layer `index` of this stage, before the projection, [B, heads * D]."""
         self._qkv.into(room.mixed, self._input_norm(hidden, room))
         heads = room.heads
         if self._query_norm is not None:
@@ -154,11 +157,11 @@ class DecodeLayer:
         return cache.attend(index, heads)
 
     def project(self, hidden: Tensor, attended: Tensor) -> None:
-        """Adds what the heads have seen."""
+        """Add the projection of the heads' output [B, heads * D] to `hidden` [B, hidden]."""
         self._projection.add_to(hidden, attended)
 
     def feed_forward(self, hidden: Tensor, room: Scratch) -> None:
-        """Adds the gated MLP, or megatron's own layer of experts."""
+        """Add the gated MLP, or megatron's own layer of experts, to `hidden` [B, hidden]."""
         normed = self._mlp_norm(hidden, room)
         if self._experts is not None:
             hidden.add_(self._experts(normed.unsqueeze(0))[0].squeeze(0))
@@ -173,30 +176,30 @@ class DecodeLayer:
 
 
 class Norm:
-    """A norm of hidden states, by a kernel if asked for.
+    """A root-mean-square norm of hidden states, with a Triton kernel if `by_kernel`.
 
-    In fp32 on a CPU step by step: there torch has no operation for it and takes a dozen.
+    In fp32 on a CPU it is computed in four operations: torch has no fused one there and takes a dozen.
     """
 
     def __init__(self, module: RMSNorm, *, by_kernel: bool) -> None:
         self._module, weight = module, module.weight
-        self._is_own = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
+        self._is_decomposed = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
         self._by_kernel = _norm_kernel() if by_kernel and not module.offset else None
         self._floor = torch.tensor(math.sqrt(module.epsilon * len(weight)))
         self.look()
 
     def look(self) -> None:
-        """What the weight is now, times the square root of the width: sqrt(mean + epsilon) is the length of the row and
-        of the floor at right angles to it, over that root."""
-        if self._is_own:
+        """Look up the weight again, and scale it by the square root of the width n: sqrt(mean(x^2) + epsilon) is
+        hypot(|x|, sqrt(n epsilon)) / sqrt(n)."""
+        if self._is_decomposed:
             self._scaled = self._module.weight.detach() * math.sqrt(len(self._module.weight))
 
     def __call__(self, hidden: Tensor, room: Scratch) -> Tensor:
-        """[B, hidden], which last until the next norm."""
+        """Return the normed states [B, hidden], valid until the next norm."""
         if self._by_kernel is not None:
             self._by_kernel(hidden, self._module.weight, self._module.epsilon, room.normed)
             return room.normed
-        if not self._is_own:
+        if not self._is_decomposed:
             return self._module.forward(hidden)
         norms = torch.linalg.vector_norm(hidden, 2, -1, True, out=room.norms)
         torch.hypot(norms, self._floor, out=norms)
@@ -204,62 +207,62 @@ class Norm:
 
 
 class Weight:
-    """A weight [outputs, inputs] where it lies now."""
+    """A weight [outputs, inputs] at its present address."""
 
     def __init__(self, weight: Tensor, *, is_fetched: bool) -> None:
-        """`is_fetched` has each piece of it read in order before its product."""
+        """If `is_fetched`, each piece of the weight is read in order before its product."""
         weight = weight.detach()
-        self._rows = max(1, _FETCHED_BYTES // weight[0].nbytes) if is_fetched else len(weight)
-        self._fetched = weight.split(self._rows) if is_fetched else ()
-        self._turned = [piece.t() for piece in weight.split(self._rows)]
+        self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if is_fetched else len(weight)
+        self._read_ahead = weight.split(self._rows) if is_fetched else ()
+        self._transposed = [piece.t() for piece in weight.split(self._rows)]
 
     def into(self, output: Tensor, inputs: Tensor, bias: Tensor | None = None) -> None:
-        """Writes the product [B, outputs] of inputs [B, inputs], and a bias [outputs] more: in one operation where the
-        weight is whole."""
-        if not self._fetched:
+        """Write the product [B, outputs] of inputs [B, inputs], plus a bias [outputs], into `output`: one operation if
+        the weight is in one piece."""
+        if not self._read_ahead:
             if bias is None:
-                torch.mm(inputs, self._turned[0], out=output)
+                torch.mm(inputs, self._transposed[0], out=output)
             else:
-                torch.addmm(bias, inputs, self._turned[0], out=output)
+                torch.addmm(bias, inputs, self._transposed[0], out=output)
             return
-        for piece, turned, part in zip(self._fetched, self._turned, self._parts(output), strict=True):
+        for piece, transposed, part in zip(self._read_ahead, self._transposed, self._parts(output), strict=True):
             piece.amax()
-            torch.mm(inputs, turned, out=part)
+            torch.mm(inputs, transposed, out=part)
         if bias is not None:
             output.add_(bias)
 
     def add_to(self, hidden: Tensor, inputs: Tensor) -> None:
-        """Adds the product [B, outputs] of inputs [B, inputs]."""
-        if not self._fetched:
-            hidden.addmm_(inputs, self._turned[0])
+        """Add the product [B, outputs] of inputs [B, inputs] to `hidden`."""
+        if not self._read_ahead:
+            hidden.addmm_(inputs, self._transposed[0])
             return
-        for piece, turned, part in zip(self._fetched, self._turned, self._parts(hidden), strict=True):
+        for piece, transposed, part in zip(self._read_ahead, self._transposed, self._parts(hidden), strict=True):
             piece.amax()
-            part.addmm_(inputs, turned)
+            part.addmm_(inputs, transposed)
 
     def _parts(self, output: Tensor) -> Sequence[Tensor]:
         return output.split(self._rows, dim=1)
 
 
 def are_fetched(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
-    """Has the layers read each weight in order before its product where they come from memory in every step, those of
-    the head [V, hidden] with them; whether they do.
+    """Make the layers read each weight in order before its product if the weights, with those of the head [V, hidden],
+    do not fit in the CPU's cache; return whether they do so.
 
-    A product of few rows reads many outputs' weights side by side, which a core fetches from memory at a quarter of
-    the speed: of 24 MB read in order first, the products of 8 rows and fewer took half the time, the reading counted.
+    A product of few rows reads the weights of many outputs side by side, which a core fetches from memory at a quarter
+    of the speed: with 24 MB read in order first, products of up to 8 rows took half the time, the reading included.
     """
     linears = [linear for layer in layers for linear in layer.linears]
     num_bytes = sum(linear.num_bytes for linear in linears)
     if head is not None and not head.is_cuda:
         num_bytes += head.nbytes
     for linear in linears:
-        linear.is_fetched = num_bytes > _KEPT_BYTES
+        linear.is_fetched = num_bytes > _CPU_CACHE_BYTES
         linear.look()
-    return num_bytes > _KEPT_BYTES
+    return num_bytes > _CPU_CACHE_BYTES
 
 
 class _Linear:
-    """The weight of a linear, its bias and its adapter."""
+    """A linear layer's weight, bias and adapter."""
 
     def __init__(self, module: Any) -> None:
         self._weight, self._bias, self._adapter = module.weight, module.bias, _adapter_of(module)
@@ -269,20 +272,21 @@ class _Linear:
 
     @property
     def num_bytes(self) -> int:
-        """That a product on a CPU reads where they lie; none of a weight that it makes anew."""
+        """Bytes of the weight that a product on a CPU reads; 0 for a weight on a GPU, and for a quantised one, whose
+        product reads another tensor."""
         return 0 if self._is_quantised or self._weight.is_cuda else self._weight.nbytes
 
     def look(self) -> None:
-        """Where the weight lies now."""
+        """Look up the present address of the weight."""
         if not self._is_quantised:
             self._product = Weight(self._weight, is_fetched=self.is_fetched)
 
 
-class _Spreading(_Linear):
-    """A linear that is cut along its output."""
+class _ColumnParallel(_Linear):
+    """A column-parallel linear, sharded along its output."""
 
     def into(self, output: Tensor, inputs: Tensor) -> None:
-        """Writes what it says of `inputs` to `output`."""
+        """Write the output for `inputs` to `output`."""
         if self._is_quantised:
             output.copy_(self._weight.multiply(inputs))
             if self._bias is not None:
@@ -293,22 +297,22 @@ class _Spreading(_Linear):
             self._adapter.add_to(output, inputs)
 
 
-class _Joining(_Linear):
-    """A linear that is cut along its input: its output is summed over the tensor-parallel ranks, and with it that of
-    its adapter, which megatron's modules sum before its second product."""
+class _RowParallel(_Linear):
+    """A row-parallel linear, sharded along its input. Its output is summed over the tensor-parallel ranks together with
+    that of its adapter, which megatron's modules sum before its second product."""
 
     def __init__(self, module: Any, group: dist.ProcessGroup | None) -> None:
         super().__init__(module)
         self._group = group
 
     def add_to(self, hidden: Tensor, inputs: Tensor) -> None:
-        """Adds what it says of `inputs` to `hidden`."""
+        """Add the output for `inputs` to `hidden`."""
         if self._group is None and not self._is_quantised:
             self._product.add_to(hidden, inputs)
             if self._adapter:
                 self._adapter.add_to(hidden, inputs)
         else:
-            output = self._weight.multiply(inputs) if self._is_quantised else self._multiplied(hidden, inputs)
+            output = self._weight.multiply(inputs) if self._is_quantised else self._multiply(hidden, inputs)
             if self._adapter:
                 self._adapter.add_to(output, inputs)
             if self._group is not None:
@@ -317,32 +321,32 @@ class _Joining(_Linear):
         if self._bias is not None:
             hidden.add_(self._bias)
 
-    def _multiplied(self, like: Tensor, inputs: Tensor) -> Tensor:
+    def _multiply(self, like: Tensor, inputs: Tensor) -> Tensor:
         output = torch.empty_like(like)
         self._product.into(output, inputs)
         return output
 
 
 class _Adapter:
-    """The low-rank product beside a linear, this rank's part of it."""
+    """This rank's part of the low-rank product beside a linear."""
 
     def __init__(self, module: AdaptedColumns | AdaptedRows) -> None:
         self._down, self._up, self._scale = module.adapter_down, module.adapter_up, module.adapter.scale
 
     def add_to(self, output: Tensor, inputs: Tensor) -> None:
-        """Adds what it says of `inputs` to `output`."""
+        """Add the product of `inputs` to `output`."""
         low = torch.nn.functional.linear(torch.nn.functional.linear(inputs, self._down), self._up)
         output.add_(low, alpha=self._scale)
 
 
 def _norm_kernel() -> Callable[[Tensor, Tensor, float, Tensor], None]:
-    from meshwright.runtime.kernels.norms import norm_rows  # noqa: PLC0415 - there is Triton where it was chosen
+    from meshwright.runtime.kernels.norms import norm_rows  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
     return norm_rows
 
 
 def _gate_kernel() -> Callable[[Tensor, Tensor], None]:
-    from meshwright.runtime.kernels.gates import multiply_gates  # noqa: PLC0415 - there is Triton where it was chosen
+    from meshwright.runtime.kernels.gates import multiply_gates  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
     return multiply_gates
 

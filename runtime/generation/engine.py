@@ -1,9 +1,9 @@
-"""The generation engine: continuous batching over tensor- and pipeline-parallel ranks.
+"""The generation engine: continuous batching over the tensor- and pipeline-parallel ranks of one replica.
 
-With p pipeline stages, p groups of slots are in flight: while one group's token is on its way through the later stages,
-the first stage works on the next group. All ranks of a replica do the same in the same order; activations go forward
-from stage to stage, and the sampled tokens go from the last stage back to the others. Between two turns no message is
-on its way, and sequences in flight keep their tokens, keys and values while the weights may change under them.
+With p pipeline stages, p groups of slots are in flight: while one group's token passes through the later stages, the
+first stage works on the next group. All ranks of a replica do the same work in the same order; activations go forward
+from stage to stage, and the last stage sends the sampled tokens back to the others. Between two periods no message is
+in transit, and sequences in flight keep their tokens, keys and values while the weights may change under them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from meshwright.runtime.model.pipeline_p2p import Relay
 
 
 class Generator:
-    """Draws responses from one replica's copy of a model."""
+    """Samples responses from one replica's copy of a model."""
 
     def __init__(
         self,
@@ -73,22 +73,27 @@ class Generator:
         group_size: int = 1,
         tool_turns: ToolTurnTaking | None = None,
     ) -> None:
-        """`num_slots` sequences at most are decoded at a time, each at most `max_tokens` long with its prompt, in
-        `num_blocks` blocks of cache: as many as all could need where no number is given, one longest one at least.
+        """At most `num_slots` sequences are decoded at a time, each at most `max_tokens` long including its prompt, in
+        a cache of `num_blocks` KV blocks. The default is enough blocks for every slot to hold the longest sequence; the
+        minimum is enough for one.
 
-        The distribution that is sampled is `Sampling`'s; responses end as `Stopping` says. Sequences in flight keep the
-        keys and values of older weights, so that what is drawn next is of no one version, or, with `recomputes_cache`,
-        get those of the new ones. Of `group_size` rows of a prompt one is prefilled. With `tool_turns` tools answer.
+        `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
+        keep the keys and values of older weights, so that their later tokens are sampled from no single version; with
+        `recomputes_cache` these are recomputed with the new weights. One row of every `group_size` rows of a prompt is
+        prefilled, the others share its blocks. With `tool_turns` rollouts have several turns, between which a tool
+        answers.
         """
-        needed = blocks_of(max_tokens)
-        num_blocks = num_slots * needed if num_blocks is None else num_blocks
-        assert num_blocks >= needed, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
+        blocks_per_row = blocks_of(max_tokens)
+        num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
+        assert num_blocks >= blocks_per_row, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
         self._recomputes_cache, self._cached_version = recomputes_cache, -1
-        self._most_packed = most_packed(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
+        self._max_prefill_tokens = most_packed(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
-        calls = tool_turns.call_end if tool_turns else None
-        self._stopping = Stopping(eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, calls=calls)
+        call_end = tool_turns.call_end if tool_turns else None
+        self._stopping = Stopping(
+            eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, calls=call_end
+        )
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
         self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
@@ -102,37 +107,38 @@ class Generator:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        step, records = PackedStep(model, mesh, self._cache), records_steps and can_replay(model)
-        self._step: Decoding = Replayed(step, model) if records else step
-        self._prefills = (RecordedPrefills(step, model) if records else Prefills(step)) if step.can_prefill else None
+        step, replays = PackedStep(model, mesh, self._cache), records_steps and can_replay(model)
+        self._step: Decoding = Replayed(step, model) if replays else step
+        self._prefills = (RecordedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
         self._relay = Relay(mesh, parameter.device)
         self._passes = Passes(step, self._step, model, mesh, self._relay, prefills=self._prefills)
         self._prompts, self._lockstep = SharedPrompts(group_size), Lockstep(model, mesh)
-        self._drawn: dict[int, Tensor | None] = {}
-        """By first slot of each group that is being advanced: its draws [2, B], which only the last stage has yet."""
+        self._sampled: dict[int, Tensor | None] = {}
+        """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
+        where the last stage has not sent them yet."""
         self.seating = Seating(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
-        self._can_skip = _is_alone(mesh) and not (tool_turns or stop_strings)
+        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings)
         self._ahead = RoundsAhead(
-            self._passes, self.seating, self._stopping, self._uniforms, self._choose, looks=not parameter.is_cuda
+            self._passes, self.seating, self._stopping, self._uniforms, self._sample, looks=not parameter.is_cuda
         )
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
-        """The responses in order of step and row, all drawn by policy `version`, with nothing else in flight.
+        """Return the responses in order of step and row, all sampled by policy `version`, with nothing else in flight.
 
         Every rank of the replica must call with the same prompts.
         """
-        assert not self.in_flight, "a turn has left sequences in flight"
+        assert not self.in_flight, "a period has left sequences in flight"
         return self.turn(prompts, version=version, delivery=Everything())
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
-        """The prompts admitted and not delivered: ended, live, paused, then waiting ones."""
-        ended, live = ([one.prompt for one in found] for found in (self._flight.ended, self._live()))
-        return (*ended, *live, *(one.prompt for one in self.seating.paused), *self._flight.waiting)
+        """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
+        ended, live = ([sequence.prompt for sequence in sequences] for sequences in (self._flight.ended, self._live()))
+        return (*ended, *live, *(sequence.prompt for sequence in self.seating.paused), *self._flight.waiting)
 
     def kept(self) -> InFlight:
-        """What is in flight between two turns."""
+        """Return a snapshot of everything in flight; only valid between two periods."""
         flight, live = self._flight, self._live()
         return InFlight(
             turn=flight.turn,
@@ -140,20 +146,20 @@ class Generator:
             paused=tuple(self.seating.paused),
             waiting=tuple(flight.waiting),
             ended=tuple(flight.ended),
-            blocks=tuple(tuple(self._cache.tables.held(one.slot).tolist()) for one in live),
-            cached=tuple(self._cache.read(one.slot, one.num_cached) for one in live),
+            blocks=tuple(tuple(self._cache.tables.held(sequence.slot).tolist()) for sequence in live),
+            cached=tuple(self._cache.read(sequence.slot, sequence.num_cached) for sequence in live),
         )
 
     def resume(self, kept: InFlight) -> None:
-        """Takes over what a generator of the same kind had in flight, in the same blocks."""
+        """Restore a snapshot of a generator of the same kind; every live sequence gets the same KV blocks."""
         for group, live in zip(self._flight.groups, kept.live, strict=True):
             for partial in live:
                 group.seat(partial)
         self.seating.paused = list(kept.paused)
         self._flight.resume(kept.turn, kept.waiting, kept.ended, kept.paused)
-        for one, blocks, (keys, values) in zip(self._live(), kept.blocks, kept.cached, strict=True):
-            self._cache.tables.restore(one.slot, blocks)
-            self._cache.write(one.slot, keys, values)
+        for sequence, blocks, (keys, values) in zip(self._live(), kept.blocks, kept.cached, strict=True):
+            self._cache.tables.restore(sequence.slot, blocks)
+            self._cache.write(sequence.slot, keys, values)
 
     def _live(self) -> list[LiveSequence]:
         return [sequence for group in self._flight.groups for sequence in group.live]
@@ -168,15 +174,15 @@ class Generator:
         stream: Listener | None = None,
         begun: Mapping[int, Beginning] | None = None,
     ) -> tuple[Response, ...]:
-        """Draws tokens with policy `version` until `delivery` is satisfied, and for `least_rounds` if something is left
-        to draw; what was delivered, in order of step and row.
+        """Sample with policy `version` until `delivery` is satisfied, and for at least `least_rounds` decode rounds
+        while anything is left to sample. Return what was delivered, in order of step and row.
 
-        The admitted prompts wait, first come first served, for slots; what is not delivered stays in flight for the
-        next turn. `stream` hands tokens out as they are drawn. `begun` is by draw what was drawn before for prompts
-        that are admitted. Every rank of the replica must call with the same arguments, and every replica that holds
-        experts together with this one must call too, with its own.
+        The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
+        period. `stream` receives tokens as they are sampled. `begun` maps the sample id of an admitted prompt to what
+        was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
+        every replica that holds experts together with this one must call too, with its own.
         """
-        waiting = self._carry(admitted, begun or {})
+        waiting = self._resume_admitted(admitted, begun or {})
         self._model.eval()
         self._step.begin_turn()
         if self._prefills:
@@ -185,14 +191,14 @@ class Generator:
         if self._tool_turns:
             self._tool_turns.begin()
         if self._recomputes_cache and version != self._cached_version:
-            self._recompute()
+            self._recompute_cache()
         self._cached_version = version
         delivered = self._flight.play(
             waiting,
             delivery,
-            learn=lambda group: self._learn(group, version, stream),
-            advance=self._advance,
-            skip=lambda most: 0 if stream else self._skip(most, version),
+            learn=lambda group: self._process_sampled(group, version, stream),
+            advance=self._step_group,
+            skip=lambda most: 0 if stream else self._multi_step(most, version),
             least_rounds=least_rounds,
         )
         self._relay.flush()
@@ -202,22 +208,23 @@ class Generator:
         return delivered
 
     def prefills(self, lengths: Sequence[int]) -> Callable[[], object]:
-        """What draws the first tokens of prompts of so many tokens, with nothing else in flight, and may be called any
-        number of times."""
+        """Return a function that samples the first tokens of prompts with these lengths in tokens, with nothing else in
+        flight. It may be called any number of times; the profiler times it."""
         [group] = self._flight.groups
-        seated = []
+        sequences = []
         for row, length in enumerate(lengths):
             self._cache.tables.take(group.next_slot, length + 1)
-            seated.append(group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,) * length))))
-        begun, none = Seated(seated, list(range(len(seated))), {}, len(seated), {}), group.rows[:0]
-        return lambda: _told(self.draw_next(group, none, begun, begun.parts(self._most_packed)))
+            sequences.append(group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,) * length))))
+        batch, no_rows = Seated(sequences, list(range(len(sequences))), {}, len(sequences), {}), group.rows[:0]
+        return lambda: _to_host(self.draw_next(group, no_rows, batch, batch.parts(self._max_prefill_tokens)))
 
     def steps(self, cached: Sequence[int], shortest: int, longest: int, at_once: int = 1) -> Callable[[], object]:
-        """What draws the next token of rows that have so many tokens in the cache, or the next `at_once` without a look
-        between them, and lets them go on, with nothing else in flight, any number of times.
+        """Return a function that runs one decode step of rows that have `cached` tokens each in the cache, or `at_once`
+        steps without a synchronisation between them, with nothing else in flight. It may be called any number of times;
+        the profiler times it.
 
-        Where a row would get more than `longest` tokens, it ends, and another begins that has the `shortest` cached.
-        Where these are the same, all rows stay where they are.
+        A row that would get more than `longest` tokens ends, and one with `shortest` cached tokens takes its place. If
+        the two are equal, no row grows from call to call.
         """
         [group] = self._flight.groups
         prompt = (1,) * shortest
@@ -230,49 +237,54 @@ class Generator:
         self.seating.grow(group)
 
         def step() -> object:
-            told = self._several(group, at_once) if at_once > 1 else _told(self.draw_next(group, rows, NOBODY, ()))
+            tokens = (
+                self._decode_several(group, at_once)
+                if at_once > 1
+                else _to_host(self.draw_next(group, rows, NOBODY, ()))
+            )
             if shortest < longest:
                 records.num_drawn[rows] += at_once
                 ended = rows[records.cached(rows) > longest]
                 self.seating.release((group.first_slot + ended).tolist())
                 records.num_drawn[ended] = 1
                 self.seating.grow(group)
-            return told
+            return tokens
 
         return step
 
-    def _several(self, group: LiveGroup, count: int) -> object:
-        """The next tokens of all rows of a group, whatever they draw; on the host at the end."""
+    def _decode_several(self, group: LiveGroup, count: int) -> object:
+        """Return the next `count` tokens of all rows of a group, end tokens included, after one synchronisation with
+        the host."""
         records, rows = group.records, group.rows
         slots, cached = group.first_slot + rows, records.cached(rows)
-        held = self.seating.grow_ahead(slots, cached, count)
-        assert held == count, f"{held} of {count} rounds have blocks"
-        numbers = self._uniforms.of(slots, records.draws[rows], records.num_drawn[rows])
-        drawn = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
-        told, _ = self._ahead.together(StepRows(slots, cached, cached), drawn, numbers.repeat(count, 1))
-        return told.tolist()
+        num_covered = self.seating.grow_ahead(slots, cached, count)
+        assert num_covered == count, f"{num_covered} of {count} rounds have blocks"
+        uniforms = self._uniforms.of(slots, records.draws[rows], records.num_drawn[rows])
+        first = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
+        sampled, _ = self._ahead.together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
+        return sampled.tolist()
 
-    def _carry(self, admitted: Sequence[Prompt], begun: Mapping[int, Beginning]) -> list[Prompt]:
-        """Takes over what was drawn before for prompts that are admitted to the next turn: what goes on does so as if
-        it had given way. Those of which nothing was drawn, which wait."""
+    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, Beginning]) -> list[Prompt]:
+        """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
+        been pre-empted, or have ended; `sampled_before` is by sample id."""
         for prompt in admitted:
-            if prompt.draw in begun:
-                again = begun[prompt.draw].of(prompt, self._flight.turn + 1)
-                if isinstance(again, Response):
-                    self._flight.ended.append(again)
+            if prompt.draw in sampled_before:
+                resumed = sampled_before[prompt.draw].of(prompt, self._flight.turn + 1)
+                if isinstance(resumed, Response):
+                    self._flight.ended.append(resumed)
                 else:
-                    self.seating.pause(again)
-                    self._flight.carry(again)
-        return [prompt for prompt in admitted if prompt.draw not in begun]
+                    self.seating.pause(resumed)
+                    self._flight.carry(resumed)
+        return [prompt for prompt in admitted if prompt.draw not in sampled_before]
 
-    def _learn(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
-        """Records the tokens that the group was being advanced by; what ended with them."""
-        if group.first_slot not in self._drawn:
+    def _process_sampled(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
+        """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""
+        if group.first_slot not in self._sampled:
             return ()
-        drawn = self._drawn.pop(group.first_slot)
-        if drawn is None:
-            drawn = self._relay.receive_drawn(len(group.live))
-        tokens, logprobs = drawn.cpu().numpy()
+        sampled = self._sampled.pop(group.first_slot)
+        if sampled is None:
+            sampled = self._relay.receive_drawn(len(group.live))
+        tokens, logprobs = sampled.cpu().numpy()
         responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
         self.seating.release(freed)
         if self._tool_turns:
@@ -282,102 +294,109 @@ class Generator:
         return responses
 
     def _finish(self, group: LiveGroup) -> dict[int, Finish]:
-        """Which live sequences end with the tokens drawn last; what calls a tool goes on where it may."""
-        found = self._stopping.finish(group)
-        return self._tool_turns.take_calls(group, found) if self._tool_turns else found
+        """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if it
+        may."""
+        finished = self._stopping.finish(group)
+        return self._tool_turns.take_calls(group, finished) if self._tool_turns else finished
 
-    def _advance(self, group: LiveGroup) -> int:
-        """One token for every live sequence of the group and for every admitted one; how many of these begin."""
+    def _step_group(self, group: LiveGroup) -> int:
+        """Run one decode round of the group and the prefill of what it admits; return how many sequences are new."""
         self.seating.grow(group)
         continuing = group.rows
         answered = self._tool_turns.answered(group, self.seating) if self._tool_turns else ()
-        admitted = self.seating.admit(group, answered)
+        scheduled = self.seating.admit(group, answered)
         if self._tool_turns:
-            self._tool_turns.limit(group, admitted.sequences)
-        parts, drawn = admitted.parts(self._most_packed), None
-        with self._lockstep.passes(self._passes.count(len(continuing), len(parts))):
+            self._tool_turns.limit(group, scheduled.sequences)
+        batches, sampled = scheduled.parts(self._max_prefill_tokens), None
+        with self._lockstep.passes(self._passes.count(len(continuing), len(batches))):
             if group.live:
-                drawn = self._drawn[group.first_slot] = self.draw_next(group, continuing, admitted, parts)
+                sampled = self._sampled[group.first_slot] = self.draw_next(group, continuing, scheduled, batches)
         self._prompts.keep_for(self._flight.waiting)
-        if drawn is not None:
-            self._relay.send_drawn(drawn)
-        elif self._tool_turns and not self._drawn:
+        if sampled is not None:
+            self._relay.send_drawn(sampled)
+        elif self._tool_turns and not self._sampled:
             self._tool_turns.wait()
-        return admitted.num_begun
+        return scheduled.num_begun
 
-    def _skip(self, most: int | None, version: int) -> int:
-        """Draws on where nothing can begin, and nobody ends by length; how many rounds. What ends otherwise is left to
-        be learned."""
+    def _multi_step(self, max_rounds: int | None, version: int) -> int:
+        """Run decode rounds in which nothing can be admitted and no sequence reaches its length limit; return how many.
+        A round that samples an end token is the last, and is left to `_process_sampled`."""
         group = self._flight.groups[0]
-        if not self._can_skip or not group.live or self.seating.may_admit(group):
+        if not self._can_multi_step or not group.live or self.seating.may_admit(group):
             return 0
-        drawn = self._drawn[group.first_slot]
-        assert drawn is not None, "a stage alone has what it drew"
-        count, self._drawn[group.first_slot] = self._ahead.draw(group, drawn, most, version)
+        sampled = self._sampled[group.first_slot]
+        assert sampled is not None, "a single stage has what it sampled"
+        count, self._sampled[group.first_slot] = self._ahead.draw(group, sampled, max_rounds, version)
         return count
 
     @torch.no_grad()
     def draw_next(
         self, group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]
     ) -> Tensor | None:
-        """Tokens and log-probabilities [2, B] float64 of the next tokens of the group: of the rows that continue, and
-        of what was admitted, whose tokens are cached in these parts. None before the last stage."""
-        records, fed = group.records, [admitted.sequences[index] for index in admitted.fed]
+        """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
+        then of what was admitted, whose tokens are prefilled in these batches. None before the last stage."""
+        records, prefilled = group.records, [admitted.sequences[index] for index in admitted.fed]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
-        logits = self._passes(steps, [(one.slot, (*one.prompt.tokens, *one.tokens)) for one in fed], parts)
+        logits = self._passes(
+            steps, [(sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)) for sequence in prefilled], parts
+        )
         if admitted.sequences:
-            logits = self._of_all(logits, len(continuing), admitted)
-        return None if logits is None else self._draw(logits, group)
+            logits = self._all_logits(logits, len(continuing), admitted)
+        return None if logits is None else self._sample_group(logits, group)
 
-    def _of_all(self, logits: Tensor | None, num_continuing: int, admitted: Seated) -> Tensor | None:
-        """Logits [B, V / tp] of the rows that continue and of all that was admitted, from those of the former and of
-        what was fed; what reads another's prompt gets its cache. None before the last stage."""
+    def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: Seated) -> Tensor | None:
+        """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
+        that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
+        sample. None before the last stage."""
         for index, source in admitted.sources.items():
-            one = admitted.sequences[index]
-            self._cache.share(source, one.slot, len(one.prompt.tokens))
-        of_fed = None if logits is None else logits[num_continuing:]
-        found = self._prompts.of_all(admitted.sequences, admitted.fed, of_fed)
-        if logits is None or found is None or not admitted.sources:
-            return found if logits is None else logits
-        return torch.cat((logits[:num_continuing], found))
+            sequence = admitted.sequences[index]
+            self._cache.share(source, sequence.slot, len(sequence.prompt.tokens))
+        prefilled = None if logits is None else logits[num_continuing:]
+        admitted_logits = self._prompts.of_all(admitted.sequences, admitted.fed, prefilled)
+        if logits is None or admitted_logits is None or not admitted.sources:
+            return admitted_logits if logits is None else logits
+        return torch.cat((logits[:num_continuing], admitted_logits))
 
     @torch.no_grad()
-    def _recompute(self) -> None:
-        """Keys and values of all live sequences anew, in packs that memory was planned for."""
+    def _recompute_cache(self) -> None:
+        """Recompute the keys and values of all live sequences, in prefill batches of the size that memory was planned
+        for."""
         live = self._live()
-        texts = [(one.slot, (*one.prompt.tokens, *one.tokens)[: one.num_cached]) for one in live]
-        parts = list(packs([len(text) for _, text in texts], self._most_packed))
-        with self._lockstep.passes(self._passes.count(0, len(parts))):
-            self._passes(NO_STEPS, texts, parts)
+        texts = [
+            (sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)[: sequence.num_cached]) for sequence in live
+        ]
+        batches = list(packs([len(text) for _, text in texts], self._max_prefill_tokens))
+        with self._lockstep.passes(self._passes.count(0, len(batches))):
+            self._passes(NO_STEPS, texts, batches)
         self._relay.flush()
 
-    def _draw(self, output: Tensor, group: LiveGroup) -> Tensor:
-        """As `_choose`, for all rows of the group."""
+    def _sample_group(self, logits: Tensor, group: LiveGroup) -> Tensor:
+        """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]."""
         records, rows = group.records, group.rows
-        numbers = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
-        return self._choose(output, numbers)
+        uniforms = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
+        return self._sample(logits, uniforms)
 
     @torch.inference_mode()
-    def _choose(self, output: Tensor, numbers: Tensor) -> Tensor:
-        """Tokens and log-probabilities [2, B] float64 drawn from logits [B, V / tp] by numbers [B], on the last
-        stage."""
-        logits = _gather_vocabulary(output, self._mesh)[:, : self._spec.vocab_size]
-        drawn, logprobs = self._sampling.draw(logits, numbers.to(logits.device))
-        return torch.stack([drawn.double(), logprobs.double()])
+    def _sample(self, shards: Tensor, uniforms: Tensor) -> Tensor:
+        """Return tokens and log-probabilities [2, B] float64, sampled from logits [B, V / tp] with uniform numbers [B].
+        Runs on the last stage."""
+        logits = _gather_vocabulary(shards, self._mesh)[:, : self._spec.vocab_size]
+        tokens, logprobs = self._sampling.draw(logits, uniforms.to(logits.device))
+        return torch.stack([tokens.double(), logprobs.double()])
 
 
-def _told(drawn: Tensor | None) -> object:
-    """What was drawn on the host, on the last stage."""
-    return drawn if drawn is None else drawn.tolist()
+def _to_host(sampled: Tensor | None) -> object:
+    """Copy the sampled tokens to the host, on the last stage."""
+    return sampled if sampled is None else sampled.tolist()
 
 
 def _is_alone(mesh: Mesh) -> bool:
-    """Whether a stage passes through a model at its own pace: no other stage and no other replica waits for it."""
+    """True if no other pipeline stage and no other replica waits for this one, so that it may run ahead."""
     return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1
 
 
 def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
-    """Logits [B, V] from the shards [B, V / tp] of the tensor-parallel group."""
+    """Return logits [B, V], gathered from the shards [B, V / tp] of the tensor-parallel group."""
     if mesh.layout.tp == 1:
         return logits
     shards = [torch.empty_like(logits) for _ in range(mesh.layout.tp)]

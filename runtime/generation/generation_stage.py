@@ -1,4 +1,4 @@
-"""The generation stage on one rank: what a turn admits, draws, streams to other stages and puts into the batch."""
+"""The generation stage on one rank: what a period admits, samples, streams to other stages and puts into the batch."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from meshwright.runtime.training.copies import WeightCopy
 
 
 class Generating:
-    """One rank of the stage; every rank of its replica does the same.
+    """One rank of the generation stage; every rank of its replica does the same.
 
-    A generator, and its keys and values with it, lives for as long as it has sequences in flight. Nothing that was
-    cached under older weights can then reach a later sequence, and between turns its memory is free.
+    A generator and its KV cache live only while sequences are in flight. So nothing cached under older weights can
+    reach a later sequence, and the memory is free between periods that leave nothing in flight.
     """
 
     def __init__(
@@ -59,18 +59,19 @@ class Generating:
         environment: Environment | None = None,
         tools: Tools | None = None,
     ) -> None:
-        """An `environment` scores the responses of the rank that owns its replica's; `tools` answer turns of rollouts
-        on the rank that calls them for its replica."""
+        """`environment` scores the responses on the rank that owns its replica's responses; `tools` answer turns of
+        rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
+        chunks."""
         self._tools = tools
         self._scoring = Scoring(environment, data) if environment else None
         self._plan, self._job, self._data, self._copy = plan, job, data, copy
         self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
         self._generator: Generator | None = None
         self._tool_turns: ToolTurnTaking | None = None
-        self._begun: dict[int, Beginning] = {}
-        """By draw, of prompts that are not admitted yet: what was drawn for them under another plan."""
+        self._resumed: dict[int, Beginning] = {}
+        """Samples made under another plan for prompts that are not admitted yet, by sample id."""
         self._delivered: dict[int, dict[int, int]] = {}
-        """By step that is not trained yet and by row, the draw of what was delivered."""
+        """Sample ids of delivered responses, by step that is not trained yet and by row."""
         self._num_dealt = data.num_dealt
         workload = plan.facts.workload.wave
         self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
@@ -82,7 +83,7 @@ class Generating:
         ]
 
     def begin(self, setting: Setting | None) -> None:
-        """A turn begins; what controllers decided about it, if any do."""
+        """Start a period, with the setting that the controllers decided on, if any."""
         self._setting = setting
         if setting is None:
             return
@@ -91,13 +92,13 @@ class Generating:
             stream.chunk_tokens = min(setting.chunk_tokens, sending.chunk_tokens)
 
     def kept(self) -> Drawing:
-        """Where this rank stands between two turns."""
+        """Return a snapshot of this rank's generation between two periods."""
         return Drawing(
             num_admitted=self._admission.num_admitted,
             mean_response_tokens=self._admission.mean_response_tokens,
             batches_in_part=self._admission.batches_in_part,
             in_flight=self._generator.kept() if self._generator else None,
-            begun=dict(self._begun),
+            begun=dict(self._resumed),
             delivered={step: dict(rows) for step, rows in self._delivered.items()},
             left=self._admission.left,
             until=self._admission.until,
@@ -105,14 +106,14 @@ class Generating:
         )
 
     def carry(self, begun: Mapping[int, Beginning]) -> None:
-        """Goes on with what was drawn under another plan, by draw, when the prompts are admitted."""
-        self._begun = dict(begun)
+        """Resume, by sample id, what was sampled under another plan when its prompts are admitted."""
+        self._resumed = dict(begun)
 
     def resume(self, kept: Drawing) -> None:
-        """Goes on from there. Stages that read what streams begin anew with every sequence in flight."""
+        """Restore a snapshot. Stages that read streams start again with all tokens of every sequence in flight."""
         self._admission.resume(kept.num_admitted, kept.mean_response_tokens, kept.batches_in_part, until=kept.until)
         self._delivered = {step: dict(rows) for step, rows in kept.delivered.items()}
-        self._begun = dict(kept.begun)
+        self._resumed = dict(kept.begun)
         if kept.in_flight is None:
             return
         self._generator = self._new_generator(self._same_prompt)
@@ -123,8 +124,8 @@ class Generating:
             sending.sender.send(TokenChunk(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
 
     def run(self, batch: StepExperience) -> dict[str, float]:
-        """Draws responses with the weights that are here until this replica's rows are there; returns facts of what was
-        drawn.
+        """Sample with the present weights until this replica's rows are complete; return statistics of what was
+        sampled.
 
         Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
         """
@@ -140,11 +141,11 @@ class Generating:
             responses, facts = self._wave(batch, version)
             rows = tuple(response.row for response in responses)
             delivered = {response.prompt.draw: response.row for response in responses}
-            _put_facts(batch, responses)
+            _put_lengths_and_digests(batch, responses)
         else:
             responses, facts = self._turn(batch.step, version)
             rows = self._admission.rows(responses)
-            self._keep_draws(batch.step, {row: r.prompt.draw for row, r in zip(rows, responses, strict=True)})
+            self._record_delivered(batch.step, {row: r.prompt.draw for row, r in zip(rows, responses, strict=True)})
             delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
             for sending in self._sending:
                 sending.sender.end(delivered)
@@ -158,25 +159,28 @@ class Generating:
             "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
             "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
             **facts,
-            **self._told_facts(responses),
+            **self._tool_facts(responses),
         }
 
-    def _told_facts(self, responses: Sequence[Response]) -> dict[str, float]:
-        """Of rollouts of several turns: tokens that a tool told, and on the rank that calls it how often and for how
-        long it was waited for."""
+    def _tool_facts(self, responses: Sequence[Response]) -> dict[str, float]:
+        """Return statistics of multi-turn rollouts: the number of tool tokens and, on the rank that calls the tool, the
+        number of calls and the seconds spent waiting for them."""
         if not self._tool_turns:
             return {}
-        told = sum(len(response.tokens) - response.num_drawn for response in responses)
-        taking, self._tool_turns = self._tool_turns, None
-        facts = {NUM_TOLD_TOKENS: float(told)}
-        return facts | ({NUM_CALLS: float(taking.num_calls), CALL_SECONDS: taking.seconds} if self._tools else {})
+        num_tool_tokens = sum(len(response.tokens) - response.num_drawn for response in responses)
+        tool_turns, self._tool_turns = self._tool_turns, None
+        facts = {NUM_TOLD_TOKENS: float(num_tool_tokens)}
+        return facts | (
+            {NUM_CALLS: float(tool_turns.num_calls), CALL_SECONDS: tool_turns.seconds} if self._tools else {}
+        )
 
     def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
-        """What the turn that delivers `step` delivers, and how many sequences were live in it."""
+        """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
+        sequences."""
         generator = self._generator or self._new_generator(self._same_prompt)
         admitted, rounds = self._admission.of(step), _Rounds()
-        begun = self._take_begun(admitted.prompts)
-        ended = [(p, begun[p.draw].tokens) for p in admitted.prompts if p.draw in begun and begun[p.draw].finish]
+        resumed = self._take_resumed(admitted.prompts)
+        ended = [(p, resumed[p.draw].tokens) for p in admitted.prompts if p.draw in resumed and resumed[p.draw].finish]
         for sending in self._sending:
             sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
             sending.sender.send(TokenChunk(self._number(prompt), tokens, is_last=True) for prompt, tokens in ended)
@@ -186,15 +190,15 @@ class Generating:
             delivery=admitted.delivery,
             least_rounds=admitted.least_rounds,
             stream=Listeners((*self._streams, rounds, *((self._scoring,) if self._scoring else ()))),
-            begun=begun,
+            begun=resumed,
         )
-        drawn = self._admission.delivered(responses)
+        delivered = self._admission.delivered(responses)
         self._generator = generator if generator.in_flight else None
         live = {LIVE: self._live(rounds)}
-        return responses, live | drawn | (facts_of(self._setting) if self._setting else {})
+        return responses, live | delivered | (facts_of(self._setting) if self._setting else {})
 
     def _wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
-        """This replica's share of the next prompts, all drawn to their ends; nothing of a wave stays in flight."""
+        """Sample this replica's share of the next wave of prompts to completion; nothing of a wave stays in flight."""
         mesh, rounds = self._copy.mesh, _Rounds()
         prompts = self._data.wave(batch.step, batch.rows, self._num_dealt)
         self._num_dealt += len(prompts) // self._data.group_size
@@ -211,19 +215,24 @@ class Generating:
             NUM_PROMPT_TOKENS: float(sum(len(response.prompt.tokens) for response in responses)),
         }
 
-    def _take_begun(self, prompts: Iterable[Prompt]) -> dict[int, Beginning]:
-        """What was drawn before for these prompts."""
-        return {p.draw: self._begun.pop(p.draw) for p in prompts if p.draw in self._begun}
+    def _take_resumed(self, prompts: Iterable[Prompt]) -> dict[int, Beginning]:
+        """Remove and return what was sampled before for these prompts, by sample id."""
+        return {p.draw: self._resumed.pop(p.draw) for p in prompts if p.draw in self._resumed}
 
-    def _keep_draws(self, step: int, rows: Mapping[int, int]) -> None:
-        """Of a step that was delivered; lets go of those that are trained on when this turn ends."""
+    def _record_delivered(self, step: int, rows: Mapping[int, int]) -> None:
+        """Remember the sample ids of a delivered step, and forget those of steps that are trained when this period
+        ends."""
         trained = step - self._plan.placement(GENERATE).steps_ahead
-        self._delivered = {known: of for known, of in self._delivered.items() if known > trained}
+        self._delivered = {
+            delivered_step: sample_ids
+            for delivered_step, sample_ids in self._delivered.items()
+            if delivered_step > trained
+        }
         if step > trained:
             self._delivered[step] = dict(rows)
 
     def _live(self, rounds: _Rounds) -> float:
-        """Sequences of this replica in flight, on average over what was drawn."""
+        """Return the mean number of live sequences of this replica over the decode rounds."""
         slots = self._plan.placement(GENERATE).schedule.generation_slots
         return rounds.live_in_a_group * min(self._copy.mesh.layout.pp, slots)
 
@@ -272,7 +281,7 @@ class Generating:
         )
 
     def _call_of(self, prompt: Prompt, tokens: Sequence[int], turn: CallingTurn) -> ToolCall:
-        """What the tool is told of a turn that calls it."""
+        """Return what the tool is given of a turn that calls it."""
         sample = reward_sample(self._data, prompt, tuple(tokens))
         return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
 
@@ -281,23 +290,23 @@ class Generating:
         sender.send(numbered, num_live)
 
     def _number(self, prompt: Prompt) -> int:
-        """The place of a prompt in the batches laid end to end."""
+        """Return the position of a prompt in all batches laid end to end."""
         return prompt.step * self._data.batch_size + prompt.row
 
 
 class Scoring:
-    """Hands responses to the environment as they end."""
+    """Passes responses to the environment as they end."""
 
     def __init__(self, environment: Environment, data: PromptData) -> None:
         self._environment, self._data = environment, data
 
     def tell(self, _live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
-        """Begins with those that are not begun."""
+        """Start scoring the responses that ended, if it has not started."""
         for response in ended:
             self._environment.begin(response.prompt.draw, functools.partial(self._sample, response))
 
     def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
-        """By draw of the prompt, the rows that responses fill."""
+        """Assign scores to rows of the batch; `rows` maps the sample id of a prompt to its row."""
         self._environment.deliver(batch.key, rows)
 
     def _sample(self, response: Response) -> RewardSample:
@@ -305,7 +314,7 @@ class Scoring:
 
 
 def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
-    """A prompt of the data and the tokens behind it."""
+    """Return what a reward function gets: a prompt of the data and the tokens of its response, as ids and as text."""
     return RewardSample(
         id=f"{'held out' if prompt.draw < 0 else prompt.step}/{prompt.row}",
         prompt=data.text(prompt.tokens),
@@ -317,7 +326,7 @@ def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> 
 
 
 class _Rounds:
-    """Counts the token rounds of groups of slots, and what was live in them."""
+    """Counts the decode rounds of groups of slots, and the sequences that were live in them."""
 
     def __init__(self) -> None:
         self._num_rounds = self._num_tokens = 0
@@ -328,12 +337,12 @@ class _Rounds:
 
     @property
     def live_in_a_group(self) -> float:
-        """Sequences of a group that got a token, on average over its rounds; 0 without any."""
+        """The mean number of sequences of a group that got a token in a round; 0 without any round."""
         return self._num_tokens / max(self._num_rounds, 1)
 
 
-def _put_facts(wave: StepExperience, responses: Sequence[Response]) -> None:
-    """Fields by which ranks without the tokens of a wave know what is paid for its scores."""
+def _put_lengths_and_digests(wave: StepExperience, responses: Sequence[Response]) -> None:
+    """Put in the fields that ranks without the tokens of a wave need to know what its scores cost."""
     for response in responses:
         tokens = torch.tensor(response.prompt.tokens + response.tokens)
         wave.experience.put(RESPONSE_LENGTHS, response.row, torch.tensor([len(response.tokens)]))
@@ -341,7 +350,8 @@ def _put_facts(wave: StepExperience, responses: Sequence[Response]) -> None:
 
 
 def _put_response(batch: StepExperience, row: int, response: Response) -> None:
-    """Fields with a value per token have it where the token is predicted: one position before its own."""
+    """Put in the fields of a response. A value per token stands at the position that predicts the token, one before its
+    own."""
     prompt = response.prompt.tokens
     before, after = len(prompt) - 1, 1
     logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after

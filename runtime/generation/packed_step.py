@@ -1,8 +1,9 @@
-"""Several tokens of each row at once: a pass over packed rows straight on the weights, as a decode step is.
+"""A pass over packed rows of several tokens each, on the weights of megatron's modules, as a decode step is.
 
-Where slots are refilled one by one a prefill has the tokens of a prompt or two, and megatron's modules around it would
-take most of its time. Rows that take a decode step in the same round come before them in the pass: layers are the same,
-and only what attention reads differs. The numbers are those of the modules; a test holds the two together.
+If slots are refilled one by one, a prefill has the tokens of a prompt or two, and megatron's modules around it would
+take most of its time. Rows that take a decode step in the same round come before the packed rows in the pass: the
+layers are the same, and only what attention reads differs. The results are those of the modules; a test compares the
+two.
 """
 
 from __future__ import annotations
@@ -21,35 +22,37 @@ from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_kernel
 
 
 class PackedStep(DecodeStep):
-    """Decode steps, and with the same layers passes over packed rows: on a CPU of any, on a GPU of those that begin."""
+    """Decode steps, and passes over packed rows with the same layers: on a CPU over any rows, on a GPU over prompts
+    that start."""
 
     @property
     def can_prefill(self) -> bool:
-        """Whether there are kernels for `prefill`."""
+        """True if there are kernels for `prefill`."""
         kernels = self._model.kernels
         return kernels.decode == "paged" and kernels.attention == "varlen"
 
     @torch.inference_mode()
     def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
-        """Of S tokens of packed rows that begin, by kernels: logits [A, V / tp] of the padded vocabulary of those that
-        are asked for on the last stage; hidden states [S, hidden] before it.
+        """Prefill S tokens of packed rows that start, with Triton kernels. Return logits [A, V / tp] of the padded
+        vocabulary for the tokens in `reads.asked` on the last stage, hidden states [S, hidden] before it.
 
-        `inputs` are tokens [S] on the first stage and the hidden states of the earlier stage after it; both they and
-        the reads are on the device.
+        `inputs` are tokens [S] on the first stage and the hidden states of the previous stage on the others; both they
+        and the reads are on the device.
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
         room = room_for(len(hidden), self._model, self._mesh)
         cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
         return self._through_layers(hidden, room, cache, reads.asked)
 
-    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, asked: Tensor) -> Tensor:
-        """Logits of the tokens that are `asked` for, by their places, or the hidden states of all."""
+    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
+        """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
+        before it."""
         for index, layer in enumerate(self._layers):
             attended = layer.attended(hidden, room, index, cache)
             if self._norm is not None and layer is self._layers[-1]:
-                # Every key and value is kept by now, and nobody asks what the model says of other tokens.
-                hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
-                room = room.first(len(asked))
+                # All keys and values are cached by now, and no logits of other tokens are needed.
+                hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
+                room = room.first(len(outputs))
             layer.project(hidden, attended)
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
@@ -60,32 +63,34 @@ class PackedStep(DecodeStep):
 
     @torch.inference_mode()
     def packed(self, inputs: Tensor, reads: PackedReads, asked: Tensor, step: StepReads | None = None) -> Tensor:
-        """Of S tokens of packed rows, behind C single ones of `step`: logits [C + A, V / tp] of the padded vocabulary
-        of all C and of those at the `asked` [A] places among the S, on the last stage; hidden states [C + S, hidden]
-        before it.
+        """Run S tokens of packed rows, after the C single tokens of a decode step. Return logits [C + A, V / tp] of the
+        padded vocabulary for all C tokens and for those at the positions `asked` [A] among the S, on the last stage;
+        hidden states [C + S, hidden] before it.
 
-        `inputs` are tokens [C + S] on the first stage and the hidden states of the earlier stage, which change, after
-        it.
+        `inputs` are tokens [C + S] on the first stage and the hidden states of the previous stage, which are
+        overwritten, on the others.
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
         positions, attention = reads.positions, None
         if step is not None:
-            positions, attention = torch.cat((step.lengths, positions)), self._turned_attention(step)
+            positions, attention = torch.cat((step.lengths, positions)), self._rotated_attention(step)
             asked = torch.cat((torch.arange(len(step.lengths)), asked + len(step.lengths)))
         room = room_for(len(hidden), self._model, self._mesh)
-        room.place(self._turns.index_select(0, positions))
+        room.place(self._signed_angles.index_select(0, positions))
         packed = PackedAttention(self.cache, reads, room.turned[len(hidden) - len(reads.positions) :])
-        behind = packed if attention is None else _BehindStep(attention, packed, len(hidden) - len(reads.positions))
-        return self._through_layers(hidden, room, Turning(room, behind), asked)
+        rotated_attention = (
+            packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
+        )
+        return self._through_layers(hidden, room, Turning(room, rotated_attention), asked)
 
 
-class _BehindStep:
-    """The cache during a pass over packed rows that lie behind the single tokens of a decode step."""
+class _StepThenPacked:
+    """Attention in a pass in which the single tokens of a decode step come before packed rows."""
 
     def __init__(self, step: TurnedAttention, packed: PackedAttention, num_stepped: int) -> None:
-        self._step, self._packed, self._num_stepped = step, packed, num_stepped
+        self._step, self._packed, self._num_step_tokens = step, packed, num_stepped
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
-        first = self._num_stepped
-        stepped = self._step.attend(layer, query[:first], new[:first])
-        return torch.cat((stepped, self._packed.attend(layer, query[first:], new[first:])))
+        num_step_tokens = self._num_step_tokens
+        stepped = self._step.attend(layer, query[:num_step_tokens], new[:num_step_tokens])
+        return torch.cat((stepped, self._packed.attend(layer, query[num_step_tokens:], new[num_step_tokens:])))

@@ -1,8 +1,9 @@
-"""What goes through one pipeline stage in a round: single tokens of rows that go on, and tokens that are not cached.
+"""The forward pass of one pipeline stage in a decode round: single tokens of rows that continue, and uncached tokens.
 
-On a CPU all is straight on the weights, and the first pack of what is not cached goes with the single tokens: a pass of
-few tokens costs more to call than to compute. On a GPU a decode step is recorded, and so are short packs of rows that
-begin. Packs of rows that go on go through megatron's modules there, as do all where kernels were not chosen.
+On a CPU everything is computed directly on the weights, and the first prefill batch goes with the single tokens: a pass
+of few tokens costs more to call than to compute. On a GPU decode steps are recorded as CUDA graphs, and so are short
+prefill batches of rows that start. Prefill batches of rows that continue go through megatron's modules there, and so do
+all of them where kernels are not chosen.
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.pipeline_p2p import Relay
 
 Text: TypeAlias = tuple[int, Sequence[int]]
-"""A slot, and the tokens that its sequence has."""
+"""A slot, and the tokens of its sequence."""
 
 
 class StepRows(NamedTuple):
-    """Rows [C] that take a decode step, which may be none."""
+    """Rows [C] that take a decode step; C may be 0."""
 
     slots: Numbers
     cached: Numbers
-    """Tokens in the cache."""
+    """Tokens of each row in the cache."""
     tokens: Numbers
-    """Those behind them."""
+    """The next token of each row."""
 
 
 NO_STEPS = StepRows(*(np.zeros(0, dtype=np.int64) for _ in StepRows._fields))
 
 
-class _Pack(NamedTuple):
-    """Parts of texts, one behind the other."""
+class _PrefillBatch(NamedTuple):
+    """A prefill batch: parts of sequences, concatenated."""
 
     slots: tuple[int, ...]
     cached: tuple[int, ...]
     lengths: tuple[int, ...]
     tokens: Numbers
-    """[S]"""
+    """The tokens [S]."""
     whole: list[int]
-    """The parts that end their texts, by their places."""
+    """The indices of the parts that reach the end of their sequence."""
 
     @classmethod
-    def of(cls, parts: Sequence[Part], texts: Sequence[Text]) -> _Pack:
+    def of(cls, parts: Sequence[Part], texts: Sequence[Text]) -> _PrefillBatch:
         return cls(
             slots=tuple(texts[row][0] for row, _, _ in parts),
             cached=tuple(first for _, first, _ in parts),
@@ -67,7 +68,7 @@ class _Pack(NamedTuple):
 
 
 class Passes:
-    """Of one rank."""
+    """The forward passes of one rank."""
 
     def __init__(
         self,
@@ -79,71 +80,75 @@ class Passes:
         *,
         prefills: Prefills | None = None,
     ) -> None:
-        """`decoding` takes the decode steps that go alone, and `prefills` packs of rows that begin, if given."""
+        """`decoding` runs decode steps that are not joined with a prefill batch; `prefills`, if given, runs batches of
+        rows that start."""
         self._step, self._decoding, self._cache = step, decoding, step.cache
         self._model, self._mesh, self._relay, self._prefills = model, mesh, relay, prefills
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
-        self._by_modules = parameter.is_cuda
-        self._per_group = model.spec.num_heads // model.spec.num_kv_heads
+        self._uses_modules = parameter.is_cuda
+        self._queries_per_group = model.spec.num_heads // model.spec.num_kv_heads
 
     def count(self, num_steps: int, num_packs: int) -> int:
-        """How often the layers are passed."""
-        return num_packs + bool(num_steps) if self._by_modules else max(num_packs, bool(num_steps))
+        """Return how often the layers are run for these steps and prefill batches."""
+        return num_packs + bool(num_steps) if self._uses_modules else max(num_packs, bool(num_steps))
 
     def __call__(self, steps: StepRows, texts: Sequence[Text], packs: Sequence[Sequence[Part]]) -> Tensor | None:
-        """Keys and values of the steps' tokens and of the texts, which lie in packs; what the last stage says of the
-        former and of the last token of each text [B, V / tp], nothing before it or where there is none."""
-        joined = None if self._by_modules or not packs or not len(steps.slots) else steps
-        said = [] if joined or not len(steps.slots) else [self._stepped(steps)]
+        """Cache the keys and values of the steps' tokens and of the texts, which are split over prefill batches. Return
+        logits [B, V / tp] of the steps' tokens and of the last token of each text on the last stage; None before it, or
+        if there are no rows."""
+        joined = None if self._uses_modules or not packs or not len(steps.slots) else steps
+        outputs = [] if joined or not len(steps.slots) else [self._run_steps(steps)]
         for parts in packs:
-            pack = _Pack.of(parts, texts)
-            if self._prefills is not None and not any(pack.cached):
-                said.append(self._prefilled(self._prefills, pack))
+            batch = _PrefillBatch.of(parts, texts)
+            if self._prefills is not None and not any(batch.cached):
+                outputs.append(self._run_prefill(self._prefills, batch))
             else:
-                said.append(self._through_modules(pack) if self._by_modules else self._packed(pack, joined))
+                outputs.append(self._run_modules(batch) if self._uses_modules else self._run_packed(batch, joined))
             joined = None
-        if not said or not self._mesh.is_last_stage:
+        if not outputs or not self._mesh.is_last_stage:
             return None
-        return said[0] if len(said) == 1 else torch.cat(said)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def successive(self, steps: StepRows, count: int) -> Callable[[Tensor], Tensor]:
-        """Decode steps of the same rows one after the other, `count` at most, of a stage alone that reads by tables:
-        each takes the tokens [B] that are next, on the device, and answers with logits [B, V / tp]."""
+        """Return a function that runs decode steps of the same rows, `count` at most, one after the other, for a model
+        with one stage that reads the cache by block tables: it takes the next tokens [B] on the device and returns
+        logits [B, V / tp]."""
         return self._decoding.successive(table_reads(self._cache.tables, steps.slots, steps.cached, count))
 
-    def _stepped(self, steps: StepRows) -> Tensor:
-        return self._sent(self._decoding(self._inputs(steps.tokens), self._reads(steps)))
+    def _run_steps(self, steps: StepRows) -> Tensor:
+        return self._send(self._decoding(self._inputs(steps.tokens), self._reads(steps)))
 
-    def _packed(self, pack: _Pack, steps: StepRows | None) -> Tensor:
-        """Straight on the weights, behind the steps."""
-        of_steps = None if steps is None else self._reads(steps)  # before others: it may move blocks
-        reads = packed_reads(self._cache, pack.slots, pack.cached, pack.lengths, self._per_group)
-        ends = torch.from_numpy(np.cumsum(pack.lengths)[pack.whole] - 1)
-        tokens = pack.tokens if steps is None else np.concatenate([steps.tokens, pack.tokens])
-        return self._sent(self._step.packed(self._inputs(tokens), reads, ends, of_steps))
+    def _run_packed(self, batch: _PrefillBatch, steps: StepRows | None) -> Tensor:
+        """Run a prefill batch directly on the weights, after the steps."""
+        reads_of_steps = None if steps is None else self._reads(steps)  # first, since it may move blocks
+        reads = packed_reads(self._cache, batch.slots, batch.cached, batch.lengths, self._queries_per_group)
+        ends = torch.from_numpy(np.cumsum(batch.lengths)[batch.whole] - 1)
+        tokens = batch.tokens if steps is None else np.concatenate([steps.tokens, batch.tokens])
+        return self._send(self._step.packed(self._inputs(tokens), reads, ends, reads_of_steps))
 
-    def _prefilled(self, prefills: Prefills, pack: _Pack) -> Tensor:
-        reads = prefill_reads(self._cache.tables, pack.slots, pack.lengths, pack.whole)
-        return self._sent(prefills(self._inputs(pack.tokens), reads))
+    def _run_prefill(self, prefills: Prefills, batch: _PrefillBatch) -> Tensor:
+        reads = prefill_reads(self._cache.tables, batch.slots, batch.lengths, batch.whole)
+        return self._send(prefills(self._inputs(batch.tokens), reads))
 
-    def _through_modules(self, pack: _Pack) -> Tensor:
-        rows = self._cache.continue_rows(pack.slots, pack.cached, pack.lengths)
-        tokens = torch.from_numpy(pack.tokens).to(self._device)
+    def _run_modules(self, batch: _PrefillBatch) -> Tensor:
+        rows = self._cache.continue_rows(batch.slots, batch.cached, batch.lengths)
+        tokens = torch.from_numpy(batch.tokens).to(self._device)
         output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
-        return self._sent(output.squeeze(1)[pack.whole] if self._mesh.is_last_stage else output)
+        return self._send(output.squeeze(1)[batch.whole] if self._mesh.is_last_stage else output)
 
     def _reads(self, steps: StepRows) -> StepReads:
         return step_reads(self._cache, steps.slots, steps.cached)
 
     def _inputs(self, tokens: Numbers) -> Tensor:
-        """The tokens [S], or their hidden states [S, hidden] from the earlier stage."""
+        """Return the tokens [S] on the first stage, their hidden states [S, hidden] from the previous stage on the
+        others."""
         if self._mesh.is_first_stage:
             return torch.from_numpy(tokens)
         return self._relay.receive_hidden((len(tokens), self._model.spec.hidden_size), self._dtype)
 
-    def _sent(self, output: Tensor) -> Tensor:
-        """The same, which goes to the next stage where there is one."""
+    def _send(self, output: Tensor) -> Tensor:
+        """Return the output after sending it to the next stage, if there is one."""
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
         return output

@@ -1,6 +1,7 @@
-"""Attention of packed rows that begin, by the kernels of a GPU: one call for all rows of a pass.
+"""Attention of packed prompts with the kernels of a GPU: one call for all rows of a pass.
 
-Keys and values go into the blocks of a paged cache as heads are turned; attention reads them where the pass has them.
+Keys and values are written to the blocks of a paged cache as the rotary embedding is applied; attention reads them from
+the pass itself.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, a
 
 @dataclass(frozen=True)
 class PrefillReads:
-    """What a pass over S tokens of packed rows that begin writes and reads, on the host or the device."""
+    """The indices by which a pass over S tokens of packed prompts writes and reads, on the host or the device."""
 
     positions: Tensor
-    """[S] int32: of the tokens in their rows."""
+    """[S] int32: the positions of the tokens in their rows."""
     blocks: Tensor
-    """[S] int32: where their keys and values are kept."""
+    """[S] int32: the blocks that cache their keys and values."""
     begins: Tensor
-    """[N + 1] int32: where each row begins, and the end."""
+    """[N + 1] int32: the first token of each row, and the end."""
     asked: Tensor
-    """[A] int32: the tokens of which the head is asked."""
+    """[A] int32: the tokens whose logits are returned."""
     longest: int
-    """Tokens of the longest row, or more."""
+    """Tokens of the longest row, or an upper bound."""
 
     def to(self, device: torch.device) -> PrefillReads:
-        """The same on a device."""
+        """Return a copy on a device."""
         return PrefillReads(
             self.positions.to(device),
             self.blocks.to(device),
@@ -47,18 +48,18 @@ class PrefillReads:
 def prefill_reads(
     tables: BlockTables, rows: Sequence[int], lengths: Sequence[int], asked: Sequence[int]
 ) -> PrefillReads:
-    """Of the first `lengths[b]` tokens of each of `rows`, which hold blocks for them; the head is asked of the last
-    token of those `asked`, by their places among the rows."""
+    """Compute the indices for the first `lengths[b]` tokens of each of `rows`, which hold blocks for them. Logits are
+    returned for the last token of the rows with the indices `asked`."""
     begins = np.cumsum([0, *lengths])
     positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
     blocks = tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
     arrays = positions, blocks, begins, begins[1:][list(asked)] - 1
-    of_tokens, kept, bounds, ends = (torch.from_numpy(one.astype(np.int32)) for one in arrays)
-    return PrefillReads(of_tokens, kept, bounds, ends, max(lengths))
+    token_positions, token_blocks, bounds, ends = (torch.from_numpy(array.astype(np.int32)) for array in arrays)
+    return PrefillReads(token_positions, token_blocks, bounds, ends, max(lengths))
 
 
 class PrefillAttention:
-    """The cache during a pass over packed rows that begin."""
+    """Attention during a pass over packed prompts."""
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class PrefillAttention:
         num_queries: int,
         kernel: VarlenKernel,
     ) -> None:
-        """`angles` are cos and sin [positions, D / 2]; a key-value head meets `num_queries` queries of each token."""
-        from meshwright.runtime.kernels import paged  # noqa: PLC0415 - there is Triton where it was chosen
+        """`angles` are cos and sin [positions, D / 2]; `num_queries` query heads share a key-value head."""
+        from meshwright.runtime.kernels import paged  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
         num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
         self._turn_and_keep, self._kernel = paged.turn_and_keep, kernel
@@ -79,8 +80,8 @@ class PrefillAttention:
         self._bounds = RowBounds(reads.begins, reads.longest)
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        """[S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; what is new
-        is kept."""
+        """Return [S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; the
+        new keys and values are cached."""
         cached = self._cache.keys[layer], self._cache.values[layer]
         self._turn_and_keep(heads, (self._query, self._key, self._value), cached, self._angles, self._places)
         query, key, value = (one.unsqueeze(1) for one in (self._query.flatten(1, 2), self._key, self._value))

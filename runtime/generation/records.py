@@ -1,4 +1,5 @@
-"""What the sequences of a group have drawn, in arrays: the host serves many rows of a token round as fast as few."""
+"""The sampled tokens of the sequences of a group, in arrays: the host then records many rows of a round as fast as
+few."""
 
 from __future__ import annotations
 
@@ -8,86 +9,86 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
-_ROOM = 64
-"""Tokens that there is room for at first."""
+_INITIAL_CAPACITY = 64
+"""Initial capacity of a row in tokens."""
 
 NO_LIMIT = 2**62
-"""Tokens after which a response ends that nothing but the generator's own limit ends."""
+"""A length limit for prompts that have none of their own."""
 
 
 class Records:
-    """A row for each slot: tokens [rows, room], their log-probabilities and the versions that drew them."""
+    """A row for each slot: tokens [rows, capacity], their log-probabilities and the versions that sampled them."""
 
     def __init__(self, num_rows: int) -> None:
-        self._tokens: Numbers = np.zeros((num_rows, _ROOM), dtype=np.int64)
-        self._logprobs: Reals = np.zeros((num_rows, _ROOM))
-        self._versions: Numbers = np.zeros((num_rows, _ROOM), dtype=np.int64)
+        self._tokens: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
+        self._logprobs: Reals = np.zeros((num_rows, _INITIAL_CAPACITY))
+        self._versions: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
         self.num_prompt: Numbers = np.zeros(num_rows, dtype=np.int64)
         self.num_drawn: Numbers = np.zeros(num_rows, dtype=np.int64)
         self.most: Numbers = np.zeros(num_rows, dtype=np.int64)
-        """Tokens after which each response ends by length, as its prompt has it."""
+        """Length limit of each response in tokens, from its prompt."""
         self.draws: Numbers = np.zeros(num_rows, dtype=np.int64)
-        """That seed each row's sampling."""
+        """The sample ids, which seed each row's sampling."""
         self._last: Numbers = np.zeros(num_rows, dtype=np.int64)
 
     def begin(self, row: int, *, num_prompt: int, most: int, draw: int) -> None:
-        """Another sequence has the row, of which nothing is drawn."""
+        """Give the row to another sequence, for which nothing has been sampled."""
         self.num_prompt[row], self.most[row], self.draws[row], self.num_drawn[row] = num_prompt, most, draw, 0
 
     def extend(self, row: int, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]) -> None:
-        """Puts several tokens behind what a row has drawn."""
+        """Append several tokens to a row."""
         first = int(self.num_drawn[row])
         end = first + len(tokens)
-        self._make_room(end)
+        self._reserve(end)
         self._tokens[row, first:end], self._logprobs[row, first:end] = tokens, logprobs
         self._versions[row, first:end], self.num_drawn[row] = versions, end
         self._last[row] = tokens[-1]
 
     def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int) -> None:
-        """Puts one token behind what each of the rows has drawn."""
+        """Append one token to each of the rows."""
         places = self.num_drawn[rows]
-        self._make_room(int(places.max(initial=0)) + 1)
+        self._reserve(int(places.max(initial=0)) + 1)
         self._tokens[rows, places], self._logprobs[rows, places] = tokens, logprobs
         self._versions[rows, places] = version
         self.num_drawn[rows], self._last[rows] = places + 1, tokens
 
     def add_several(self, rows: Numbers, drawn: Reals, version: int) -> None:
-        """As `add`, the tokens and log-probabilities of several rounds [rounds, 2, rows]."""
+        """Append the tokens and log-probabilities of several rounds, [rounds, 2, rows]."""
         count = len(drawn)
         if not count:
             return
         places = self.num_drawn[rows] + np.arange(count)[:, None]
-        self._make_room(int(places.max()) + 1)
+        self._reserve(int(places.max()) + 1)
         self._tokens[rows, places], self._logprobs[rows, places] = drawn[:, 0], drawn[:, 1]
         self._versions[rows, places] = version
         self.num_drawn[rows] += count
         self._last[rows] = drawn[-1, 0]
 
     def last(self, rows: Numbers) -> Numbers:
-        """The token that each of the rows drew last."""
-        found: Numbers = self._last[rows]
-        return found
+        """Return the last sampled token of each of the rows."""
+        tokens: Numbers = self._last[rows]
+        return tokens
 
     def cached(self, rows: Numbers) -> Numbers:
-        """Tokens of each row whose keys and values are in the cache: all but the last one drawn."""
-        found: Numbers = self.num_prompt[rows] + self.num_drawn[rows] - 1
-        return found
+        """Return the number of tokens of each row whose keys and values are cached: all but the last one sampled."""
+        counts: Numbers = self.num_prompt[rows] + self.num_drawn[rows] - 1
+        return counts
 
     def tokens(self, row: int) -> list[int]:
-        return self._of(self._tokens, row)
+        return self._values(self._tokens, row)
 
     def logprobs(self, row: int) -> list[float]:
-        return self._of(self._logprobs, row)
+        return self._values(self._logprobs, row)
 
     def versions(self, row: int) -> list[int]:
-        return self._of(self._versions, row)
+        return self._values(self._versions, row)
 
-    def _of(self, values: Numbers | Reals, row: int) -> list:  # type: ignore[type-arg]
+    def _values(self, values: Numbers | Reals, row: int) -> list:  # type: ignore[type-arg]
         return values[row, : self.num_drawn[row]].tolist()
 
-    def _make_room(self, num_tokens: int) -> None:
-        room = self._tokens.shape[1]
-        if num_tokens > room:
-            more = (0, 0), (0, max(room, num_tokens - room))
-            self._tokens, self._versions = np.pad(self._tokens, more), np.pad(self._versions, more)
-            self._logprobs = np.pad(self._logprobs, more)
+    def _reserve(self, num_tokens: int) -> None:
+        capacity = self._tokens.shape[1]
+        if num_tokens > capacity:
+            padding = (0, 0), (0, max(capacity, num_tokens - capacity))
+            self._tokens, self._versions = np.pad(self._tokens, padding), np.pad(self._versions, padding)
+            self._logprobs = np.pad(self._logprobs, padding)

@@ -1,7 +1,7 @@
-"""Scores responses that arrive in chunks: what a stage does that streams from generation.
+"""Scores responses that arrive in chunks, for a stage that streams from generation.
 
-Keys and values of a row stay in a cache between its chunks, so every token goes through the model once. Rows that have
-come to different lengths go through it side by side.
+The keys and values of a row stay in a cache between its chunks, so every token goes through the model once. Rows of
+different lengths are batched.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class _Row:
     slot: int
     num_cached: int = 0
     held: list[int] = field(default_factory=list)
-    """Tokens that wait for the one after them, whose log-probability is what they are fed for."""
+    """Tokens that wait for the next one, whose log-probability they predict."""
     answers: list[Tensor] = field(default_factory=list)
 
 
 class ChunkScorer:
-    """Log-probabilities of a language model, or the numbers of a scalar head, for one replica's rows.
+    """Computes log-probabilities of a language model, or the values of a scalar head, for the rows of one replica.
 
-    All ranks of the replica call the same methods with the same arguments in the same order.
+    All ranks of the replica must call the same methods with the same arguments in the same order.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class ChunkScorer:
         micro_batch_size: int,
         temperature: float = 1.0,
     ) -> None:
-        """For `max_rows` rows at a time of at most `max_tokens` tokens; `micro_batch_size` go through together."""
+        """At most `max_rows` rows are in progress at a time, each of at most `max_tokens` tokens; `micro_batch_size` of
+        them are run together."""
         parameter = next(model.parameters())
         self._model, self._mesh = model, mesh
         self._micro_batch_size, self._temperature = micro_batch_size, temperature
@@ -65,13 +66,13 @@ class ChunkScorer:
         )
         self._relay = Relay(mesh, self._device)
         self._free = list(range(max_rows))
-        """A heap."""
+        """The free slots, a heap."""
         self._rows: dict[int, _Row] = {}
 
     def extend(self, chunks: Mapping[int, Sequence[int]]) -> None:
-        """Takes the next tokens of each row, in a row's first chunk those of the prompt first.
+        """Run the next tokens of each row; the first chunk of a row starts with its prompt.
 
-        A row is any number that tells it from the others in progress.
+        A row is any number that identifies it among those in progress.
         """
         self._model.eval()
         feeds = {row: self._feed(row, tokens) for row, tokens in chunks.items()}
@@ -80,21 +81,22 @@ class ChunkScorer:
             self._forward(order[first : first + self._micro_batch_size], feeds)
 
     def finish(self, row: int) -> Tensor | None:
-        """Answers for all tokens of the row [S] fp32 as `forward_logprobs` or `forward_scalars` do, and forgets it.
+        """Return the values of all tokens of the row, [S] fp32 as from `forward_logprobs` or `forward_scalars`, and
+        forget the row.
 
-        None before the last stage. A score is the last of the numbers.
+        None before the last stage. A score is the last of the values.
         """
         self._relay.flush()
-        done = self._rows.pop(row)
-        heapq.heappush(self._free, done.slot)
-        self._cache.tables.release(done.slot)
+        state = self._rows.pop(row)
+        heapq.heappush(self._free, state.slot)
+        self._cache.tables.release(state.slot)
         if not self._mesh.is_last_stage:
             return None
-        last = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
-        return torch.cat([*done.answers, *last])
+        padding = [] if self._model.spec.scalar_head else [torch.zeros(1, device=self._device)]
+        return torch.cat([*state.answers, *padding])
 
     def _feed(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """The tokens to put through the model now, for log-probabilities with the one after them."""
+        """Return the tokens to run now; for log-probabilities they include the last one, which is only a target."""
         if row not in self._rows:
             assert self._free, f"more than {len(self._rows)} rows are in progress"
             self._rows[row] = _Row(slot=heapq.heappop(self._free))
@@ -108,11 +110,11 @@ class ChunkScorer:
 
     @torch.no_grad()
     def _forward(self, rows: Sequence[int], feeds: Mapping[int, list[int]]) -> None:
-        """Puts the feeds of a few rows through this rank's stage and keeps what the last stage answers."""
+        """Run tokens of a few rows through this rank's stage and keep the values that the last stage computes."""
         scalar = self._model.spec.scalar_head
         states = [self._rows[row] for row in rows]
-        fed = [torch.tensor(feeds[row]) for row in rows]
-        inputs = fed if scalar else [tokens[:-1] for tokens in fed]
+        tokens_of_rows = [torch.tensor(feeds[row]) for row in rows]
+        inputs = tokens_of_rows if scalar else [tokens[:-1] for tokens in tokens_of_rows]
         lengths = [len(tokens) for tokens in inputs]
         slots, cached = [state.slot for state in states], [state.num_cached for state in states]
         for slot, start, length in zip(slots, cached, lengths, strict=True):
@@ -124,12 +126,12 @@ class ChunkScorer:
         if not self._mesh.is_last_stage:
             self._relay.send_hidden(output)
             return
-        answers = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in fed]))
+        answers = output if scalar else self._logprobs(output, torch.cat([tokens[1:] for tokens in tokens_of_rows]))
         for state, answer in zip(states, answers[0].split(lengths), strict=True):
             state.answers.append(answer)
 
     def _logprobs(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """[1, S] from logits [S, 1, V / tp] and the token after each of S."""
+        """Return log-probabilities [1, S] from logits [S, 1, V / tp] and the S tokens that follow."""
         answers, _ = token_logprobs(
             logits,
             targets.to(self._device).unsqueeze(0),

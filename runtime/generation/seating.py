@@ -1,6 +1,6 @@
-"""Who has a slot and blocks of the cache: what waits is admitted, and what has too few blocks gives way.
+"""The scheduler of slots and cache blocks: it admits waiting sequences and pre-empts live ones when blocks run out.
 
-Every rank of a replica decides the same without a message.
+Every rank of a replica makes the same decisions without a message.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response, packs
 from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 
-_ROUNDS_AHEAD = 4
-"""A sequence is admitted where the live ones could go on for so many rounds without another block being freed."""
+_RESERVED_ROUNDS = 4
+"""A sequence is admitted only if the live ones could continue for this many rounds without another block being
+freed."""
 
 Part: TypeAlias = tuple[int, int, int]
-"""Of a pack: a place among what is fed, and the first token and the end of what goes in."""
+"""A part of a prefill batch: the index of a prefilled sequence, and the first token and the end of its part."""
 
 
 class Seated(NamedTuple):
-    """Sequences that have just got a slot, or go on in theirs behind an answer: all of them, by their places those
-    whose tokens go through the model, and for the others the slot whose prompt they read; how many of all begin; and by
-    place, how many tokens of a sequence are cached already."""
+    """The sequences that were scheduled in one round: new ones, resumed ones, and those that continue in their slots
+    after a tool's answer.
+
+    `fed` are the indices of those that are prefilled; `sources` maps the index of every other one to the slot whose
+    cached prompt it shares. `num_begun` of all are new. `cached` maps an index to the number of its tokens that are
+    cached already.
+    """
 
     sequences: list[LiveSequence]
     fed: list[int]
@@ -34,44 +39,50 @@ class Seated(NamedTuple):
     cached: dict[int, int]
 
     def parts(self, most: int) -> list[list[Part]]:
-        """What is fed, in packs of so many tokens at most."""
-        fed = [(self.sequences[index], self.cached.get(index, 0)) for index in self.fed]
-        found = packs([len(one.prompt.tokens) + one.num_drawn - cached for one, cached in fed], most)
-        return [[(row, first + fed[row][1], end + fed[row][1]) for row, first, end in pack] for pack in found]
+        """Split the tokens to prefill into batches of at most `most` tokens."""
+        prefilled = [(self.sequences[index], self.cached.get(index, 0)) for index in self.fed]
+        batches = packs(
+            [len(sequence.prompt.tokens) + sequence.num_drawn - cached for sequence, cached in prefilled], most
+        )
+        return [
+            [(row, first + prefilled[row][1], end + prefilled[row][1]) for row, first, end in batch]
+            for batch in batches
+        ]
 
 
 NOBODY = Seated([], [], {}, 0, {})
 
 
 class Seating:
-    """The slots and blocks of one generator."""
+    """The scheduler of one generator."""
 
     def __init__(
         self, tables: BlockTables, prompts: SharedPrompts, flight: Flight[Prompt, LiveGroup, Response]
     ) -> None:
         self._tables, self._prompts, self._flight = tables, prompts, flight
         self.paused: list[Partial] = []
-        """Sequences that had to give way, the oldest first: they go on before anything else begins."""
+        """Pre-empted sequences, the oldest first; they are resumed before anything new is admitted."""
         self.num_preempted, self.most_blocks = 0, 0
-        """How often a sequence gave way (pre-emption), and the most blocks that were held at a time."""
+        """The number of pre-emptions, and the most blocks that were in use at a time."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Sequences have left these slots."""
+        """Free the blocks of slots whose sequences have left."""
         if slots:
             self._tables.release(*slots)
             self._prompts.leave(slots)
 
     def pause(self, partial: Partial) -> None:
-        """A sequence without a slot is to go on."""
-        bisect.insort(self.paused, partial, key=lambda one: one.age)
+        """Queue a sequence without a slot to be resumed."""
+        bisect.insort(self.paused, partial, key=lambda sequence: sequence.age)
 
     def grow(self, group: LiveGroup) -> None:
-        """Blocks for the next token of every live sequence. Where too few are free the youngest of the group gives way,
-        to be computed anew: a group's own, for the others' tokens are on their way."""
+        """Allocate a block for the next token of every live sequence that needs one. If too few are free, the youngest
+        sequence of this group is pre-empted and later recomputed; never one of another group, whose tokens are in the
+        pipeline."""
         while True:
-            slots, needed = group.first_slot + group.rows, group.records.cached(group.rows) + 1
-            short = self._tables.short(slots, needed).tolist()
-            if all(self._tables.take(int(slots[index]), int(needed[index])) for index in short):
+            slots, num_tokens = group.first_slot + group.rows, group.records.cached(group.rows) + 1
+            short = self._tables.short(slots, num_tokens).tolist()
+            if all(self._tables.take(int(slots[index]), int(num_tokens[index])) for index in short):
                 return
             youngest = max(range(len(group.live)), key=lambda index: group.live[index].age)
             self.pause(group.live[youngest].kept())
@@ -79,24 +90,25 @@ class Seating:
             self.num_preempted += 1
 
     def left(self, slots: Numbers, num_tokens: Numbers) -> int:
-        """How many more tokens all of `slots` have blocks for, of which so many are held already."""
+        """Return how many more tokens all of `slots` have blocks for, given that they hold `num_tokens` each."""
         return self._tables.left(slots, num_tokens)
 
     def grow_ahead(self, slots: Numbers, num_tokens: Numbers, most: int) -> int:
-        """Blocks for `most` more tokens of each, or those that are held where too few are free for all; for how many
-        more tokens all of them have blocks then, `most` at most. Nobody gives way."""
+        """Allocate blocks for `most` more tokens of each slot, all or nothing, without pre-empting. Return how many
+        more tokens all slots have blocks for, at most `most`."""
         if most > 0 and self._tables.take_all(slots, num_tokens + most):
             self.most_blocks = max(self.most_blocks, self._tables.num_used)
             return most
         return min(most, self._tables.left(slots, num_tokens))
 
     def give_back(self, slots: Numbers, num_tokens: Numbers) -> None:
-        """Frees blocks behind so many tokens of each, which nobody else reads: they were taken ahead."""
+        """Free blocks that `grow_ahead` allocated beyond the first `num_tokens` tokens of each slot; no other slot
+        shares them."""
         self._tables.give_back(slots, num_tokens)
 
     def go_on(self, group: LiveGroup, parked: LiveSequence) -> bool:
-        """A sequence that kept its slot has more tokens than are cached: it is live again, or gives way where too few
-        blocks are free."""
+        """Make a parked sequence live again; it has more tokens than are cached. Return False if it was pre-empted
+        because too few blocks are free."""
         if self._tables.take(parked.slot, parked.num_cached + 1):
             group.go_on(parked)
             return True
@@ -106,48 +118,49 @@ class Seating:
         return False
 
     def may_admit(self, group: LiveGroup) -> bool:
-        """Whether something waits and a slot is free."""
+        """True if a sequence waits and a slot is free."""
         return bool(self.paused or self._flight.waiting) and not group.is_full
 
     def admit(self, group: LiveGroup, answered: Sequence[tuple[LiveSequence, int]] = ()) -> Seated:
-        """Seats what waits while there are slots and blocks, what is paused first, behind those that are `answered`,
-        each with its tokens that are cached."""
-        admitted = Seated([one for one, _ in answered], list(range(len(answered))), {}, 0, {})
-        admitted.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
+        """Schedule waiting sequences while there are slots and blocks, paused ones first. Those `answered` by a tool,
+        each with the number of its cached tokens, come before them in the result."""
+        scheduled = Seated([sequence for sequence, _ in answered], list(range(len(answered))), {}, 0, {})
+        scheduled.cached.update((index, cached) for index, (_, cached) in enumerate(answered))
         waiting, turn = self._flight.waiting, self._flight.turn
         if not self.may_admit(group):
             self.most_blocks = max(self.most_blocks, self._tables.num_used)
-            return admitted
-        num_begun, num_live = 0, sum(len(group.live) for group in self._flight.groups)
+            return scheduled
+        num_new, num_live = 0, sum(len(group.live) for group in self._flight.groups)
         while not group.is_full and (self.paused or waiting):
-            begins = not self.paused
-            partial = Partial(prompt=waiting[0], first_turn=turn) if begins else self.paused[0]
-            source = self._prompts.source(partial.prompt) if begins else None
-            if not self._holds(group.next_slot, partial, source, num_live):
+            is_new = not self.paused
+            partial = Partial(prompt=waiting[0], first_turn=turn) if is_new else self.paused[0]
+            source = self._prompts.source(partial.prompt) if is_new else None
+            if not self._allocate(group.next_slot, partial, source, num_live):
                 break
             if source is None:
-                admitted.fed.append(len(admitted.sequences))
+                scheduled.fed.append(len(scheduled.sequences))
             else:
-                admitted.sources[len(admitted.sequences)] = source
-            seated = group.seat(partial)
-            admitted.sequences.append(seated)
-            if begins:
-                self._prompts.seat(waiting.popleft(), seated.slot)
+                scheduled.sources[len(scheduled.sequences)] = source
+            sequence = group.seat(partial)
+            scheduled.sequences.append(sequence)
+            if is_new:
+                self._prompts.seat(waiting.popleft(), sequence.slot)
             else:
                 self.paused.pop(0)
-            num_begun, num_live = num_begun + begins, num_live + 1
+            num_new, num_live = num_new + is_new, num_live + 1
         self.most_blocks = max(self.most_blocks, self._tables.num_used)
-        return admitted._replace(num_begun=num_begun)
+        return scheduled._replace(num_begun=num_new)
 
-    def _holds(self, slot: int, partial: Partial, source: int | None, num_live: int) -> bool:
-        """Whether the slot has got blocks for a sequence and its next token, and enough are left for the live ones."""
+    def _allocate(self, slot: int, partial: Partial, source: int | None, num_live: int) -> bool:
+        """Allocate blocks for a sequence and its next token to the slot. Return False, with nothing allocated, if too
+        few would be left for the live sequences."""
         tables, num_prompt = self._tables, len(partial.prompt.tokens)
         if source is not None:
             tables.share(source, slot, num_prompt)
-        left = num_live * _ROUNDS_AHEAD // BLOCK_TOKENS
-        to_share = num_prompt if self._prompts.are_shared and not partial.tokens else 0
-        taken = tables.take(slot, num_prompt + len(partial.tokens) + 1, to_share)
-        if taken and (tables.num_free >= left or not num_live):
+        reserved = num_live * _RESERVED_ROUNDS // BLOCK_TOKENS
+        num_shared = num_prompt if self._prompts.are_shared and not partial.tokens else 0
+        allocated = tables.take(slot, num_prompt + len(partial.tokens) + 1, num_shared)
+        if allocated and (tables.num_free >= reserved or not num_live):
             return True
         tables.release(slot)
         return False

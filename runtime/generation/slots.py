@@ -1,7 +1,7 @@
 """Prompts, the sequences in the slots and their responses: admission, progress and release, on the host.
 
-Every rank of a replica keeps the same groups of slots by recording the same sampled tokens, so that no message is
-needed to agree on admission.
+Every rank of a replica records the same sampled tokens and so keeps the same groups of slots; admission needs no
+message between them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Age: TypeAlias = tuple[int, int, int]
-"""What orders sequences by when they began: of two, the younger one's is larger."""
+"""A sort key that orders sequences by when they started; the younger of two has the larger one."""
 
 
 class Finish(StrEnum):
@@ -31,53 +31,55 @@ class Finish(StrEnum):
 
     EOS = "eos"
     STOP = "stop"
-    """A stop string was completed."""
+    """The response contains a stop string."""
     LENGTH = "length"
-    """The response is truncated: it reached the longest that was allowed."""
+    """The response is truncated at its length limit."""
     CALL = "call"
-    """A turn of the response calls a tool; the response goes on, or is truncated where it may not."""
+    """A turn of the response calls a tool; the response continues with the answer, or is truncated if no turn is
+    left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """`row` identifies the sequence within the prompt batch of `step`; `draw` seeds its sampling, wherever it runs."""
+    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `draw` is its sample id
+    over all steps, which seeds its sampling on whatever rank it runs."""
 
     row: int
     draw: int
     tokens: tuple[int, ...]
     step: int = 0
     max_response: int | None = None
-    """Tokens after which this response ends by length, where they are fewer than the generator's own limit."""
+    """Length limit of this response in tokens, if it is below the generator's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partial:
-    """What was drawn for a prompt so far, by a sequence that has no slot. Tokens, log-probabilities and versions are
-    of one length."""
+    """The tokens sampled so far for a prompt, without a slot. Tokens, log-probabilities and versions have the same
+    length."""
 
     prompt: Prompt
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
-    """Of the weights that drew each token; never falls, but for what a tool told, which has `TOLD`. Where a cache is
-    kept over a change of weights, what tokens attended to is in part of older ones: the log-probabilities are those
-    that were sampled, and of no one version."""
+    """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOLD`. If the cache is kept
+    over a weight update, a token attends to keys and values of older weights: its log-probability is the one it was
+    sampled with, and belongs to no single version."""
     first_turn: int = 0
-    """The generator's turn in which the first token was drawn."""
+    """The period of the generator in which the first token was sampled."""
 
     @property
     def row(self) -> int:
-        """Of its prompt."""
+        """The row of its prompt."""
         return self.prompt.row
 
     @property
     def num_drawn(self) -> int:
-        """Tokens but for those that a tool told."""
+        """The number of tokens without tool tokens."""
         return len(self.versions) - self.versions.count(TOLD)
 
     @property
     def step(self) -> int:
-        """Of the prompt batch that its prompt came in."""
+        """The step of the prompt batch that its prompt came in."""
         return self.prompt.step
 
     @property
@@ -87,41 +89,43 @@ class Partial:
 
 @dataclass(frozen=True, kw_only=True)
 class Response(Partial):
-    """What was drawn for a prompt, and why it ended."""
+    """The tokens sampled for a prompt, and why the response ended."""
 
     finish: Finish
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """What was drawn for a prompt before a run was resumed under another plan. Of one length, as a response's."""
+    """The tokens sampled for a prompt before the run was resumed under another plan. The tuples have the same length,
+    as in a response."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish: Finish | None
-    """None where it goes on."""
+    """None if the response has not ended."""
 
     def of(self, prompt: Prompt, turn: int) -> Partial | Response:
-        """What goes on with its prompt, admitted again in a turn of the generator, or has ended."""
-        drawn = Partial(
+        """Return the response if it has ended, else the partial that continues with its prompt, which is admitted again
+        in period `turn` of the generator."""
+        partial = Partial(
             prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_turn=turn
         )
-        return Response(**vars(drawn), finish=self.finish) if self.finish else drawn
+        return Response(**vars(partial), finish=self.finish) if self.finish else partial
 
 
 @dataclass(kw_only=True, eq=False)
 class LiveSequence:
-    """A sequence in a slot; what it has drawn is among the records of its group."""
+    """A sequence in a slot; its sampled tokens are in the records of its group."""
 
     prompt: Prompt
     slot: int
     records: Records
     row: int
-    """Of the records."""
+    """Its row of the records."""
     first_turn: int = 0
     texts: dict[StopStrings, DecodedText] = field(default_factory=dict)
-    """Kept where strings are watched for; made again from the tokens where it is missing."""
+    """The decoded text for each set of stop strings; rebuilt from the tokens where it is missing."""
 
     @property
     def step(self) -> int:
@@ -141,7 +145,7 @@ class LiveSequence:
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose keys and values are in the cache: all but the last one drawn."""
+        """The number of tokens whose keys and values are in the cache: all but the last one sampled."""
         return len(self.prompt.tokens) + self.num_drawn - 1
 
     @property
@@ -149,35 +153,35 @@ class LiveSequence:
         return self.first_turn, self.prompt.step, self.prompt.row
 
     def kept(self) -> Partial:
-        """What is left of it without its slot."""
-        return Partial(**self._drawn())
+        """Return what remains of it when it loses its slot."""
+        return Partial(**self._fields())
 
     def ended(self, finish: Finish) -> Response:
-        return Response(**self._drawn(), finish=finish)
+        return Response(**self._fields(), finish=finish)
 
-    def _drawn(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         records = self.records
-        drawn = (tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions))
+        columns = (tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions))
         names = "tokens", "logprobs", "versions"
-        return {"prompt": self.prompt, "first_turn": self.first_turn, **dict(zip(names, drawn, strict=True))}
+        return {"prompt": self.prompt, "first_turn": self.first_turn, **dict(zip(names, columns, strict=True))}
 
 
 class LiveGroup(SlotGroup[LiveSequence]):
-    """A group whose sequences have their tokens."""
+    """A group of slots with the tokens of its sequences."""
 
     def __init__(self, first_slot: int, num_slots: int) -> None:
         super().__init__(first_slot, num_slots)
         self.records = Records(num_slots)
         self._rows: Numbers = np.zeros(0, dtype=np.int64)
-        self._joined: list[int] = []
-        """Rows of sequences that are live since `rows` was asked."""
+        self._added: list[int] = []
+        """Rows of sequences that became live after `rows` was last read."""
         self._free = list(range(num_slots))  # a heap
 
     @property
     def rows(self) -> Numbers:
-        """Of the live sequences among the records."""
-        if self._joined:
-            self._rows, self._joined = np.concatenate((self._rows, self._joined)), []
+        """The record rows of the live sequences, [B]."""
+        if self._added:
+            self._rows, self._added = np.concatenate((self._rows, self._added)), []
         return self._rows
 
     @property
@@ -186,26 +190,26 @@ class LiveGroup(SlotGroup[LiveSequence]):
 
     @property
     def next_slot(self) -> int:
-        """That the next sequence gets."""
+        """The slot that the next sequence gets."""
         return self.first_slot + self._free[0]
 
     def seat(self, partial: Partial) -> LiveSequence:
-        """Lets a sequence go on, or begin, in the next slot."""
+        """Start or resume a sequence in the next free slot."""
         row, prompt = heapq.heappop(self._free), partial.prompt
-        most = NO_LIMIT if prompt.max_response is None else prompt.max_response
-        self.records.begin(row, num_prompt=len(prompt.tokens), most=most, draw=prompt.draw)
+        max_tokens = NO_LIMIT if prompt.max_response is None else prompt.max_response
+        self.records.begin(row, num_prompt=len(prompt.tokens), most=max_tokens, draw=prompt.draw)
         if partial.tokens:
             self.records.extend(row, partial.tokens, partial.logprobs, partial.versions)
-        seated = LiveSequence(
+        sequence = LiveSequence(
             prompt=prompt,
             slot=self.first_slot + row,
             records=self.records,
             row=row,
             first_turn=partial.first_turn,
         )
-        self.live.append(seated)
-        self._joined.append(row)
-        return seated
+        self.live.append(sequence)
+        self._added.append(row)
+        return sequence
 
     def record(
         self,
@@ -215,10 +219,10 @@ class LiveGroup(SlotGroup[LiveSequence]):
         version: int,
         finish: Callable[[LiveGroup], Mapping[int, Finish]],
     ) -> tuple[list[Response], list[int]]:
-        """Appends one token, drawn by policy `version`, to every live sequence.
+        """Append one token, sampled by policy `version`, to every live sequence.
 
-        `finish` says which end now, by their place among the live ones, and why. Returns what ended, in the order of
-        the live ones, and the slots that are free again.
+        `finish` returns which sequences end now, by their index among the live ones, and why. Return the ended
+        responses, in the order of the live sequences, and the slots that are free again.
         """
         self.records.add(self.rows, tokens, logprobs, version)
         finished = finish(self)
@@ -228,52 +232,52 @@ class LiveGroup(SlotGroup[LiveSequence]):
         return responses, self.leave(finished)
 
     def leave(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
-        """Takes out live sequences by their place among them; the slots that are free again."""
-        left = self._take_out(indices)
-        for row in left:
+        """Remove live sequences by their index among them; return the slots that are free again."""
+        rows = self._remove(indices)
+        for row in rows:
             heapq.heappush(self._free, row)
-        return [self.first_slot + row for row in left]
+        return [self.first_slot + row for row in rows]
 
     def park(self, sequence: LiveSequence) -> None:
-        """A live sequence keeps its slot and draws nothing until it goes on."""
-        self._take_out([self.live.index(sequence)])
+        """Suspend a live sequence: it keeps its slot and samples nothing until `go_on`."""
+        self._remove([self.live.index(sequence)])
 
     def go_on(self, parked: LiveSequence) -> None:
-        """It draws again, behind the live ones."""
+        """Make a parked sequence live again, after the other live ones."""
         self.live.append(parked)
-        self._joined.append(parked.row)
+        self._added.append(parked.row)
 
     def free(self, parked: LiveSequence) -> int:
-        """Its slot, which is free again."""
+        """Free the slot of a parked sequence and return it."""
         heapq.heappush(self._free, parked.row)
         return parked.slot
 
-    def _take_out(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
-        """Live sequences by their place among them; their rows."""
-        kept = np.ones(len(self.live), dtype=bool)
-        kept[list(indices)] = False
-        left: list[int] = self.rows[~kept].tolist()
-        self._keep(kept.tolist())
-        self._rows = self.rows[kept]
-        return left
+    def _remove(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
+        """Remove live sequences by their index among them; return their rows."""
+        stays = np.ones(len(self.live), dtype=bool)
+        stays[list(indices)] = False
+        removed: list[int] = self.rows[~stays].tolist()
+        self._keep(stays.tolist())
+        self._rows = self.rows[stays]
+        return removed
 
 
 def packs(rows: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Rows of so many tokens packed together, at most `most` tokens each: (row, first, end) of every part of a row.
+    """Split rows of these lengths over batches of at most `most` tokens: (row, first, end) of every part of a row.
 
-    A row that does not fit goes on in the next pack.
+    A row that does not fit continues in the next batch.
     """
-    pack: list[tuple[int, int, int]] = []
-    left = most
+    batch: list[tuple[int, int, int]] = []
+    room = most
     for row, length in enumerate(rows):
         first = 0
         while first < length:
-            end = min(length, first + left)
-            pack.append((row, first, end))
-            left -= end - first
+            end = min(length, first + room)
+            batch.append((row, first, end))
+            room -= end - first
             first = end
-            if not left:
-                yield pack
-                pack, left = [], most
-    if pack:
-        yield pack
+            if not room:
+                yield batch
+                batch, room = [], most
+    if batch:
+        yield batch

@@ -1,4 +1,4 @@
-"""When a response ends, and why."""
+"""The conditions that end a response: end tokens, stop strings, length limits and tool calls."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence
 class StopStrings:
     """Strings that end a response whose text contains one of them.
 
-    Text is matched, not tokens: a string may begin and end anywhere within a token and span any number of them. The
-    response keeps the stop string, and of the token that completes it also what lies beyond. Special tokens count as
-    the text that spells them; the prompt does not count.
+    Text is matched, not tokens: a string may start and end anywhere within a token and span any number of tokens. The
+    response keeps the stop string, and all of the token that completes it. Special tokens count as the text that spells
+    them; the prompt does not count.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
         self._tokenizer, self._strings = tokenizer, tuple(strings)
-        self._kept = max(map(len, strings), default=1) - 1
+        self._num_kept = max(map(len, strings), default=1) - 1
 
     def complete(self, sequence: LiveSequence) -> bool:
-        """Whether the token drawn last completes one of the strings; to be asked once after every token."""
+        """Return True if the last sampled token completes one of the strings; must be called once after every token."""
         text = sequence.texts.get(self)
         if text is None:
             text = sequence.texts[self] = DecodedText(self._tokenizer)
-            for token in sequence.tokens[:-1]:  # those of a sequence that had no slot for a while
-                text.grow(token, self._strings, self._kept)
-        return text.grow(sequence.last_token, self._strings, self._kept)
+            for token in sequence.tokens[:-1]:  # a sequence that was pre-empted or resumed
+                text.grow(token, self._strings, self._num_kept)
+        return text.grow(sequence.last_token, self._strings, self._num_kept)
 
 
 class DecodedText:
-    """The text of a response as it grows, of which only the end is kept."""
+    """The end of the text of a response, as it grows."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -46,9 +46,10 @@ class DecodedText:
         self._end = ""
 
     def grow(self, token: int, strings: Sequence[str], kept: int) -> bool:
-        """Whether one of `strings` is completed; `kept` characters are kept for the next token."""
+        """Append a token; return True if it completes one of `strings`. Keep the last `kept` characters for the next
+        token."""
         piece = self._stream.step(self._tokenizer, token)
-        if piece is None:  # bytes that are no character yet
+        if piece is None:  # bytes of an incomplete character
             return False
         text = self._end + piece
         self._end = text[max(0, len(text) - kept) :]
@@ -57,8 +58,8 @@ class DecodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """A response ends by an end token, which stays in it, by a stop string, or by length, in this order; before length
-    comes that a turn of it calls a tool."""
+    """The conditions under which a response ends: an end token, which stays in it, a stop string, or its length limit,
+    in this order of precedence. A tool call, which ends a turn, comes before the length limit."""
 
     eos_tokens: frozenset[int]
     max_response: int
@@ -66,25 +67,27 @@ class Stopping:
     calls: StopStrings | None = None
 
     def finish(self, group: LiveGroup) -> dict[int, Finish]:
-        """Which live sequences of a group end with the tokens drawn last, by their place among them, and why."""
+        """Return which live sequences of a group end with the last sampled tokens, by index, and why."""
         rows, records = group.rows, group.records
-        found = _those(records.num_drawn[rows] >= np.minimum(records.most[rows], self.max_response), Finish.LENGTH)
+        finished = _finish_where(
+            records.num_drawn[rows] >= np.minimum(records.most[rows], self.max_response), Finish.LENGTH
+        )
         for strings, why in ((self.calls, Finish.CALL), (self.strings, Finish.STOP)):
             if strings is not None:
                 complete = map(strings.complete, group.live)
-                found |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
+                finished |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
         if self.eos_tokens:
-            found |= _those((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
-        return found
+            finished |= _finish_where((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
+        return finished
 
     def left(self, group: LiveGroup) -> int:
-        """How many tokens all live sequences of a group may yet draw."""
+        """Return how many more tokens all live sequences of a group may sample."""
         rows, records = group.rows, group.records
-        found = np.minimum(records.most[rows], self.max_response) - records.num_drawn[rows]
-        return int(found.min())
+        left = np.minimum(records.most[rows], self.max_response) - records.num_drawn[rows]
+        return int(left.min())
 
     def is_end(self, tokens: Numbers) -> bool:
-        """Whether one of the tokens [B] is an end token."""
+        """Return True if one of the tokens [B] is an end token."""
         return bool(self.eos_tokens) and bool((tokens == self._ends).any())
 
     @cached_property
@@ -92,5 +95,5 @@ class Stopping:
         return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]
 
 
-def _those(are_over: NDArray[np.bool_], why: Finish) -> dict[int, Finish]:
+def _finish_where(are_over: NDArray[np.bool_], why: Finish) -> dict[int, Finish]:
     return dict.fromkeys(are_over.nonzero()[0].tolist(), why)

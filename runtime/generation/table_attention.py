@@ -1,7 +1,7 @@
-"""Attention of one new token per row over a paged cache by the tables of its rows' blocks, as a GPU takes it.
+"""Decode attention of one new token per row over a paged cache, by the block tables of the rows, for a GPU.
 
-The kernels read blocks where they lie. Without Triton, and as what tests hold the kernels to, blocks are gathered and
-torch attends.
+The Triton kernels read blocks in place. Without Triton, and as the reference for tests of the kernels, blocks are
+gathered and torch attends.
 """
 
 from __future__ import annotations
@@ -23,53 +23,54 @@ from meshwright.runtime.model.padded_attention import padded_reads
 
 @dataclass(frozen=True)
 class TableReads:
-    """What a decode step of B rows reads, by the tables of their blocks."""
+    """The block tables that a decode step of B rows reads."""
 
     lengths: Tensor
-    """[B] int32: tokens that are cached, so the positions of the new ones."""
+    """[B] int32: the numbers of cached tokens, which are the positions of the new ones."""
     tables: Tensor
-    """[B, n] int32: the blocks of a row in the order of its tokens, as many as the longest has; behind those of a row,
-    anything."""
+    """[B, n] int32: the blocks of each row in the order of its tokens, n for the longest row; entries after the last
+    block of a row are arbitrary."""
 
     def to(self, device: torch.device) -> TableReads:
-        """The same on a device."""
+        """Return a copy on a device."""
         return TableReads(self.lengths.to(device), self.tables.to(device))
 
 
 StepReads = TableReads | RowReads
-"""What a decode step reads, in the way in which its attention wants it."""
+"""The indices by which a decode step reads the cache, in the form that its attention takes."""
 
 
 def table_reads(tables: BlockTables, rows: Numbers, lengths: Numbers, count: int = 1) -> TableReads:
-    """For one more token of each of `rows` [B], or `count` one after the other, for which they hold blocks behind the
-    `lengths` [B] that are cached."""
+    """Return the block tables for `count` successive new tokens of each of `rows` [B], which have `lengths` [B] cached
+    tokens and hold blocks for the new ones."""
     num_blocks = (int(lengths.max()) + count - 1) // BLOCK_TOKENS + 1
-    of_rows = tables.table[rows, :num_blocks].astype(np.int32)
-    return TableReads(torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(of_rows))
+    row_tables = tables.table[rows, :num_blocks].astype(np.int32)
+    return TableReads(torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(row_tables))
 
 
 def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
-    """As `table_reads` on a GPU; on a CPU in the way in which the step is faster, for which blocks may be moved."""
+    """Return what one decode step reads: block tables on a GPU; on a CPU whichever form is faster for these rows, for
+    which blocks may be moved."""
     if cache.keys.is_cuda:
         return table_reads(cache.tables, rows, lengths)
     reads = RowReads(rows, lengths)
-    side_by_side = padded_reads(cache, reads)
-    if side_by_side is not None:
-        return side_by_side
+    padded = padded_reads(cache, reads)
+    if padded is not None:
+        return padded
     cache.compact()
     return reads
 
 
 class GatheredAttention:
-    """The cache during a decode step, by torch's own operations."""
+    """Attention over the cache during a decode step with torch's own operations."""
 
     def __init__(self, cache: PagedCache, reads: TableReads) -> None:
         num_rows, num_blocks = reads.tables.shape
         _, _, kv_heads, _, size = cache.keys.shape
         device = reads.tables.device
         self._cache, self._tables = cache, reads.tables.long()
-        self._held = (num_rows, kv_heads, num_blocks * BLOCK_TOKENS, size)
-        self._seen = torch.arange(num_blocks * BLOCK_TOKENS, device=device) <= reads.lengths[:, None, None, None]
+        self._gathered_shape = (num_rows, kv_heads, num_blocks * BLOCK_TOKENS, size)
+        self._mask = torch.arange(num_blocks * BLOCK_TOKENS, device=device) <= reads.lengths[:, None, None, None]
         lengths = reads.lengths.long()
         last = self._tables[torch.arange(num_rows, device=device), lengths // BLOCK_TOKENS]
         heads = torch.arange(kv_heads, device=device)
@@ -77,36 +78,36 @@ class GatheredAttention:
         self._places = torch.stack([places, places + cache.keys[0].numel() // size], dim=-1)
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
-        """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
-        [B, kv_heads, 2, D] are kept."""
+        """Return [B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; the new keys and values [B,
+        kv_heads, 2, D] are cached."""
         self._cache.store(layer, self._places, new)
         keys, values = (
-            held[layer][self._tables].transpose(1, 2).reshape(self._held)
-            for held in (self._cache.keys, self._cache.values)
+            cached[layer][self._tables].transpose(1, 2).reshape(self._gathered_shape)
+            for cached in (self._cache.keys, self._cache.values)
         )
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=self._seen).flatten(1)
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=self._mask).flatten(1)
 
 
 class PagedAttention:
-    """The cache during a decode step, by kernels, which turn heads by their angles too."""
+    """Attention over the cache during a decode step with Triton kernels, which apply the rotary embedding too."""
 
     def __init__(self, cache: PagedCache, reads: TableReads, angles: tuple[Tensor, Tensor], num_queries: int) -> None:
-        """`angles` are cos and sin [positions, D / 2]; a key-value head meets `num_queries` queries of each row."""
+        """`angles` are cos and sin [positions, D / 2]; `num_queries` query heads share a key-value head."""
         _, _, kv_heads, _, size = cache.keys.shape
-        from meshwright.runtime.kernels import paged  # noqa: PLC0415 - there is Triton where they were chosen
+        from meshwright.runtime.kernels import paged  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
         self._kernels = paged
         self._cache, self._angles, self._reads = cache, angles, (reads.lengths, reads.tables)
         self._query = cache.keys.new_empty(len(reads.lengths), kv_heads, num_queries, size)
         num_tokens = reads.tables.shape[1] * BLOCK_TOKENS
-        self._room = paged.PartsOfRows(self._query, num_tokens, _num_processors(cache.keys.device))
+        self._scratch = paged.PartsOfRows(self._query, num_tokens, _num_processors(cache.keys.device))
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
-        """[B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected; what is new
-        is kept."""
+        """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected; the
+        new keys and values are cached."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         self._kernels.turn_and_store(heads, self._query, keys, values, self._angles, self._reads)
-        return self._kernels.attend(self._query, keys, values, self._reads, self._room)
+        return self._kernels.attend(self._query, keys, values, self._reads, self._scratch)
 
 
 @cache

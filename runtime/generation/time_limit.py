@@ -1,4 +1,4 @@
-"""A bound on the time of calls into other people's Python code, which may not end."""
+"""A time limit for calls into other people's Python code, which may not end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ T = TypeVar("T")
 
 
 class _EndedError(BaseException):
-    """Raised in a thread whose call took too long; no code that a call runs catches it as an Exception."""
+    """Raised in a thread whose call took too long; a BaseException, so that the called code does not catch it as an
+    Exception."""
 
 
 class TimeLimited:
-    """Makes calls one after another on a thread of its own, and ends what takes longer than `seconds`.
+    """Makes calls one after another on a thread of its own, and ends a call that takes longer than `seconds`.
 
-    What is ended is Python code: a call that never comes back from C goes on, on a thread that ends with the process.
+    Only Python code can be ended: a call that never returns from C stays on its thread until the process ends.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -28,7 +29,7 @@ class TimeLimited:
         self._thread: threading.Thread | None = None
 
     def call(self, function: Callable[[], T]) -> T:
-        """What it returns or raises. Raises TimeoutError where it takes longer."""
+        """Return or raise what the function does. Raises TimeoutError if it takes longer than the limit."""
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             self._thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True)
@@ -43,7 +44,7 @@ class TimeLimited:
             raise
 
     def _end(self) -> None:
-        """Ends the thread at its next line of Python; later calls have another one."""
+        """Raise an exception in the thread at its next line of Python; later calls get a new thread."""
         assert self._thread is not None
         assert self._thread.ident is not None
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_EndedError))

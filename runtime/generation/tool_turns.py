@@ -1,8 +1,8 @@
-"""Turns of rollouts in a generator: which sequences wait for a tool, and how they go on behind its answer.
+"""Multi-turn rollouts in a generator: which sequences wait for a tool, and how they continue after its answer.
 
-One rank of a replica calls the tool. It tells the others what has been answered before a group advances, so that all of
-them let the same sequences go on in the same round. Which round that is depends on the clock, and what is drawn does
-not: a token's draw depends on its place alone.
+One rank of a replica calls the tool. Before each decode round it sends the other ranks the new answers, so that all of
+them resume the same sequences in the same round. Which round that is depends on the clock; which tokens are sampled
+does not, as a token's random number depends only on its sequence and position.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.runtime.model.mesh import Mesh
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLimits:
-    """Turns of a rollout, tokens that one draws and of an answer, and tokens behind a prompt in all, at most."""
+    """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and tokens after the prompt in all."""
 
     num_turns: int
     drawn: int
@@ -38,18 +38,18 @@ class TurnLimits:
 
 
 class CallingTurn(NamedTuple):
-    """The turn that a rollout is in: its number from 1, and its first token behind the prompt."""
+    """The turn that a rollout is in: its number from 1, and the index of its first token after the prompt."""
 
     number: int = 1
     first: int = 0
 
 
 Describe: TypeAlias = Callable[[Prompt, Sequence[int], CallingTurn], ToolCall]
-"""The call of a turn that has just ended, from the prompt and all tokens behind it."""
+"""Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
 
 
 class _Parked(NamedTuple):
-    """A sequence that keeps its slot, of which so many tokens are cached."""
+    """A sequence that waits for a tool in its slot, with the number of its cached tokens."""
 
     group: LiveGroup
     sequence: LiveSequence
@@ -57,7 +57,7 @@ class _Parked(NamedTuple):
 
 
 class ToolTurnTaking:
-    """One rank's; `tools` are with the rank of each replica that calls them."""
+    """The tool turns on one rank; `tools` is None on the ranks of a replica that do not call the tool."""
 
     def __init__(
         self,
@@ -71,48 +71,51 @@ class ToolTurnTaking:
         describe: Describe,
         encode: Callable[[str], tuple[int, ...]],
     ) -> None:
-        """A turn that completes `call_end` calls. With `keeps_cache` a sequence that waits keeps its slot."""
+        """A turn that completes the string `call_end` calls the tool. With `keeps_cache` a sequence that waits keeps
+        its slot and cache."""
         self.call_end = call_end
         self.num_calls, self.seconds = 0, 0.0
-        """Calls that this rank has made, and the seconds until they were answered, together."""
+        """The number of calls that this rank has made, and the seconds until they were answered, summed."""
         self._tools, self._limits, self._keeps_cache = tools, limits, keeps_cache
         self._describe, self._encode = describe, encode
-        self._calling: list[LiveSequence] = []
+        self._new_calls: list[LiveSequence] = []
         self._turns: dict[int, CallingTurn] = {}
-        """By draw, of rollouts behind their first turn."""
+        """The turn of rollouts that are past their first, by sample id."""
         self._pending: set[int] = set()
-        """Draws whose tool has not answered."""
+        """The sample ids whose tool has not answered."""
         self._parked: dict[int, _Parked] = {}
-        self._left: dict[int, Partial] = {}
+        self._without_slot: dict[int, Partial] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
-        """By draw, for sequences whose group has not advanced since."""
-        self._done: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
+        """Answers for sequences whose group has not had a decode round since, by sample id."""
+        self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)
 
     def begin(self) -> None:
-        """The generator begins a turn, with no rollout under way."""
-        assert not self._pending, "rollouts of several turns are delivered in the turn that begins them"
+        """Start a period of the generator, with no rollout in flight."""
+        assert not self._pending, "multi-turn rollouts are delivered in the period that starts them"
         self._turns.clear()
 
     def end(self) -> None:
-        """Nothing is left to draw."""
+        """Complete all sends, at the end of a period."""
         self._messages.flush()
 
     def limit(self, group: LiveGroup, seated: Sequence[LiveSequence]) -> None:
-        """Lets what has just got a slot, or goes on, draw no more in its turn than one may."""
-        most = group.records.most
-        for one in seated:
-            end = self._turn(one).first + self._limits.drawn
-            most[one.row] = end if one.prompt.max_response is None else min(end, one.prompt.max_response)
+        """Limit the sampled tokens of sequences that have just been scheduled to those of one turn."""
+        max_tokens = group.records.most
+        for sequence in seated:
+            end = self._turn(sequence).first + self._limits.drawn
+            max_tokens[sequence.row] = (
+                end if sequence.prompt.max_response is None else min(end, sequence.prompt.max_response)
+            )
 
     def take_calls(self, group: LiveGroup, found: dict[int, Finish]) -> dict[int, Finish]:
-        """Which live sequences end, by their place: what calls and may go on does not; it waits from `begin_calls`
-        on."""
+        """Return which live sequences end, by index. One that calls a tool and has turns and tokens left is removed
+        from `found` and waits from `begin_calls` on; another one is truncated."""
         for index in [index for index, why in found.items() if why is Finish.CALL]:
-            one = group.live[index]
-            if self._turn(one).number < self._limits.num_turns and one.num_drawn + 1 < self._limits.response:
-                self._calling.append(one)
+            sequence = group.live[index]
+            if self._turn(sequence).number < self._limits.num_turns and sequence.num_drawn + 1 < self._limits.response:
+                self._new_calls.append(sequence)
                 del found[index]
             else:
                 found[index] = Finish.LENGTH
@@ -121,82 +124,91 @@ class ToolTurnTaking:
         return found
 
     def begin_calls(self, group: LiveGroup, seating: Seating) -> None:
-        """Calls the tool for the sequences that were taken, which leave the live ones."""
-        for one in self._calling:
-            draw, turn, tokens = one.prompt.draw, self._turn(one), one.tokens
+        """Call the tool for the sequences that `take_calls` removed, which stop being live."""
+        for sequence in self._new_calls:
+            sample_id, turn, tokens = sequence.prompt.draw, self._turn(sequence), sequence.tokens
             if self._keeps_cache:
-                group.park(one)
-                self._parked[draw] = _Parked(group, one, one.num_cached)
+                group.park(sequence)
+                self._parked[sample_id] = _Parked(group, sequence, sequence.num_cached)
             else:
-                self._left[draw] = one.kept()
-                seating.release(group.leave([group.live.index(one)]))
-            self._pending.add(draw)
+                self._without_slot[sample_id] = sequence.kept()
+                seating.release(group.leave([group.live.index(sequence)]))
+            self._pending.add(sample_id)
             if self._tools:
-                self._call(self._tools, draw, self._describe(one.prompt, tokens, turn))
-        self._calling.clear()
+                self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
+        self._new_calls.clear()
 
     def answered(self, group: LiveGroup, seating: Seating) -> list[tuple[LiveSequence, int]]:
-        """Those of a group that go on in their slots, each with its tokens that are cached. What has left its slot
-        waits for another one."""
-        for draw, tokens in self._exchange():
-            self._pending.remove(draw)
-            if draw in self._left:
-                partial = self._left.pop(draw)
-                seating.pause(self._behind(partial, self._told(draw, len(partial.tokens), tokens)))
+        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. One
+        that has left its slot is queued for another."""
+        for sample_id, tokens in self._exchange():
+            self._pending.remove(sample_id)
+            if sample_id in self._without_slot:
+                partial = self._without_slot.pop(sample_id)
+                seating.pause(
+                    self._with_tool_tokens(partial, self._accept_answer(sample_id, len(partial.tokens), tokens))
+                )
             else:
-                self._answers[draw] = tokens
-        found = []
-        for draw in [draw for draw, parked in self._parked.items() if parked.group is group and draw in self._answers]:
-            _, one, cached = self._parked.pop(draw)
-            told = self._told(draw, one.num_drawn, self._answers.pop(draw))
-            one.records.extend(one.row, told, (0.0,) * len(told), (TOLD,) * len(told))
-            one.texts.clear()
-            if seating.go_on(group, one):
-                found.append((one, cached))
-        return found
+                self._answers[sample_id] = tokens
+        resumed = []
+        for sample_id in [
+            sample_id
+            for sample_id, parked in self._parked.items()
+            if parked.group is group and sample_id in self._answers
+        ]:
+            _, sequence, cached = self._parked.pop(sample_id)
+            tool_tokens = self._accept_answer(sample_id, sequence.num_drawn, self._answers.pop(sample_id))
+            sequence.records.extend(sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOLD,) * len(tool_tokens))
+            sequence.texts.clear()
+            if seating.go_on(group, sequence):
+                resumed.append((sequence, cached))
+        return resumed
 
     def wait(self) -> None:
-        """Nothing can be drawn before another answer is there."""
+        """Let the next exchange wait for an answer, since nothing can be sampled before."""
         self._waits = bool(self._pending) and not self._answers
 
-    def _turn(self, one: LiveSequence) -> CallingTurn:
-        return self._turns.get(one.prompt.draw, CallingTurn())
+    def _turn(self, sequence: LiveSequence) -> CallingTurn:
+        return self._turns.get(sequence.prompt.draw, CallingTurn())
 
-    def _told(self, draw: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
-        """What of an answer stands behind so many tokens; one more can be drawn. The next turn begins there."""
-        told = answer[: self._limits.response - num_tokens - 1]
-        self._turns[draw] = CallingTurn(self._turns.get(draw, CallingTurn()).number + 1, num_tokens + len(told))
-        return told
+    def _accept_answer(self, sample_id: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the part of an answer that fits after `num_tokens` tokens with room for one more token, and start the
+        next turn after it."""
+        tool_tokens = answer[: self._limits.response - num_tokens - 1]
+        self._turns[sample_id] = CallingTurn(
+            self._turns.get(sample_id, CallingTurn()).number + 1, num_tokens + len(tool_tokens)
+        )
+        return tool_tokens
 
     @staticmethod
-    def _behind(partial: Partial, told: tuple[int, ...]) -> Partial:
+    def _with_tool_tokens(partial: Partial, tool_tokens: tuple[int, ...]) -> Partial:
         return replace(
             partial,
-            tokens=partial.tokens + told,
-            logprobs=partial.logprobs + (0.0,) * len(told),
-            versions=partial.versions + (TOLD,) * len(told),
+            tokens=partial.tokens + tool_tokens,
+            logprobs=partial.logprobs + (0.0,) * len(tool_tokens),
+            versions=partial.versions + (TOLD,) * len(tool_tokens),
         )
 
-    def _call(self, tools: Tools, draw: int, call: ToolCall) -> None:
+    def _call(self, tools: Tools, sample_id: int, call: ToolCall) -> None:
         answer = tools.call(call)
-        answer.add_done_callback(lambda done: self._done.put((draw, done)))
+        answer.add_done_callback(lambda done: self._answered_calls.put((sample_id, done)))
 
     def _exchange(self) -> list[tuple[int, tuple[int, ...]]]:
-        """By draw, what was answered since the last time, the same on all ranks of the replica."""
+        """Return the answers since the last call, by sample id; the same on all ranks of the replica."""
         if not self._pending:
             return []
         if self._messages.is_caller:
-            found = list(self._new_answers())
-            self._messages.send(found)
+            answers = list(self._new_answers())
+            self._messages.send(answers)
         else:
-            found = self._messages.receive()
+            answers = self._messages.receive()
         self._waits = False
-        return found
+        return answers
 
     def _new_answers(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Raises RunFailed where a call failed."""
-        while self._waits or not self._done.empty():
-            draw, done = self._done.get()
+        """Yield the answers that have arrived. Raises RunFailed if a call failed."""
+        while self._waits or not self._answered_calls.empty():
+            sample_id, done = self._answered_calls.get()
             try:
                 answer = done.result()
             except RewardError as error:
@@ -205,47 +217,47 @@ class ToolTurnTaking:
                 ) from None
             self._waits = False
             self.num_calls, self.seconds = self.num_calls + 1, self.seconds + answer.seconds
-            yield draw, self._encode(answer.text)[: self._limits.answer]
+            yield sample_id, self._encode(answer.text)[: self._limits.answer]
 
 
 class _Messages:
-    """What one rank of a replica tells the others of it; sends do not wait."""
+    """Messages from the rank of a replica that calls the tool to the others; sends do not block."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         alone = mesh.layout.tp * mesh.layout.pp == 1
         self._ranks = [] if alone else dist.get_process_group_ranks(mesh.groups.mp)
         self._device = device
         self.is_caller = alone or dist.get_rank() == self._ranks[0]
-        self._in_flight: list[tuple[dist.Work, Tensor]] = []
+        self._pending_sends: list[tuple[dist.Work, Tensor]] = []
 
     def send(self, answers: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        """Their draws and numbers of tokens, and the tokens end to end."""
-        numbers = [number for draw, tokens in answers for number in (draw, len(tokens), *tokens)]
+        """Send, for each answer, its sample id, its number of tokens and its tokens."""
+        numbers = [number for sample_id, tokens in answers for number in (sample_id, len(tokens), *tokens)]
         for rank in self._ranks[1:]:
             self._send([len(numbers)], rank)
             if numbers:
                 self._send(numbers, rank)
 
     def receive(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Waits for what was sent."""
+        """Wait for the next answers."""
         size = int(self._receive(1))
-        numbers, found = iter(self._receive(size).tolist() if size else ()), []
-        for draw in numbers:
-            found.append((draw, tuple(next(numbers) for _ in range(next(numbers)))))
-        return found
+        numbers, answers = iter(self._receive(size).tolist() if size else ()), []
+        for sample_id in numbers:
+            answers.append((sample_id, tuple(next(numbers) for _ in range(next(numbers)))))
+        return answers
 
     def flush(self) -> None:
-        """Waits until everything sent has left."""
-        for work, _ in self._in_flight:
+        """Wait until all sends are complete."""
+        for work, _ in self._pending_sends:
             work.wait()
-        self._in_flight.clear()
+        self._pending_sends.clear()
 
     def _send(self, numbers: Sequence[int], rank: int) -> None:
         message = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         work = dist.isend(message, rank)
         assert work is not None
-        self._in_flight = [(sent, kept) for sent, kept in self._in_flight if not sent.is_completed()]
-        self._in_flight.append((work, message))
+        self._pending_sends = [(sent, buffer) for sent, buffer in self._pending_sends if not sent.is_completed()]
+        self._pending_sends.append((work, message))
 
     def _receive(self, size: int) -> Tensor:
         message = torch.empty(size, dtype=torch.int64, device=self._device)

@@ -1,1 +1,1 @@
-"""Kernels in Triton, which a GPU runs; who imports one has Triton."""
+"""Triton kernels for GPUs; importing a module of this package requires Triton."""

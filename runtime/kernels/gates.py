@@ -1,4 +1,4 @@
-"""The gates of a feed-forward network and what they let through, in one pass over both, each way."""
+"""The gated activation silu(gate) * linear of a feed-forward network, fused in one pass forward and one backward."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TILE = 1024
 
 
 def gated(up: Tensor) -> Tensor:
-    """silu(gate) * linear [..., F], from `up` [..., 2 F]: the gates, then what they let through; with its gradient."""
-    found: Tensor = _Gated.apply(up)
-    return found
+    """Return silu(gate) * linear [..., F] from `up` [..., 2 F], whose first half is the gate; differentiable."""
+    output: Tensor = _Gated.apply(up)
+    return output
 
 
 def multiply_gates(up: Tensor, found: Tensor) -> None:
-    """As `gated`, of `up` [B, 2 F] into [B, F], without a gradient."""
+    """Write silu(gate) * linear of `up` [B, 2 F] to `found` [B, F], without a gradient."""
     num_rows, width = found.shape
     _multiply_gates[num_rows, triton.cdiv(width, _TILE)](up, found, width, TILE=_TILE, num_warps=4)
 
@@ -29,39 +29,41 @@ class _Gated(torch.autograd.Function):
     def forward(ctx: Any, up: Tensor) -> Tensor:
         up = up.contiguous()
         ctx.save_for_backward(up)
-        found = up.new_empty(*up.shape[:-1], up.shape[-1] // 2)
-        multiply_gates(up.flatten(0, -2), found.flatten(0, -2))
-        return found
+        output = up.new_empty(*up.shape[:-1], up.shape[-1] // 2)
+        multiply_gates(up.flatten(0, -2), output.flatten(0, -2))
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (up,) = ctx.saved_tensors
-        gradient, of_up = gradient.contiguous(), torch.empty_like(up)
+        gradient, up_gradient = gradient.contiguous(), torch.empty_like(up)
         width = gradient.shape[-1]
         grid = gradient.numel() // width, triton.cdiv(width, _TILE)
-        _gradients_of_gates[grid](up, gradient, of_up, width, TILE=_TILE, num_warps=4)
-        return of_up
+        _gradients_of_gates[grid](up, gradient, up_gradient, width, TILE=_TILE, num_warps=4)
+        return up_gradient
 
 
 @triton.jit
-def _multiply_gates(up, found, width, TILE: tl.constexpr):
+def _multiply_gates(up, output, width, TILE: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    is_held = column < width
-    gate = tl.load(up + row * 2 * width + column, mask=is_held, other=0.0).to(tl.float32)
-    linear = tl.load(up + row * 2 * width + width + column, mask=is_held, other=0.0).to(tl.float32)
-    tl.store(found + row * width + column, (gate * tl.sigmoid(gate) * linear).to(found.dtype.element_ty), mask=is_held)
+    is_column = column < width
+    gate = tl.load(up + row * 2 * width + column, mask=is_column, other=0.0).to(tl.float32)
+    linear = tl.load(up + row * 2 * width + width + column, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(
+        output + row * width + column, (gate * tl.sigmoid(gate) * linear).to(output.dtype.element_ty), mask=is_column
+    )
 
 
 @triton.jit
-def _gradients_of_gates(up, gradient, of_up, width, TILE: tl.constexpr):
+def _gradients_of_gates(up, gradient, up_gradient, width, TILE: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    is_held = column < width
-    of_gate = row * 2 * width + column
-    gate = tl.load(up + of_gate, mask=is_held, other=0.0).to(tl.float32)
-    linear = tl.load(up + of_gate + width, mask=is_held, other=0.0).to(tl.float32)
-    of_found = tl.load(gradient + row * width + column, mask=is_held, other=0.0).to(tl.float32)
-    opened = tl.sigmoid(gate)
-    kind = of_up.dtype.element_ty
-    through = of_found * linear * opened * (1.0 + gate * (1.0 - opened))
-    tl.store(of_up + of_gate, through.to(kind), mask=is_held)
-    tl.store(of_up + of_gate + width, (of_found * gate * opened).to(kind), mask=is_held)
+    is_column = column < width
+    index = row * 2 * width + column
+    gate = tl.load(up + index, mask=is_column, other=0.0).to(tl.float32)
+    linear = tl.load(up + index + width, mask=is_column, other=0.0).to(tl.float32)
+    output_gradient = tl.load(gradient + row * width + column, mask=is_column, other=0.0).to(tl.float32)
+    gate_sigmoid = tl.sigmoid(gate)
+    kind = up_gradient.dtype.element_ty
+    gate_gradient = output_gradient * linear * gate_sigmoid * (1.0 + gate * (1.0 - gate_sigmoid))
+    tl.store(up_gradient + index, gate_gradient.to(kind), mask=is_column)
+    tl.store(up_gradient + index + width, (output_gradient * gate * gate_sigmoid).to(kind), mask=is_column)

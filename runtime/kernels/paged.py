@@ -1,11 +1,11 @@
-"""Attention of one token of every row over a paged cache, and the way into it of prompts.
+"""Decode attention of one token per row over a paged KV cache, and kernels that write to the cache.
 
-Rows that only round up a step have no cached token and block 0, which is nobody's.
+Rows that only pad a step have no cached token and block 0, which belongs to no sequence.
 
-Attention is split over the keys of a row and the parts joined: with m the largest score of a part, l its sum of
-exp(s - m) and o that of exp(s - m) v, the answer is sum o / sum l, all at the row's own m (Dao et al.,
-arXiv:2205.14135, section 3.1; Flash-Decoding). Programs of neighbouring rows run side by side, so that blocks which
-the samples of a prompt share come from memory once.
+Attention is split over the keys of a row and the parts are joined: with m the largest score of a part, l its sum of
+exp(s - m) and o that of exp(s - m) v, the output is sum o / sum l, all rescaled to the row's m (Dao et al.,
+arXiv:2205.14135, section 3.1; Flash-Decoding). Programs of neighbouring rows run side by side, so that blocks which the
+samples of a prompt share are read from memory once.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
 
-_LEAST_PART, _MOST_PART = 128, 512
-"""Tokens of a part: fewer are not worth joining, more leave processors idle behind the longest row."""
+_MIN_PART, _MAX_PART = 128, 512
+"""Bounds on the tokens of a part: fewer are not worth joining, more leave processors idle while the longest row
+runs."""
 _PROGRAMS_PER_PROCESSOR = 8
-"""That a step's attention is cut into at least, where its rows are long enough: half of them are beyond the end of
-their row where lengths are spread evenly. With it and the sizes below a layer of 64 rows of 1,000 tokens took 18.5 us
-for 20.0 of Qwen2.5-0.5B and some 74 for 85 of Llama-3.1-8B, of 128 rows of 300 tokens 13.5 for 17.9 (H200,
-2026-11-26)."""
+"""Minimum number of programs per processor that a step's attention is split into, if its rows are long enough: half of
+them lie beyond the end of their row if lengths are spread evenly. With it and the sizes below a layer of 64 rows of
+1,000 tokens took 18.5 us instead of 20.0 for Qwen2.5-0.5B and about 74 instead of 85 for Llama-3.1-8B, of 128 rows of
+300 tokens 13.5 instead of 17.9 (H200, 2026-11-26)."""
 _TILE = 128
-"""Tokens whose keys and values are in a processor at once."""
+"""Tokens whose keys and values a program holds at a time."""
 _WARPS, _STAGES = 4, 3
-_LEAST_QUERIES = 16
-"""Of a tile that matrix units multiply."""
+_MIN_QUERIES = 16
+"""Minimum number of queries in a tile that matrix units multiply."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -40,12 +41,12 @@ def turn_and_store(
     angles: tuple[Tensor, Tensor],
     reads: tuple[Tensor, Tensor],
 ) -> None:
-    """Turns the queries and the key of `heads` [B, kv_heads, queries + 2, D] by the angles of their positions, and puts
-    the queries into `query` [B, kv_heads, queries, D], the key and the value into a layer's blocks [blocks, kv_heads,
-    tokens, D]. `angles` are cos and sin [positions, D / 2], `reads` the lengths [B] and the tables [B, n] of rows."""
+    """Apply the rotary embedding to the queries and the key of `heads` [B, kv_heads, queries + 2, D]. Write the queries
+    to `query` [B, kv_heads, queries, D], and the key and the value to a layer's blocks [blocks, kv_heads, tokens, D].
+    `angles` are cos and sin [positions, D / 2], `reads` the lengths [B] and the block tables [B, n] of rows."""
     (cos, sin), (lengths, tables) = angles, reads
     num_rows, kv_heads, per_group, size = heads.shape
-    _turn_and_store[num_rows, kv_heads](
+    _rotate_and_store[num_rows, kv_heads](
         heads, query, keys, values, cos, sin, lengths, tables, tables.stride(0), keys, values,
         QUERIES=per_group - 2, SIZE=size, HALF=triton.next_power_of_2(size // 2), TOKENS=BLOCK_TOKENS, PACKED=False,
         num_warps=1,
@@ -59,12 +60,12 @@ def turn_and_keep(
     angles: tuple[Tensor, Tensor],
     places: tuple[Tensor, Tensor],
 ) -> None:
-    """As `turn_and_store` of tokens [S] that lie packed: `places` are their positions [S] and the blocks [S] in which
-    they are kept, of the keys and values `cached`. Queries, keys and values go into `turned` too: [S, kv_heads,
-    queries, D] and [S, kv_heads, D] twice."""
+    """Do the same as `turn_and_store` for packed tokens [S]: `places` are their positions [S] and the blocks [S] that
+    cache them, in the keys and values `cached`. Queries, keys and values are written to `turned` too: [S, kv_heads,
+    queries, D], and [S, kv_heads, D] twice."""
     (query, key, value), (keys, values), (cos, sin), (positions, blocks) = turned, cached, angles, places
     num_tokens, kv_heads, per_group, size = heads.shape
-    _turn_and_store[num_tokens, kv_heads](
+    _rotate_and_store[num_tokens, kv_heads](
         heads, query, keys, values, cos, sin, positions, blocks, 1, key, value,
         QUERIES=per_group - 2, SIZE=size, HALF=triton.next_power_of_2(size // 2), TOKENS=BLOCK_TOKENS, PACKED=True,
         num_warps=1,
@@ -72,14 +73,14 @@ def turn_and_keep(
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Tensor], room: PartsOfRows) -> Tensor:
-    """[B, heads * D] from turned queries [B, kv_heads, queries, D]; the new tokens are in the blocks."""
+    """Return [B, heads * D] from rotated queries [B, kv_heads, queries, D]; the new tokens must be in the blocks."""
     lengths, tables = reads
     num_rows, kv_heads, queries, size = query.shape
     shape = {
         "QUERIES": queries,
-        "ROOM": max(_LEAST_QUERIES, triton.next_power_of_2(queries)),
+        "QUERY_TILE": max(_MIN_QUERIES, triton.next_power_of_2(queries)),
         "SIZE": size,
-        "SIZE_ROOM": triton.next_power_of_2(size),
+        "SIZE_TILE": triton.next_power_of_2(size),
     }
     _attend_part[num_rows, kv_heads, room.num_parts](
         query, keys, values, lengths, tables, tables.stride(0), room.sums, room.scores, room.answer,
@@ -94,24 +95,25 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Ten
 
 
 class PartsOfRows:
-    """How attention is cut, and room for what parts say, for the layers of a step one after the other."""
+    """The split of attention into parts of rows, with buffers for their results, which the layers of a step use one
+    after the other."""
 
     def __init__(self, query: Tensor, num_tokens: int, num_processors: int) -> None:
-        """For turned queries [B, kv_heads, queries, D] of rows of at most so many tokens."""
+        """The queries [B, kv_heads, queries, D] belong to rows of at most `num_tokens` tokens."""
         num_rows, kv_heads, queries, size = query.shape
-        wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * num_processors, num_rows * kv_heads)
-        even = triton.next_power_of_2(triton.cdiv(num_tokens, wanted))
-        self.tokens = min(max(even, _LEAST_PART), _MOST_PART)
+        parts_per_head = triton.cdiv(_PROGRAMS_PER_PROCESSOR * num_processors, num_rows * kv_heads)
+        even = triton.next_power_of_2(triton.cdiv(num_tokens, parts_per_head))
+        self.tokens = min(max(even, _MIN_PART), _MAX_PART)
         self.num_parts = triton.cdiv(num_tokens, self.tokens)
         self.answer = query.new_empty(num_rows, kv_heads, queries, size)
         parts = (num_rows, kv_heads, self.num_parts, queries) if self.num_parts > 1 else (1, 1, 1, 1)
         self.sums = query.new_empty(*parts, size, dtype=torch.float32)
         self.scores = query.new_empty(2, *parts, dtype=torch.float32)
-        """The largest, and the sums of exponentials, base 2."""
+        """The largest scores, and the sums of exponentials, base 2."""
 
 
 @triton.jit(do_not_specialize=["table_width"])
-def _turn_and_store(
+def _rotate_and_store(
     heads, query, keys, values, cos, sin, lengths, tables, table_width, own_keys, own_values,
     QUERIES: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, TOKENS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
@@ -124,17 +126,17 @@ def _turn_and_store(
     entry = tables + row if PACKED else tables + row * table_width + position // TOKENS
     block = tl.load(entry).to(tl.int64)
     place = ((block * num_heads + head) * TOKENS + position % TOKENS) * SIZE
-    own = heads + (row * num_heads + head) * (QUERIES + 2) * SIZE
+    source = heads + (row * num_heads + head) * (QUERIES + 2) * SIZE
     for index in tl.static_range(QUERIES + 1):
-        first = tl.load(own + index * SIZE + low, mask=is_low, other=0.0).to(tl.float32)
-        second = tl.load(own + index * SIZE + SIZE // 2 + low, mask=is_low, other=0.0).to(tl.float32)
+        first = tl.load(source + index * SIZE + low, mask=is_low, other=0.0).to(tl.float32)
+        second = tl.load(source + index * SIZE + SIZE // 2 + low, mask=is_low, other=0.0).to(tl.float32)
         if index < QUERIES:
             target = query + ((row * num_heads + head) * QUERIES + index) * SIZE
         else:
             target = keys + place
-        kind = target.dtype.element_ty
-        turned_low = (first * turn_cos - second * turn_sin).to(kind)
-        turned_high = (second * turn_cos + first * turn_sin).to(kind)
+        dtype = target.dtype.element_ty
+        turned_low = (first * turn_cos - second * turn_sin).to(dtype)
+        turned_high = (second * turn_cos + first * turn_sin).to(dtype)
         tl.store(target + low, turned_low, mask=is_low)
         tl.store(target + SIZE // 2 + low, turned_high, mask=is_low)
         if PACKED:  # noqa: SIM102 - conditions of Triton are not joined
@@ -143,7 +145,7 @@ def _turn_and_store(
                 tl.store(own_key + low, turned_low, mask=is_low)
                 tl.store(own_key + SIZE // 2 + low, turned_high, mask=is_low)
     for half in tl.static_range(2):
-        value = tl.load(own + (QUERIES + 1) * SIZE + half * (SIZE // 2) + low, mask=is_low, other=0.0)
+        value = tl.load(source + (QUERIES + 1) * SIZE + half * (SIZE // 2) + low, mask=is_low, other=0.0)
         tl.store(values + place + half * (SIZE // 2) + low, value, mask=is_low)
         if PACKED:
             own_value = own_values + (row * num_heads + head) * SIZE
@@ -153,7 +155,7 @@ def _turn_and_store(
 @triton.jit(do_not_specialize=["table_width", "part_tokens", "num_parts"])
 def _attend_part(
     query, keys, values, lengths, tables, table_width, sums, scores, answer, scale, part_tokens, num_parts,
-    QUERIES: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr, SIZE_ROOM: tl.constexpr, TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr, QUERY_TILE: tl.constexpr, SIZE: tl.constexpr, SIZE_TILE: tl.constexpr, TOKENS: tl.constexpr,
     TILE: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     row, head, part, num_heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
@@ -162,64 +164,64 @@ def _attend_part(
     if begin >= num_tokens:
         return
     end = tl.minimum(begin + part_tokens, num_tokens)
-    one, number = tl.arange(0, ROOM), tl.arange(0, SIZE_ROOM)
-    is_query, is_number = one < QUERIES, number < SIZE
-    of_row = (row * num_heads + head) * QUERIES
-    mine = (of_row + one)[:, None] * SIZE + number[None, :]
-    is_mine = is_query[:, None] & is_number[None, :]
-    asked = tl.load(query + mine, mask=is_mine, other=0.0)
-    highest = tl.full([ROOM], -float("inf"), tl.float32)
-    total = tl.zeros([ROOM], tl.float32)
-    summed = tl.zeros([ROOM, SIZE_ROOM], tl.float32)
+    query_index, dimension = tl.arange(0, QUERY_TILE), tl.arange(0, SIZE_TILE)
+    is_query, is_dimension = query_index < QUERIES, dimension < SIZE
+    first_query = (row * num_heads + head) * QUERIES
+    output_index = (first_query + query_index)[:, None] * SIZE + dimension[None, :]
+    is_output = is_query[:, None] & is_dimension[None, :]
+    queries = tl.load(query + output_index, mask=is_output, other=0.0)
+    highest = tl.full([QUERY_TILE], -float("inf"), tl.float32)
+    total = tl.zeros([QUERY_TILE], tl.float32)
+    summed = tl.zeros([QUERY_TILE, SIZE_TILE], tl.float32)
     for first in range(begin, end, TILE):
         token = first + tl.arange(0, TILE)
         is_seen = token < end
         block = tl.load(tables + row * table_width + token // TOKENS, mask=is_seen, other=0).to(tl.int64)
         place = ((block * num_heads + head) * TOKENS + token % TOKENS) * SIZE
-        where = place[:, None] + number[None, :]
-        is_held = is_seen[:, None] & is_number[None, :]
-        key = tl.load(keys + where, mask=is_held, other=0.0)
-        value = tl.load(values + where, mask=is_held, other=0.0)
-        scored = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
+        where = place[:, None] + dimension[None, :]
+        is_loaded = is_seen[:, None] & is_dimension[None, :]
+        key = tl.load(keys + where, mask=is_loaded, other=0.0)
+        value = tl.load(values + where, mask=is_loaded, other=0.0)
+        scored = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
         scored = tl.where(is_seen[None, :], scored, -float("inf"))
-        higher = tl.maximum(highest, tl.max(scored, 1))
-        weight = tl.exp2(scored - higher[:, None])
-        kept = tl.exp2(highest - higher)
-        total = total * kept + tl.sum(weight, 1)
-        summed = summed * kept[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        highest = higher
+        new_highest = tl.maximum(highest, tl.max(scored, 1))
+        weight = tl.exp2(scored - new_highest[:, None])
+        rescale = tl.exp2(highest - new_highest)
+        total = total * rescale + tl.sum(weight, 1)
+        summed = summed * rescale[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        highest = new_highest
     if IS_WHOLE:
-        tl.store(answer + mine, (summed / total[:, None]).to(answer.dtype.element_ty), mask=is_mine)
+        tl.store(answer + output_index, (summed / total[:, None]).to(answer.dtype.element_ty), mask=is_output)
     else:
-        of_part = ((row * num_heads + head) * num_parts + part) * QUERIES + one
-        tl.store(sums + of_part[:, None] * SIZE + number[None, :], summed, mask=is_mine)
-        tl.store(scores + of_part, highest, mask=is_query)
-        behind = tl.num_programs(0) * num_heads * num_parts * QUERIES
-        tl.store(scores + behind + of_part, total, mask=is_query)
+        part_index = ((row * num_heads + head) * num_parts + part) * QUERIES + query_index
+        tl.store(sums + part_index[:, None] * SIZE + dimension[None, :], summed, mask=is_output)
+        tl.store(scores + part_index, highest, mask=is_query)
+        num_scores = tl.num_programs(0) * num_heads * num_parts * QUERIES
+        tl.store(scores + num_scores + part_index, total, mask=is_query)
 
 
 @triton.jit(do_not_specialize=["part_tokens", "num_parts"])
 def _join_parts(
     lengths, sums, scores, answer, part_tokens, num_parts,
-    QUERIES: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr, SIZE_ROOM: tl.constexpr,
+    QUERIES: tl.constexpr, QUERY_TILE: tl.constexpr, SIZE: tl.constexpr, SIZE_TILE: tl.constexpr,
 ):  # fmt: skip
     row, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     num_used = tl.cdiv(tl.load(lengths + row) + 1, part_tokens)
-    one, number = tl.arange(0, ROOM), tl.arange(0, SIZE_ROOM)
-    is_query = one < QUERIES
-    is_mine = is_query[:, None] & (number < SIZE)[None, :]
-    highest = tl.full([ROOM], -float("inf"), tl.float32)
-    total = tl.zeros([ROOM], tl.float32)
-    summed = tl.zeros([ROOM, SIZE_ROOM], tl.float32)
-    behind = tl.num_programs(0) * num_heads * num_parts * QUERIES
+    query_index, dimension = tl.arange(0, QUERY_TILE), tl.arange(0, SIZE_TILE)
+    is_query = query_index < QUERIES
+    is_output = is_query[:, None] & (dimension < SIZE)[None, :]
+    highest = tl.full([QUERY_TILE], -float("inf"), tl.float32)
+    total = tl.zeros([QUERY_TILE], tl.float32)
+    summed = tl.zeros([QUERY_TILE, SIZE_TILE], tl.float32)
+    num_scores = tl.num_programs(0) * num_heads * num_parts * QUERIES
     for part in range(num_used):
-        of_part = ((row * num_heads + head) * num_parts + part) * QUERIES + one
-        said = tl.load(scores + of_part, mask=is_query, other=0.0)
-        higher = tl.maximum(highest, said)
-        kept, taken = tl.exp2(highest - higher), tl.exp2(said - higher)
-        total = total * kept + tl.load(scores + behind + of_part, mask=is_query, other=1.0) * taken
-        part_sums = tl.load(sums + of_part[:, None] * SIZE + number[None, :], mask=is_mine, other=0.0)
-        summed = summed * kept[:, None] + part_sums * taken[:, None]
-        highest = higher
-    mine = ((row * num_heads + head) * QUERIES + one)[:, None] * SIZE + number[None, :]
-    tl.store(answer + mine, (summed / total[:, None]).to(answer.dtype.element_ty), mask=is_mine)
+        part_index = ((row * num_heads + head) * num_parts + part) * QUERIES + query_index
+        part_highest = tl.load(scores + part_index, mask=is_query, other=0.0)
+        new_highest = tl.maximum(highest, part_highest)
+        rescale, part_rescale = tl.exp2(highest - new_highest), tl.exp2(part_highest - new_highest)
+        total = total * rescale + tl.load(scores + num_scores + part_index, mask=is_query, other=1.0) * part_rescale
+        part_sums = tl.load(sums + part_index[:, None] * SIZE + dimension[None, :], mask=is_output, other=0.0)
+        summed = summed * rescale[:, None] + part_sums * part_rescale[:, None]
+        highest = new_highest
+    output_index = ((row * num_heads + head) * QUERIES + query_index)[:, None] * SIZE + dimension[None, :]
+    tl.store(answer + output_index, (summed / total[:, None]).to(answer.dtype.element_ty), mask=is_output)

@@ -83,7 +83,7 @@ def test_dynamic_sampling_goes_on_behind_the_prompts_that_it_was_dealt() -> None
 
 
 def test_a_checkpoint_that_does_not_tell_what_was_dealt_is_refused() -> None:
-    with pytest.raises(BadInput, match="does not tell how many prompts were dealt so far"):
+    with pytest.raises(BadInput, match="does not record how many prompts were used so far"):
         carry([], sampled(), DONE, BATCH, max_response=32, draws_again=False)
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_carried_over_that_is_too_long_now_or_where_it_is_drawn_again
 
 
 def test_what_was_under_way_is_said_in_one_sentence() -> None:
-    assert carried(1).notes == ("2 responses under way are carried over to this plan, and 1 are drawn again",)
+    assert carried(1).notes == ("2 responses in flight are continued under this plan, and 1 are sampled again",)
     assert Carried().notes == ()
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_lacks_prompts_is_refused() -> None:
     whole = underway()
     assert whole.drawing is not None
     part = replace(whole, drawing=replace(whole.drawing, left=(11,)))
-    with pytest.raises(BadInput, match="has 5 prompts for the batches of steps 2 to 3 and they are 8"):
+    with pytest.raises(BadInput, match="has 5 prompts for the batches of steps 2 to 3, which take 8"):
         carry([part], plan(0), DONE, BATCH, max_response=32, draws_again=False)
 
 

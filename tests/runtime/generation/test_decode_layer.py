@@ -35,7 +35,7 @@ def stepped(step: DecodeStep, rows: int, length: int = 0) -> Tensor:
 def with_weights_fetched_first() -> tuple[Tensor, Tensor]:
     _, step = opened()
     plain = stepped(step, 3)
-    decode_layer._KEPT_BYTES = 0
+    decode_layer._CPU_CACHE_BYTES = 0
     _, fetching = opened()
     assert fetching._are_fetched
     return plain, stepped(fetching, 3)

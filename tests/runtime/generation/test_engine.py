@@ -254,12 +254,12 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[InFlight], list[Resp
     opened = open_generator(directory, "tp1", 4)
     assert opened
     generator = opened[0]
-    generator._can_skip = way != "one by one"
+    generator._can_multi_step = way != "one by one"
     if way == "several":
-        generator._ahead._looks, generator._ahead.pace = False, Pace(may_end=False)
+        generator._ahead._checks_each, generator._ahead.pace = False, Pace(may_end=False)
         passes.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
-    skip = generator._skip
-    generator._skip = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
+    skip = generator._multi_step
+    generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):
         admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
         responses += generator.turn(admitted, version=turn, delivery=first, least_rounds=least)

@@ -81,7 +81,7 @@ def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
-        with pytest.raises(BadInput, match="they are drawn again"):
+        with pytest.raises(BadInput, match="they are sampled again"):
             read_underway(tmp_path, 0, ONE)
 
 

@@ -69,7 +69,7 @@ def opened(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Passes, Pag
     )
     relay, step = Relay(mesh, device), PackedStep(model, mesh, cache)
     passes = Passes(step, step, model, mesh, relay)
-    passes._by_modules = by_modules
+    passes._uses_modules = by_modules
     return passes, cache, relay
 
 

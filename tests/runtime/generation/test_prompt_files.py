@@ -107,9 +107,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
     ("name", "text", "said"),
     [
         ("a.jsonl", '{"question": 1', "line 1 is not a JSON object"),
-        ("a.jsonl", "[1]", "line 1 is not an object with a 'question'; say"),
-        ("a.parquet", "none", "cannot be read: .*; write the file anew"),
-        ("a.arrow", "none", "cannot be read: .*; write the file anew"),
+        ("a.jsonl", "[1]", "line 1 is not an object with a 'question'; give its name"),
+        ("a.parquet", "none", "cannot be read: .*; write the file again"),
+        ("a.arrow", "none", "cannot be read: .*; write the file again"),
     ],
 )
 def test_a_broken_file_is_told_in_a_sentence(tmp_path: Path, name: str, text: str, said: str) -> None:
@@ -129,7 +129,7 @@ def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) 
 )
 def test_no_list_of_files_leads_out_of_its_directory(tmp_path: Path, listed: str) -> None:
     (tmp_path / "state.json").write_text(f'{{"_data_files": {listed}}}')
-    with pytest.raises(BadInput, match="is none that `datasets` writes"):
+    with pytest.raises(BadInput, match="was not written by `datasets`"):
         read(tmp_path)
 
 

@@ -39,8 +39,8 @@ def turned(heads: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor) -> T
 @pytest.mark.parametrize("part", [1024, 2 * BLOCK_TOKENS])
 @seeds(2, all=8)
 def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "_LEAST_PART", part)
-    monkeypatch.setattr(paged, "_MOST_PART", part)
+    monkeypatch.setattr(paged, "_MIN_PART", part)
+    monkeypatch.setattr(paged, "_MAX_PART", part)
     cache, reads, heads, angles = asked(seed)
     found = PagedAttention(cache, reads, angles, QUERIES).attend(0, heads)
     kept = cache.keys.clone(), cache.values.clone()

@@ -14,7 +14,7 @@ NUM_ROWS, WIDTH = 24, 700
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_draws, "_TILE", 64)
+    monkeypatch.setattr(token_draws, "_SAMPLING_TILE", 64)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])

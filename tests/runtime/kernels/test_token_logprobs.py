@@ -16,7 +16,7 @@ ELSEWHERE = 3, 4
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_logprobs, "_TILE", 128)
+    monkeypatch.setattr(token_logprobs, "_LOGPROB_TILE", 128)
 
 
 def asked() -> tuple[Tensor, Tensor]:

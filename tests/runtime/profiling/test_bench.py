@@ -77,13 +77,13 @@ def runs_of_equal_rows(body: Body) -> tuple[int, int]:
 def cached_in_steps(rows: int, context: int, count: int) -> list[list[int]]:
     """Of each row in so many decode steps of a point."""
     body = point(Body.DECODE, rows).model_copy(update={"context": context})
-    step, seen = Passes._stepped, list[list[int]]()
+    step, seen = Passes._run_steps, list[list[int]]()
 
     def stepped(passes: Passes, rows: StepRows) -> Tensor:
         seen.append(rows.cached.tolist())
         return step(passes, rows)
 
-    with mock.patch.object(Passes, "_stepped", autospec=True, side_effect=stepped):
+    with mock.patch.object(Passes, "_run_steps", autospec=True, side_effect=stepped):
         _bench().measure_point(body, repeats=count - 1, budget_seconds=60.0)
     return seen
 
