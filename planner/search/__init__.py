@@ -1,1 +1,2 @@
-"""From facts to a problem and back: legal choices, their frontier, the problem, the plan assembled."""
+"""Builds the optimisation problem of a job and turns the solver's answer into a plan: legal choices, Pareto frontiers,
+problem, assembled plan."""
