@@ -34,4 +34,4 @@ def _violations(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
         yield f"its stages work further ahead than a staleness of {facts.staleness} allows."
     for pin in pins:
         if not pin.allows(plan.choice(pin.stage, pin.key)):
-            yield f"{pin.told} is violated."
+            yield f"{pin.told} is not kept."

@@ -50,8 +50,8 @@ def test_a_plan_is_costed_under_the_new_facts(plan: Plan) -> None:
     [
         (small_facts(ranks_per_node=1, batch_size=4), "", "pool"),
         (small_facts(ranks_per_node=2, batch_size=4, memory_bytes=2**18), "", "its device can use"),
-        (FACTS, "actor_train.recompute=full", "pin 'actor_train.recompute=full' is violated."),
-        (FACTS, "actor_train.pool=1:1", "pin 'actor_train.pool=1:1' is violated."),
+        (FACTS, "actor_train.recompute=full", "pin 'actor_train.recompute=full' is not kept."),
+        (FACTS, "actor_train.pool=1:1", "pin 'actor_train.pool=1:1' is not kept."),
     ],
 )
 def test_what_the_new_job_does_not_allow_is_told(plan: Plan, facts: Facts, pin: str, said: str) -> None:
