@@ -165,7 +165,7 @@ def formulate(
     )
     known_ticks: _KnownTicks = {}
     transfers = tuple(
-        _transfer(facts, model, tick, behind, target, known=known_ticks, anywhere=anywhere)
+        _transfer(facts, model, tick, behind, target, known_ticks=known_ticks, anywhere=anywhere)
         for target in graph.refit_targets
     )
     problem = Problem(
