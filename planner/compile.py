@@ -51,8 +51,10 @@ _MIN_RANKS_FOR_FIRST_PLAN = 16
 """
 
 _GAP_SHARE_WITH_REWARDS = 0.95
-"""Share of the requested gap that the search uses if stages wait for rewards. The solver rounds the wait for rewards
-down by less than the rest of the gap."""
+"""Share of the requested gap that the search uses if stages wait for rewards.
+
+The solver rounds the wait for rewards down by less than the rest of the gap.
+"""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
 """The reason why there is no plan: none fits, or the search ended before it found or excluded one."""
@@ -77,11 +79,11 @@ def compile_plan(
     looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not legal.
     """
     limits = limits or Limits()
-    fixed = parse_pins(pins, facts.graph)
-    check_pins(facts, fixed)
+    parsed_pins = parse_pins(pins, facts.graph)
+    check_pins(facts, parsed_pins)
     if broken := workload_violations(facts):
         return impossible(facts, broken)
-    found = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
+    found = best_plan(facts, model, pins=parsed_pins, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(found, Plan):
         return found
     if limits.deadline is None:
@@ -89,7 +91,12 @@ def compile_plan(
     remodel_in_time = partial(_rebuilt_cost_model, remodel, limits) if remodel else None
     try:
         return refuse(
-            facts, _with_time_limit(limits, model), pins=fixed, status=found, limits=limits, remodel=remodel_in_time
+            facts,
+            _with_time_limit(limits, model),
+            pins=parsed_pins,
+            status=found,
+            limits=limits,
+            remodel=remodel_in_time,
         )
     except OutOfTimeError:
         return unexplained()
@@ -115,8 +122,7 @@ def best_plan(
     ahead: Sequence[StepsAhead] | None = None,
     start: Plan | None = None,
 ) -> Plan | Missing:
-    """Return the fastest plan that keeps the pins, or only the status if there is none; the pins may exclude every
-    choice.
+    """Return the fastest plan that keeps the pins, or only the status if there is none.
 
     `ahead` restricts the search to some of the patterns that the staleness bound allows; the default is all of them.
     `start` is as in `compile_plan`.
@@ -232,7 +238,7 @@ class _Search:
             self.course.learns(position, worth.least_seconds(position))
         return worth
 
-    def _max_seconds(self, known: float) -> Iterator[float]:
+    def _max_seconds(self, known_seconds: float) -> Iterator[float]:
         """Yield for each search case the longest period that is worth finding.
 
         A plan has to be faster by more than the gap than the start plan or, in the search case of the first plan, than
@@ -240,7 +246,9 @@ class _Search:
         """
         for scope in self.scopes:
             needs_gap = self.start is not None or scope == self.scopes[-1]
-            yield self.limits.shorter_seconds(known) if needs_gap else self.limits.as_short_seconds(known)
+            yield (
+                self.limits.shorter_seconds(known_seconds) if needs_gap else self.limits.as_short_seconds(known_seconds)
+            )
 
     @property
     def _needs_first_plan(self) -> bool:
@@ -270,8 +278,7 @@ class _Search:
             self.is_enough = True
 
     def search_all(self) -> None:
-        """Search every pattern of steps ahead, with and without offload (state on the host makes room for faster
-        choices).
+        """Search every pattern of steps ahead, with and without offload, which makes room for faster choices.
 
         A case in which stages work further ahead replaces an earlier answer only if its period is shorter by more than
         the gap. The likeliest case is searched first, because its answer often excludes the others at once; it is
@@ -293,8 +300,7 @@ class _Search:
             searched.append(self.search(scope, self._shorter(scope, searched)))
 
     def know_better(self) -> None:
-        """Find a better first plan among all choices of generation, so that fewer choices of the other stages need
-        costing."""
+        """Find a better first plan among all choices of generation, so that fewer other choices need costing."""
         worth, scope = self.worth, self.scopes[-1]
         if worth is None or self.first is None:
             return
@@ -380,15 +386,13 @@ class _Search:
         return min(least, worth.enough_seconds[scope]) if worth else least
 
     def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
-        """The largest makespan in ticks that is shorter than every answer by more than the gap; None if there is no
-        answer."""
+        """The largest makespan in ticks that is shorter than every answer by more than the gap, or None."""
         answered = [other.objective_seconds for other in searched if other.result.answer is not None]
         known_seconds = [*answered, self.start.period_seconds] if self.start else answered
         return self.limits.shorter(self.formulated[scope].ticks(min(known_seconds))) if known_seconds else None
 
     def _not_inferior(self, scope: int, other: Searched) -> int | None:
-        """The largest makespan in ticks to which another case's answer is not superior by more than the gap; None
-        without an answer."""
+        """The largest makespan in ticks that another case's answer undercuts by no more than the gap, or None."""
         if other.result.answer is None:
             return None
         return self.limits.as_short(self.formulated[scope].ticks(other.objective_seconds))

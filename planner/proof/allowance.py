@@ -14,8 +14,7 @@ _ROUNDING = 1e-9
 
 
 class Least(NamedTuple):
-    """The least seconds of a stage's remaining choices after the end of what they stream, and the least ranks x
-    seconds."""
+    """Lower bounds over the remaining choices of a stage: tail seconds, and tail seconds x ranks."""
 
     seconds: float
     work: float

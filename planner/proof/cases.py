@@ -35,8 +35,11 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Case:
-    """A subset of the plans of a space: the remaining choices of each stage, and for some pairs of stages whether their
-    pools intersect."""
+    """A subset of the plans of a space.
+
+    `left` has the remaining choices of each stage, and `related` for some pairs of stages whether their pools
+    intersect.
+    """
 
     space: Space
     left: Mapping[str, Some]
@@ -45,14 +48,14 @@ class Case:
     @classmethod
     def whole(cls, space: Space) -> Case:
         """Return the case of every plan of the space."""
-        all_choices = {name: every.some(np.arange(len(every.site))) for name, every in space.choices.items()}
+        all_choices = {name: choices.some(np.arange(len(choices.site))) for name, choices in space.choices.items()}
         return cls(space, all_choices, {})
 
     def within(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """Split the case by a stage's amount: the plans with at most `most`, and the others."""
-        every, left = self.space.choices[stage], self.left[stage].numbers
-        is_within = every.amounts[AMOUNTS.index(amount), left] <= most
-        halves = every.some(left[is_within]), every.some(left[~is_within])
+        choices, indices = self.space.choices[stage], self.left[stage].numbers
+        is_within = choices.amounts[AMOUNTS.index(amount), indices] <= most
+        halves = choices.some(indices[is_within]), choices.some(indices[~is_within])
         return replace(self, left={**self.left, stage: halves[0]}), replace(self, left={**self.left, stage: halves[1]})
 
     def meeting(self, one: str, other: str) -> tuple[Case, Case]:
@@ -63,7 +66,7 @@ class Case:
     @cached_property
     def least(self) -> Mapping[str, Mapping[str, float]]:
         """The least of each amount over the remaining choices, by stage."""
-        return {name: some.least for name, some in self.left.items()}
+        return {name: subset.least for name, subset in self.left.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,8 +105,9 @@ class Case:
         return any(self._bytes(group) > limit for group in self._meeting_groups())
 
     def _bytes(self, group: Collection[str], over: str = "") -> float:
-        """Return the least bytes that stages hold on a common rank: shareable weights once, and the largest transient
-        of one stage.
+        """Return the least bytes that stages hold on a common rank.
+
+        Shareable weights count once, and of transient memory the largest of one stage.
 
         With `over="_in_all"`, the bytes on all ranks together.
         """
@@ -129,8 +133,7 @@ class Case:
         return _largest_groups(self.names, frozenset(pair for pair in pairs if self.meets(*pair)))
 
     def least_seconds(self, most: float = math.inf) -> float:
-        """Return a lower bound on the period of every plan of the case; the computation stops once it reaches
-        `most`."""
+        """Return a lower bound on the period of every plan of the case; it may stop at `most`."""
         period = _Turn(self)
         by_work = period.by_work()
         return by_work if by_work >= most else period.by_order(by_work, most)
@@ -243,8 +246,10 @@ class _Turn:
         return work / self.num_ranks
 
     def by_order(self, least: float, most: float) -> float:
-        """Return the end of the best order: `least` as soon as some order ends by then, and `most` if none ends
-        earlier."""
+        """Return the end of the best order, no less than `least` and no more than `most`.
+
+        The search stops as soon as some order ends by `least`.
+        """
         self.least, self.most = least, most
         self.rest = [0.0] * self.num_stages
         for position in reversed(range(self.num_stages)):

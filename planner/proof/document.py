@@ -1,5 +1,4 @@
-"""The proof of a lower bound as a document: for each search case a tree of cases, with its nodes in depth-first
-order."""
+"""The proof of a lower bound as a document: for each search case a tree of cases in depth-first order."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ Node: TypeAlias = Split | Meeting | Closed
 
 
 class Tree(Document):
-    """The tree of one search case: each node is followed by the nodes of its first half, then those of its second
-    half."""
+    """The tree of one search case: each node is followed by its first half, then by its second half."""
 
     ahead: dict[str, int]
     runs_on: bool

@@ -27,9 +27,11 @@ from meshwright.profiles.stages import Stage, StageGraph
 
 _PLAIN_AMOUNTS = ("seconds", "tail_seconds", "own", "weights", "transient")
 AMOUNTS = ("ranks", *_PLAIN_AMOUNTS, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN_AMOUNTS[2:]))
-"""The amounts of a choice: ranks; seconds and tail seconds; bytes on a rank (own: resident bytes except shareable
-weights; weights: shareable weights; transient: bytes while it runs); ranks x seconds, for both kinds of seconds; and
-the three kinds of bytes on all ranks."""
+"""The amounts of a choice.
+
+They are: ranks; seconds and tail seconds; on a rank, resident bytes except shareable weights, shareable weights, and
+transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds of bytes on all ranks.
+"""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,10 @@ class Enumeration:
     _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
 
     def spaces(self, scopes: Sequence[Scope]) -> tuple[Space, ...]:
-        """Return the spaces of some search cases; the last are built first, because least is pruned where stages work
-        ahead."""
+        """Return the spaces of some search cases.
+
+        The last ones are built first: stages work ahead there, so that the fewest choices are pruned.
+        """
         return tuple(self.space(scope) for scope in reversed(scopes))[::-1]
 
     def space(self, scope: Scope) -> Space:
@@ -156,8 +160,10 @@ class Enumeration:
         return self._refits.seconds(stage, sources, targets)
 
     def _allowed(self, scope: Scope, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
-        """Return the choices of every stage, starting with the stages that take most of a period and so limit the
-        others."""
+        """Return the choices of every stage within its allowance.
+
+        Stages that take most of a period come first, because they limit the others most.
+        """
         graph = self.facts.graph
         period = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
         by_stage: dict[str, Choices] = {}
@@ -205,8 +211,7 @@ class Enumeration:
                     yield Site(part, layout)
 
     def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
-        """Yield ranks and plain amounts of a site's choices that fit, are not too slow and are not dominated
-        (`Front`)."""
+        """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated (`Front`)."""
         (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
         device_bytes, host_bytes = room_on(self.facts, part)
         legal = [
@@ -247,8 +252,7 @@ class Enumeration:
         return self._families[id(all_schedules)][1]
 
     def _least_seconds(self, stage: Stage, scope: Scope, site: Site, quickest: Schedule, costs: LayoutCosts) -> float:
-        """Return a lower bound on the seconds of every schedule that differs from `quickest` only in ways that cost
-        time.
+        """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
 
         For a generation it is computed without simulation; for a schedule that streams it is 0.
         """

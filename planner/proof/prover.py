@@ -47,8 +47,7 @@ class _Branch:
     halves: tuple[_Branch, ...] = ()
 
     def nodes(self, case: Case, target: float) -> Iterator[Node]:
-        """Yield the nodes of this subtree, in the order of the document, for a case with no more plans than the
-        branch's own.
+        """Yield the nodes of this subtree for a case with no more plans than the branch's own, depth first.
 
         A case that is empty, or takes at least `enough` seconds, is closed rather than split.
         """

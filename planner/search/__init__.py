@@ -1,2 +1,1 @@
-"""Builds the optimisation problem of a job and turns the solver's answer into a plan: legal choices, Pareto frontiers,
-problem, assembled plan."""
+"""Formulates a job as an optimisation problem, and assembles plans from the solver's answers."""

@@ -87,8 +87,7 @@ def assemble(
 
 
 def _with_early_refits(plan: Plan, order: Sequence[str]) -> list[str]:
-    """Move trainings whose weights another, disjoint pool needs before the other trainings, if no precedence forbids
-    it.
+    """Move trainings whose weights a disjoint pool needs before the other trainings, if precedences allow it.
 
     Their refits can then overlap with the other trainings, which the period does not show.
     """

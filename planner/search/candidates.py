@@ -79,8 +79,9 @@ def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 def undominated_generations(
     candidates: Sequence[Candidate], late: Callable[[Candidate], float]
 ) -> tuple[Candidate, ...]:
-    """Return the undominated choices of a generation whose rewards are waited for; `late` returns the least wait in
-    seconds.
+    """Return the undominated choices of a generation whose rewards are waited for.
+
+    `late` returns the least wait in seconds.
 
     Among choices with the same numbers of replicas and slots the faster one has its rewards sooner, so that `late` is
     called for few of them.

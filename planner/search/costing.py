@@ -27,8 +27,7 @@ TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 @dataclass
 class Asked:
-    """Number of questions to a cost model: seconds (`timed`), bytes (`weighed`), and distinct simulations of
-    generation.
+    """Number of questions to a cost model: seconds (`timed`), bytes (`weighed`) and simulated generations.
 
     A simulation of generation depends on the numbers of replicas, pipeline stages and slots, and on what is in flight.
     """
@@ -40,8 +39,7 @@ class Asked:
 
 @dataclass
 class Notes:
-    """The bookkeeping of costing one stage: question counts, rejections by reason, and least peak memory by cluster
-    part."""
+    """Bookkeeping of costing one stage: questions, rejections by reason, least peak memory by cluster part."""
 
     asked: Asked = field(default_factory=Asked)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -50,8 +48,7 @@ class Notes:
 
 
 class Most(NamedTuple):
-    """The longest seconds, and the longest tail seconds (after the end of what is streamed), of a choice worth
-    costing."""
+    """The longest seconds of a choice worth costing, in all and after the end of what it streams (tail)."""
 
     seconds: float
     tail_seconds: float
@@ -124,8 +121,7 @@ class OnLayout:
         return candidate_of(self.costs, self.call.layout, schedule, seconds, held)
 
     def _is_too_slow(self, schedule: Schedule) -> bool:
-        """True if the schedule is too slow, decided once by the quickest of the schedules that differ in ways that only
-        cost time.
+        """True if the schedule is too slow, decided by its quickest variant, once for all variants.
 
         Stages that stream, and generation, are checked for memory first, because simulating a generation takes as long
         as many memory questions.

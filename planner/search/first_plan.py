@@ -38,8 +38,10 @@ class FirstPlans:
     begun: Callable[[int], None]
 
     def best(self, *costed: Frontier) -> Searched | None:
-        """Return the best plan from the full frontiers of `costed` stages and the plain choices of the others; None if
-        none is found at once."""
+        """Return the best plan from all choices of the `costed` stages and plain choices of the others, or None.
+
+        None also means that no plan is found at once.
+        """
         by_stage = {frontier.stage.name: frontier for frontier in costed}
         frontiers = [by_stage.get(plain.stage.name, plain) for plain in self.plain]
         if not all(any(frontier.candidates.values()) for frontier in frontiers):
@@ -69,6 +71,8 @@ class FirstPlans:
 
 
 def load_solver() -> None:
-    """Import the solver. OR-Tools takes about as long to import as a stage to cost, so it runs beside the second
-    process."""
+    """Import the solver.
+
+    OR-Tools takes about as long to import as a stage to cost, and the second process works in the meantime.
+    """
     import_module("meshwright.planner.solver.solve")

@@ -38,8 +38,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
 BLOCK_BYTES = 2**20
-"""Smallest memory unit, small compared to any device. It is doubled until the sum over all choices is one that the
-solver handles exactly."""
+"""Smallest memory unit, small compared to any device.
+
+It is doubled until the sum over all choices is one that the solver handles exactly.
+"""
 
 _TICKS_PER_STEP = 10**6
 """Number of ticks in about one step; the lower bound is then accurate to a few millionths."""
@@ -57,8 +59,7 @@ _KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """The problem, the seconds of a tick, the bytes of a memory unit, and the pool and candidate that each option
-    represents.
+    """The problem, its units of time and memory, and the pool and candidate that each option represents.
 
     If stages may be placed anywhere, the pool of an option is the first one of its size.
     """
@@ -139,7 +140,7 @@ def formulate(
     tick = _tick_seconds(frontiers, handovers)
     late = reward_readers(facts)
     anywhere = not by_pool and all(_is_every_pool(facts.cluster, frontier.pools) for frontier in frontiers)
-    behind = {
+    choices = {
         frontier.stage.name: tuple(
             (ranks, candidate)
             for ranks in frontier.pools
@@ -148,8 +149,8 @@ def formulate(
         )
         for frontier in frontiers
     }
-    is_shareable = {name: graph.by_name[name].may_share for name in behind}
-    block_bytes = _unit_bytes(facts.cluster.num_ranks, behind)
+    is_shareable = {name: graph.by_name[name].may_share for name in choices}
+    block_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
     device_blocks = most_usable_bytes(facts.cluster) // block_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
@@ -159,36 +160,38 @@ def formulate(
     calls = (
         *(
             CallOptions(name, tuple(option(*pair, is_shareable[name]) for pair in pairs))
-            for name, pairs in behind.items()
+            for name, pairs in choices.items()
         ),
         *_missing_memory(facts.cluster, device_blocks, block_bytes),
     )
     known_ticks: _KnownTicks = {}
     transfers = tuple(
-        _transfer(facts, model, tick, behind, target, known_ticks=known_ticks, anywhere=anywhere)
+        _transfer(facts, model, tick, choices, target, known_ticks=known_ticks, anywhere=anywhere)
         for target in graph.refit_targets
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=device_blocks,
         calls=calls,
-        tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
+        tasks=(*transfers, *(CallRun(name=name, call=name) for name in choices)),
         precedences=precedences(
-            graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover), late=late
+            graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
         ),
         carried=carried(handovers, ahead, tick, late),
         copies=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=behind)
+    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=choices)
 
 
-def _unit_bytes(num_ranks: int, behind: Behind) -> int:
-    """Return the bytes of a memory unit, a power of two for which all choices on one rank add up to what the solver
-    handles."""
+def _unit_bytes(num_ranks: int, choices: Behind) -> int:
+    """Return the bytes of a memory unit.
+
+    It is a power of two for which all choices on one rank add up to what the solver handles exactly.
+    """
     changes = [0.0] * (num_ranks + 1)
-    for pairs in behind.values():
+    for pairs in choices.values():
         for ranks, candidate in pairs:
             num_bytes = candidate.resident_bytes + candidate.weights_bytes + candidate.transient_bytes
             changes[ranks.first_rank] += num_bytes
@@ -244,8 +247,10 @@ def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) 
 
 
 def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
-    """Build the option of one choice on one pool. Weights that no other stage may share belong to the stage alone, and
-    may be offloaded."""
+    """Build the option of one choice on one pool.
+
+    Weights that no other stage may share belong to the stage alone, and may be offloaded.
+    """
     weights = math.ceil(candidate.weights_bytes / block_bytes)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
@@ -269,15 +274,17 @@ def _place_name(part: int, layout: Layout) -> str:
     return f"{layout}@{part}" if part else str(layout)
 
 
-def _may_stream(behind: Behind, handover: Handover) -> bool:
+def _may_stream(choices: Behind, handover: Handover) -> bool:
     """True if some choice of the consumer reads chunks while generation continues."""
-    options = behind[handover.consumer]
+    options = choices[handover.consumer]
     return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
 
 
 def _early_ticks(tick: float, candidate: Candidate) -> int:
-    """Return how many ticks before the end of generation a streaming stage may start, rounded up to keep the bound
-    valid."""
+    """Return how many ticks before the end of generation a streaming stage may start.
+
+    They are rounded up to keep the lower bound valid.
+    """
     if not candidate.schedule.chunk_tokens:
         return 0
     early = math.ceil((candidate.seconds - candidate.tail_seconds) / tick)
@@ -288,7 +295,7 @@ def _transfer(
     facts: Facts,
     model: CostModel,
     tick: float,
-    behind: Behind,
+    choices: Behind,
     target: str,
     *,
     known_ticks: _KnownTicks,
@@ -300,7 +307,7 @@ def _transfer(
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
     spec, stage = facts.models.spec(role), facts.graph.by_name[target]
-    overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
+    overlaps = _overlaps([pool for pool, _ in choices[source]], [pool for pool, _ in choices[target]])
     if anywhere:
         overlaps = {
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
@@ -336,7 +343,7 @@ def _transfer(
             by_overlap.append((overlap, known_ticks[key]))
         return by_overlap
 
-    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
+    sources, targets = (_shards(facts.cluster, choices[end]) for end in (source, target))
     ticks = _between_all(sources, targets, ticks_between)
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 

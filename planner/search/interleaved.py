@@ -45,8 +45,7 @@ class Beside:
             self._fitting[schedule] = found
 
     def too_large(self, layout: Layout, schedule: Schedule) -> str | None:
-        """Return the reason why an interleaved choice is too large, if the plain one under the same schedule is; else
-        None."""
+        """Return why an interleaved choice is too large if the plain one under the same schedule is, else None."""
         return self._too_large.get(schedule) if self._is_variant(layout) else None
 
     def beats(self, layout: Layout, schedule: Schedule, seconds: float) -> bool:

@@ -74,8 +74,7 @@ def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: 
 
 
 def _scopes(plan: Plan, facts: Facts) -> tuple[Scope, ...]:
-    """Return the search cases with the plan's steps ahead, or else the furthest steps ahead that the staleness
-    allows."""
+    """Return the search cases with the plan's steps ahead, or the furthest that the staleness allows."""
     allowed = patterns(facts.graph, facts.staleness)
     ahead = plan.ahead if plan.ahead in allowed else allowed[-1]
     return scopes(ahead, facts.staleness)

@@ -54,8 +54,7 @@ class Course:
         self._report()
 
     def learns(self, scope: int, bound_seconds: float) -> None:
-        """Report a lower bound on the period of every plan of a search case; a weaker bound than the known one is
-        ignored."""
+        """Report a lower bound on the period of every plan of a search case, unless a better one is known."""
         self.bounds[scope] = max(bound_seconds, self.bounds.get(scope, 0.0))
         self._report()
 

@@ -33,8 +33,7 @@ _MAX_NODES_FACTOR = 16
 """More nodes are tried up to this multiple of the cluster."""
 
 _MIN_LENGTH_SHARE = 1 / 64
-"""Responses are shortened to no less than this share of their maximum length; beyond it the job would be a different
-one."""
+"""Responses are shortened to no less than this share of their maximum, to keep the job recognisable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +67,7 @@ class NoPlan:
 
 @dataclass(frozen=True)
 class _Need:
-    """The choices of every stage, whatever memory they need, and the least usable device memory with which a plan
-    exists.
+    """The choices of every stage whatever their memory, and the least device memory with which a plan exists.
 
     `num_bytes` is None if some stage has no legal choice at all.
     """
@@ -78,7 +76,7 @@ class _Need:
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        """True if the needed memory fits the largest device. What smaller devices lack already counts as needed
+        """True if the needed memory fits the largest device; what smaller devices lack counts as needed
         (`formulate`)."""
         return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
 
@@ -133,8 +131,10 @@ def _extend_in_time(changes: list[Change], *searches: Iterator[Change]) -> bool:
 
 
 def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
-    """Return the refusal of a workload on which every training choice violates one of these rules, before any
-    costing."""
+    """Return the refusal of a workload on which every training choice violates one of these rules.
+
+    That is known before anything is costed.
+    """
     reasons = "; ".join(sentence.rstrip(".") for sentence in broken)
     trains = [stage.name for stage in facts.graph.stages if stage.trains]
     limits = tuple(Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.") for name in trains)
@@ -225,8 +225,10 @@ def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
 def _feasibility(
     remodel: Remodel, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
 ) -> Callable[[Facts], bool]:
-    """Return a function that tells if a job with other facts has a plan. The stages that did not fit even `alone` are
-    checked first."""
+    """Return a function that tells if a job with other facts has a plan.
+
+    The stages that did not fit even alone are checked first.
+    """
 
     def has_plan(facts: Facts) -> bool:
         model, scope = remodel(facts), _scope(facts, pins)

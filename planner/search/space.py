@@ -105,14 +105,15 @@ def _wanted(pins: Sequence[Pin]) -> Wanted:
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
-    """True for the usual layouts: tensor parallelism within a node and with sequence parallelism, no context
-    parallelism."""
+    """True for the usual layouts: tp within a node and with sequence parallelism, no context parallelism."""
     return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
 
 
 def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
-    """True for schedules without offload, selective recomputation or chunks, whose micro-batches hold a power of four
-    of the longest rows."""
+    """True for the usual schedules: no offload, selective recomputation or chunks.
+
+    Their micro-batches hold a power of four of the longest rows.
+    """
     rows = schedule.most_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (
@@ -157,8 +158,7 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
-    """Apply the pins of a stage to its legal choices one by one, and refuse the first that leaves none or forbids
-    none."""
+    """Apply the pins of a stage one by one, and refuse the first that leaves or forbids no legal choice."""
     cluster = facts.cluster
     parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
     kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
@@ -191,8 +191,10 @@ def _refuse(pin: Pin, violations: Sequence[str]) -> None:
 
 
 def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iterator[Layout]:
-    """Yield every factorisation of `num_ranks` into tp x pp x dp x cp, with and without sequence parallelism, and with
-    every offered degree of expert parallelism."""
+    """Yield every factorisation of `num_ranks` into tp x pp x dp x cp.
+
+    Each comes with and without sequence parallelism, and with every offered degree of expert parallelism.
+    """
     max_cp = max_context_parallel(facts, stage)
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
@@ -205,8 +207,10 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iter
 
 
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
-    """Yield the layout and, for a stage that trains, its interleaved variants with every number of chunks that divides
-    the layers of a pipeline stage."""
+    """Yield the layout and, for a stage that trains, its interleaved variants.
+
+    Every number of chunks that divides the layers of a pipeline stage is offered.
+    """
     yield layout
     num_layers = facts.models.spec(stage.role).num_layers
     if stage.trains and layout.pp > 1 and num_layers % layout.pp == 0:

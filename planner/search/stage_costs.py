@@ -27,8 +27,7 @@ class StageCosts:
 
     @cached_property
     def pools(self) -> dict[str, Mapping[Ranks, PoolKind]]:
-        """The pools of each stage with their kinds; stages with the same pool pins share one listing, because there are
-        many pools."""
+        """The pools of each stage with their kinds; the many pools are listed once for equal pool pins."""
         by_pins: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
         by_stage = {}
         for stage in self.facts.graph.stages:

@@ -14,8 +14,7 @@ from meshwright.planner.search.recost import illegal_under, recost
 
 
 def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
-    """Return the plan's placements costed under these facts, or a sentence naming the first rule or pin that they
-    violate."""
+    """Return the plan costed under these facts, or a sentence naming the first rule or pin that it violates."""
     violation = next(_violations(plan, facts, pins), None)
     if violation is None:
         re_evaluated = recost(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})

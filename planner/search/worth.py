@@ -61,8 +61,7 @@ class Worth:
     late_seconds: Callable[[float], float] = lambda _: 0.0
 
     def most(self, stage: str, key: ScopeKey) -> dict[PoolKind, Most]:
-        """Return the longest times of the stage's choices on each kind of pool, over all search cases that offer these
-        choices.
+        """Return the longest times of the stage's choices on each kind of pool, over all search cases with this key.
 
         Kinds of pools on which every choice is too slow are absent. A choice that streams can be in a plan only if a
         choice that took its tail seconds and streamed nothing could be.
@@ -71,11 +70,15 @@ class Worth:
         for scope, max_seconds in zip(self.scopes, self.enough_seconds, strict=True):
             if scope.of(self.graph.by_name[stage]) == key:
                 streams = scope.streams(self.graph.by_name[stage])
-                whole = self._most(stage, scope, max_seconds, streams=streams)
-                tails = self._most(stage, scope, max_seconds, streams=False, is_tail=True) if streams else whole
-                for kind in whole.keys() & tails.keys():
+                max_seconds_on = self._most(stage, scope, max_seconds, streams=streams)
+                max_tail_seconds_on = (
+                    self._most(stage, scope, max_seconds, streams=False, is_tail=True) if streams else max_seconds_on
+                )
+                for kind in max_seconds_on.keys() & max_tail_seconds_on.keys():
                     widest = most_on.get(kind, Most(0.0, 0.0))
-                    most_on[kind] = Most(max(widest.seconds, whole[kind]), max(widest.tail_seconds, tails[kind]))
+                    most_on[kind] = Most(
+                        max(widest.seconds, max_seconds_on[kind]), max(widest.tail_seconds, max_tail_seconds_on[kind])
+                    )
         return most_on
 
     def least_seconds(self, position: int) -> float:
@@ -117,12 +120,12 @@ class Worth:
         if not options:
             return {}
         bounds = iter(bounds_with(self._problem(scope, max_seconds), CallOptions(name, tuple(options))).tolist())
-        most = {}
+        most_on = {}
         for kind, trials in durations.items():
             possible = [seconds for seconds in trials if next(bounds) <= _TICKS]
             if possible:
-                most[kind] = max(possible) + max_seconds / _GRID
-        return most
+                most_on[kind] = max(possible) + max_seconds / _GRID
+        return most_on
 
     def _problem(self, scope: Scope, max_seconds: float) -> Problem:
         """Build the problem of one period of a search case, with every stage at its lower bounds."""

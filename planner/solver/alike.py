@@ -58,8 +58,7 @@ def _transfers(problem: Problem) -> tuple[Transfer, ...]:
 def _properties(
     problem: Problem, family: Mapping[str, str], ticks: int, blocks: int
 ) -> dict[tuple[str, str], set[Hashable]]:
-    """Return the properties of each layout within its family: sizes of pools and copies, and the durations of
-    transfers."""
+    """Return what distinguishes a layout within its family: sizes of pools and copies, durations of transfers."""
     properties: dict[tuple[str, str], set[Hashable]] = {}
     layouts_of: dict[str, set[str]] = {call.name: set() for call in problem.calls}
     for call in problem.calls:
@@ -78,8 +77,7 @@ def _properties(
 
 
 def _merged_call(merged: Alike, call: CallOptions) -> CallOptions:
-    """Return the call with its options at representative places; a copy is as small as the smallest one merged
-    there."""
+    """Return the call with its options at representative places, where copies are as small as the smallest."""
     if call.name not in merged.family:
         return call
     least: dict[Place, int] = {}

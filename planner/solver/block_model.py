@@ -43,8 +43,10 @@ from meshwright.planner.solver.windows import followers, windows
 
 @dataclass(frozen=True, kw_only=True)
 class Relations:
-    """The variables of the picks and of the relations between rank ranges. Calls are named; options are numbered within
-    their call."""
+    """The variables of the picks and of the relations between rank ranges.
+
+    Calls are named; options are numbered within their call.
+    """
 
     pick: Mapping[tuple[str, int], cp_model.IntVar]
     has: Mapping[tuple[str, Place], cp_model.IntVar]  # y: the call has the shape, a place that starts at rank 0
@@ -88,8 +90,7 @@ def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: i
 
 
 def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: cp_model.LinearExprT) -> None:
-    """Require that on the rank range of every call the copies there and any one call's transient memory fit in `device`
-    units."""
+    """Limit the copies on the rank range of every call, plus any one call's transient memory, to `device` units."""
     resident, transient = {}, {}
     for call in problem.calls:
         saved = [
@@ -138,8 +139,7 @@ def _amount(
 def _shares(
     model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: Blocks
 ) -> dict[tuple[str, Place], cp_model.IntVar]:
-    """Return the variables s: a call shares a copy only with an earlier call of its group with an equal range and
-    shape."""
+    """Return the variables s: a call shares an earlier call's copy only at an equal range and shape."""
     shares = {}
     for call in problem.calls:
         for shape in places(call):
@@ -171,8 +171,7 @@ def _a_run_takes_its_options_ticks(
 def _a_transfer_takes_its_shapes_ticks(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, latest: int
 ) -> None:
-    """A transfer lasts as long as the two shapes and their common ranks require, and no time if its target shares a
-    copy.
+    """A transfer lasts as long as its shapes and common ranks require, and no time if its target shares a copy.
 
     Durations are clipped just above `latest`, because longer ones are too long in any case.
     """
@@ -196,8 +195,10 @@ def _a_transfer_takes_its_shapes_ticks(
 def _tasks_on_common_ranks_do_not_overlap(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """Of two tasks on intersecting rank ranges, one ends before the other starts. Pairs that are ordered already are
-    skipped."""
+    """Of two tasks on intersecting rank ranges, one ends before the other starts.
+
+    Pairs that the precedences order already are skipped.
+    """
     after = followers(problem)
     for one, other in combinations(problem.tasks, 2):
         if other.name in after[one.name] or one.name in after[other.name]:
@@ -222,8 +223,7 @@ def _calls_of(task: Task) -> tuple[str, ...]:
 def _work_fits_between_its_neighbours(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """Between two tasks, or the ends, the cluster and every rank range have time for all the work that must lie
-    there."""
+    """Between two tasks, or the ends, the cluster and every rank range have time for the work that lies there."""
     run = problem.runs
     share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
     load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}

@@ -66,16 +66,22 @@ _MANY_OPTIONS = 700
 """Number of options beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
 
 _STRIDE, _STRIDE_GROWTH = 0.01, 1.5
-"""The first round aims at this share of the bound beyond it, or at the requested gap if that is more; the stride grows
-by the second factor in each round."""
+"""First stride, as a share of the bound, and the factor by which strides grow in each round.
+
+The first stride is the requested gap if that is more.
+"""
 
 _SHORT_CALL_GAPS, _FINER_GAP = 2, 2
-"""Calls that take less of the bound than this multiple of the requested gap are replaced by representatives, in a
-problem that is solved to a gap finer by the second factor."""
+"""Calls that take less of the bound than this multiple of the requested gap get representatives.
+
+The problem with representatives is solved to a gap finer by the second factor.
+"""
 
 _TICKS_PER_GAP = 128
-"""Times are rounded to one in this many parts of the requested gap, so that ten tasks in sequence lose at most a tenth
-of it."""
+"""Times are rounded to one in this many parts of the requested gap.
+
+Ten tasks in sequence then lose at most a tenth of the gap.
+"""
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
@@ -135,15 +141,14 @@ class _Best:
     @property
     def target(self) -> int:
         """The largest makespan that is requested and improves on the answer by more than the requested gap."""
-        most = self.longest if self.answer is None else self.limits.target(self.makespan)
-        return most if self.aim is None else min(most, self.aim)
+        longest = self.longest if self.answer is None else self.limits.target(self.makespan)
+        return longest if self.aim is None else min(longest, self.aim)
 
     @property
     def _longest_worthwhile(self) -> int:
-        """The largest makespan of a better answer that meets the target or exceeds the bound by no more than the
-        requested gap."""
-        most = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
-        return min(most, max(self.target, self.limits.as_short(self.bound)))
+        """The largest makespan of a better answer that meets the target or is within the gap of the bound."""
+        longest = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
+        return min(longest, max(self.target, self.limits.as_short(self.bound)))
 
     @property
     def longest(self) -> int:
@@ -168,8 +173,10 @@ class _Best:
         return min(bound, self.makespan) if self.answer else bound
 
     def left_of(self, problem: Problem) -> Problem:
-        """Return the problem without options that cannot meet the target; if a call has none left, the target is
-        excluded."""
+        """Return the problem without options that cannot meet the target.
+
+        If a call has none left, the bound rises above the target.
+        """
         target = self.target
         remaining = within(problem, target)
         bound = least_makespan(remaining) if all(call.options for call in remaining.calls) else target + 1
@@ -186,8 +193,10 @@ class _Best:
             self._search_among(restricted, self.target, self.left)
 
     def by_stand_ins(self, problem: Problem) -> None:
-        """Solve the problem with one representative option per number of ranks for each short call, then search the
-        real options on the numbers of ranks that are best there."""
+        """Solve the problem with representatives for short calls, then search among the similar real options.
+
+        A representative stands for all options of a short call on one number of ranks.
+        """
         short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
         if not self.is_open or not _have_many_options(problem, short):
             return
@@ -209,8 +218,7 @@ class _Best:
                 self.aside, self.answer = self.answer, None
 
     def by_branches(self, problem: Problem) -> None:
-        """Search all branches in rounds with a growing aim; a round that finds no answer proves that none is within the
-        aim."""
+        """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
         problem = self.left_of(problem)
         if not self.is_open:
             return

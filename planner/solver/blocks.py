@@ -17,8 +17,7 @@ from meshwright.planner.solver.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """The variables by names of calls: each call's number of ranks, and the relation of the rank ranges of two
-    calls."""
+    """The number of ranks of each call, and the relations of the rank ranges of two calls, by call names."""
 
     size: Mapping[str, cp_model.IntVar]
     inside: Mapping[tuple[str, str], cp_model.IntVar]  # the first range is part of the second, or equal to it
@@ -122,8 +121,10 @@ def _between(
     third: str,
     whole: str | None,
 ) -> cp_model.IntVar:
-    """Return a variable for whether a third range lies between a part and a whole, or around the part if the whole is
-    the cluster."""
+    """Return a variable for whether a third range lies between a part and a whole.
+
+    If the whole is the cluster, the third range only has to lie around the part.
+    """
     if whole is None:
         return proper[part, third]
     between = model.new_bool_var(f"between[{part},{third},{whole}]")

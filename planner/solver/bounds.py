@@ -73,13 +73,13 @@ class _Bound:
 
     def with_each(self, call: CallOptions) -> Ticks:
         """Return a lower bound on the makespan of the answers with each option of a call, [options]."""
-        ticks, rest, work, arrive = (
+        ticks, after_stream, work, arrive = (
             np.array([amount_of(option) for option in call.options], dtype=np.int64)
             for amount_of in (_ticks, _ticks_after_stream, _work, _ticks_to_late_delivery)
         )
         bounds = self._makespan(
             {**self._fastest, call.name: ticks},
-            {**self._ticks_after_stream, call.name: rest},
+            {**self._ticks_after_stream, call.name: after_stream},
             {**self._least, call.name: work},
             {**self._arrive, call.name: arrive},
         )
@@ -88,14 +88,14 @@ class _Bound:
     def _makespan(
         self,
         ticks: Mapping[str, Amount],
-        rest: Mapping[str, Amount],
+        after_stream: Mapping[str, Amount],
         work: Mapping[str, Amount],
         arrive: Mapping[str, Amount],
     ) -> Amount:
         """Return a lower bound on the makespan if every call takes at least the given amounts.
 
-        `ticks` are durations, `rest` the ticks left of a run when what streams to it has ended, `work` the ticks x
-        ranks, and `arrive` the ticks from the start of a run until its late delivery.
+        `ticks` are durations, `after_stream` the ticks left of a run when what streams to it has ended, `work` the
+        ticks x ranks, and `arrive` the ticks from the start of a run until its late delivery.
         """
         starts: dict[str, Amount] = {}
         ends: dict[str | None, Amount] = {None: 0}
@@ -109,12 +109,12 @@ class _Bound:
                 starts[name] = _largest(starts[name], starts[before] if is_streamed else delivered)
                 streamed = _largest(streamed, delivered if is_streamed else 0)
             call = self._call.get(name)
-            ends[name] = _largest(starts[name] + ticks[call], streamed + rest[call]) if call else starts[name]
+            ends[name] = _largest(starts[name] + ticks[call], streamed + after_stream[call]) if call else starts[name]
         longest = _largest(
             *ends.values(), *(self._closes(window, ends, work) for window in self._windows.get(None, ()))
         )
         if self._problem.carried:
-            chain_after = self._chains_after(ticks, rest, work)
+            chain_after = self._chains_after(ticks, after_stream, work)
             for before, after, turns, lag, is_late in self._problem.carried:
                 delivered = ends[before] + lag
                 if is_late:
@@ -123,7 +123,7 @@ class _Bound:
         return longest
 
     def _chains_after(
-        self, ticks: Mapping[str, Amount], rest: Mapping[str, Amount], work: Mapping[str, Amount]
+        self, ticks: Mapping[str, Amount], after_stream: Mapping[str, Amount], work: Mapping[str, Amount]
     ) -> dict[str, Amount]:
         """Return for each task the least ticks from its start to the end of the period."""
         chain_after: dict[str, Amount] = {}
@@ -131,7 +131,7 @@ class _Bound:
             duration = ticks[self._call[name]] if name in self._call else 0
             chains = [0, *(self._inside(window, work) for window in self._behind.get(name, ()))]
             for _, after, lag, is_streamed, _ in self._after[name]:
-                chains.append(lag + rest[self._call[after]] if is_streamed else lag + chain_after[after])
+                chains.append(lag + after_stream[self._call[after]] if is_streamed else lag + chain_after[after])
             chain_after[name] = duration + _largest(*chains)
             for _, after, _, is_streamed, _ in self._after[name]:
                 if is_streamed:

@@ -129,8 +129,8 @@ class _Room:
         }
 
     def beside(self, deciding: CallOptions, index: int, kept: Kept) -> Kept:
-        """Return which of the kept options fit beside one option of the deciding call, and of that call the one option
-        only."""
+        """Return which of the kept options fit beside one option of the deciding call; of that call, only this
+        option."""
         option = deciding.options[index]
         own_resident = option.resident_blocks - int(self._free[deciding.name][index])
         fitting: dict[str, NDArray[np.bool_]] = {}
@@ -155,8 +155,7 @@ class _Room:
 
 
 def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
-    """Yield for each option the units that sharing may save on its ranks although no owner's copy is that large
-    there."""
+    """Yield for each option the units that sharing may save beyond the size of any owner's copy there."""
     owned: dict[Place, int] = {}
     for owner in problem.owners(call.name):
         for option in problem.options(owner):

@@ -47,8 +47,7 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Al
 
 
 def fastest_few(problem: Problem) -> Problem:
-    """Return the problem with a few options per call and number of ranks: the smallest, and the fastest at each memory
-    level."""
+    """Return the problem with a few options per call and number of ranks: the smallest, and fast ones of each size."""
 
     def few_options(call: CallOptions) -> tuple[Option, ...]:
         chosen: set[Option] = set()
@@ -97,8 +96,9 @@ def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
 
 
 def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
-    """Return the problem in which each named call has one representative option per number of ranks, with the least
-    amounts.
+    """Return the problem with one representative option per number of ranks for each named call.
+
+    It has the least of every amount.
 
     The representative's weights take neither memory nor time to move, as if another call owned them; nor do those of a
     call that may share them. Options may be anywhere.
@@ -112,8 +112,10 @@ def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
 
 
 def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str]) -> Problem:
-    """Return the problem with the options on as many ranks as those picked and, except for the named calls, with their
-    layout."""
+    """Return the problem with options on as many ranks, and in the same layout, as those picked.
+
+    For the named calls, any layout will do.
+    """
 
     def similar(call: CallOptions) -> tuple[Option, ...]:
         place = picked[call.name].place
@@ -141,8 +143,7 @@ def _rounded(option: Option, unit: int, ticks: int) -> Option:
 
 
 def _undominated(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
-    """Return the indices of the options that no other option of the call dominates in ranks, ticks, early ticks and
-    memory.
+    """Return the indices of the options that no other option of the call dominates.
 
     If options may be anywhere, a smaller range can always take the place of a larger one, inside it; otherwise only
     options on the same ranks are compared. If the layout matters to others, only options that are equivalent to them
@@ -180,8 +181,8 @@ def _equivalence_for(problem: Problem, call: str, options: Sequence[Option]) -> 
                     moves[source].add((task.name, "to", target, overlap, duration))
                 if task.target == call and target in alone:
                     moves[target].add((task.name, "from", source, overlap, duration))
-    known = {layout: frozenset(found) for layout, found in moves.items()}
-    return lambda place: place if place in shared else (place.ranks, known[place.layout])
+    equivalence_key = {layout: frozenset(moves_of) for layout, moves_of in moves.items()}
+    return lambda place: place if place in shared else (place.ranks, equivalence_key[place.layout])
 
 
 def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, ...]]:
@@ -192,7 +193,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
     starts late cannot replace a long one.
     """
     free_ranks = problem.num_ranks - _least_ranks_of_producers(problem, call)
-    runs = {name for name, of in problem.runs.items() if of == call}
+    runs = {name for name, call_name in problem.runs.items() if call_name == call}
     lag = max((_longest_lag(problem, p) for p in problem.precedences if p.streamed and p.after in runs), default=0)
     is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
 

@@ -22,8 +22,7 @@ class Steps(NamedTuple):
         return cls(bound, target, max(1, -(-(target - bound) // number)))
 
     def minimise(self, model: cp_model.CpModel, makespan: cp_model.IntVar) -> None:
-        """Add to the model the objective to minimise the number of steps above the bound; the makespan is at most the
-        target."""
+        """Add the objective: the fewest steps above the bound that reach the makespan, which is at most the target."""
         steps = model.new_int_var(0, -(-(self.target - self.bound) // self.step), "steps")
         model.add(makespan <= self.bound + self.step * steps)
         model.add(makespan <= self.target)

@@ -1,5 +1,4 @@
-"""The rules of the model for fixed ranks, one function per rule, in the order and with the letters of
-`place_model.py`."""
+"""The rules of the model for fixed ranks, in the order and with the letters of `place_model.py`."""
 
 from __future__ import annotations
 
@@ -261,8 +260,7 @@ def _occupies(model: cp_model.CpModel, task: Transfer, atom: int, x: Variables) 
 
 
 def _work_fits_between_its_neighbours(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """Between two tasks, an atom has time for all its work that must lie between them (redundant, for a tighter
-    bound)."""
+    """Between two tasks, an atom has time for all its work that must lie there; redundant, for a tighter bound."""
     run = problem.runs
     for ranks in problem.atoms:
         load = {call.name: _load(model, x, call, ranks) for call in problem.calls}

@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 
 def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
-    """Return the indices of the rows that no other row dominates, in lexicographic order of the rows; of equal rows the
-    first is kept."""
+    """Return the indices of the rows that no other row dominates, sorted by their amounts.
+
+    Of equal rows the first is kept.
+    """
     if len(amounts) < 2:
         return list(range(len(amounts)))
     table = np.array(amounts)

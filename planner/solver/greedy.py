@@ -1,5 +1,4 @@
-"""Scores choices of options with greedy schedules (`timetable.py`), many choices at once that differ in one or two
-calls."""
+"""Scores choices of options with greedy schedules, for all changes of one or two calls at once."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from meshwright.planner.solver.timetable import Columns, Timetable
 
 
 class Score(NamedTuple):
-    """The score of a choice, compared in this order: memory units above the device, makespan, ticks x ranks; smaller is
-    better.
+    """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
 
     `excess_blocks` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
     """

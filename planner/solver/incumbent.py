@@ -21,8 +21,10 @@ _KICKS, _NUM_CHANGED = 24, 2
 
 @dataclass
 class Incumbent:
-    """The best answer so far to one problem. Options are stored rather than indices, which change as options are
-    dropped."""
+    """The best answer so far to one problem.
+
+    It stores options rather than their indices, which change as options are dropped.
+    """
 
     problem: Problem
     progress: Progress
@@ -34,8 +36,7 @@ class Incumbent:
 
     @property
     def target(self) -> int:
-        """The largest makespan that is requested and improves on the answer by more than the gap; there must be an
-        answer."""
+        """The largest makespan that is requested and beats the answer, which must exist, by more than the gap."""
         assert self.makespan is not None
         return self.limits.target(self.makespan)
 
@@ -91,8 +92,7 @@ class Incumbent:
                 greedy = Greedy(problem)
 
     def kick(self, problem: Problem) -> bool:
-        """Perturb two calls of a choice at random and descend, repeatedly from the best choice found; True if that
-        improves the answer.
+        """Perturb two calls of a choice at random and descend, again and again; True if that improves the answer.
 
         This is iterated local search (Lourenço et al., 2003). Raises OutOfTimeError if the limits leave no time.
         """

@@ -36,8 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a call; `shared_blocks` is the part of `resident_blocks` that sharing a copy saves, in memory
-    units.
+    """One way to run a call; sharing a copy saves the `shared_blocks` part of `resident_blocks` (memory units).
 
     A run may start `early_ticks` before the end of the task that streams to it. It has everything that it delivers late
     (rewards) `late_ticks` after its end.
@@ -132,8 +131,7 @@ class CarriedPrecedence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Pick one option per call and an order of the tasks so that the period, called the makespan here, is as short as
-    possible.
+    """Pick one option per call and an order of the tasks that minimise the period, called the makespan here.
 
     The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods are
     alike.
@@ -244,8 +242,10 @@ class Problem:
 
     @cached_property
     def lasts_like(self) -> Mapping[str, str]:
-        """For each task, the first task that takes equally long whatever is picked: a run of the same call, or the same
-        transfer."""
+        """For each task, the first task that takes equally long whatever is picked.
+
+        That is a run of the same call, or an equal transfer.
+        """
         by_ends: dict[tuple[str, ...], list[Task]] = {}
         first_like: dict[str, str] = {}
         for task in self.tasks:
@@ -395,8 +395,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
 
 
 def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> None:
-    """Check that rank ranges tile each other without gaps, the larger ones first: each size divides the next up to
-    `step`.
+    """Check that rank ranges tile each other without gaps: each size divides the next up to `step`.
 
     Raises ValueError otherwise.
     """

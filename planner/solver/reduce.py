@@ -28,8 +28,7 @@ _NUM_NEAR = 40
 
 @dataclass(frozen=True)
 class Reduced:
-    """The remaining problem and a lower bound on the makespan of the original one, unless that exceeds the requested
-    makespan.
+    """The remaining problem, and a lower bound on the makespan unless that exceeds the requested makespan.
 
     `bounds` has for each call and remaining option a lower bound on the makespan of every answer with the option.
     """
@@ -52,8 +51,7 @@ class Reduced:
 
 
 def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
-    """Return the problem without options that are in no answer within `makespan`, or within what `suggest` lowers it
-    to."""
+    """Return the problem without options that are in no answer within `makespan` or what `suggest` lowers it to."""
     problem = within(problem, makespan)
     if any(not call.options for call in problem.calls):
         return _no_answer(problem, makespan)
@@ -116,8 +114,7 @@ class _Pass:
     makespan: int
 
     def bounds(self, call: CallOptions, relaxed: Relaxed) -> dict[Option, int]:
-        """Return the options of a call that survive, tested one by one and then with the call fixed to each pool in
-        turn."""
+        """Return the options of a call that survive, tested one by one and then with the call fixed to each pool."""
         variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
         pools: dict[range, list[int]] = {}
         for index, option in enumerate(call.options):

@@ -12,8 +12,7 @@ from typing import Literal, Self, TypeAlias
 from meshwright.planner.solver.problem import Option, Problem
 
 Progress: TypeAlias = Callable[[int | None, int], None]
-"""Called with the makespan of the best answer (None before there is one) and the lower bound, in ticks, whenever one of
-them improves."""
+"""Called with the makespan of the best answer, or None, and the lower bound, in ticks, when one improves."""
 
 _GAP_SHARE = 0.99
 """Share of the gap that the search uses; the rest covers seconds that are not whole ticks."""
@@ -78,8 +77,7 @@ class Limits:
             raise OutOfTimeError
 
     def target(self, makespan: int) -> int:
-        """The largest makespan worth finding once this one is known: `most` at first, then shorter ones by more than
-        the gap."""
+        """The largest makespan worth finding once this one is known: `most`, or shorter by more than the gap."""
         if self.most is not None and makespan > self.most:
             return self.most
         return self.shorter(makespan)
@@ -93,8 +91,10 @@ class Limits:
         return seconds * (1 - _GAP_SHARE * self.tolerance)
 
     def as_short_seconds(self, seconds: float) -> float:
-        """The longest period, in seconds, that the given one undercuts by no more than the gap, with a margin for
-        ticks."""
+        """The longest period, in seconds, that the given one undercuts by no more than the gap.
+
+        It includes a margin for rounding to ticks.
+        """
         return seconds * (1 + _ROUNDING_MARGIN) / (1 - self.tolerance)
 
     def as_short(self, makespan: int) -> int:

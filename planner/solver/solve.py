@@ -1,5 +1,4 @@
-"""Solves a problem with the algorithm that suits it: relative rank ranges if calls may be anywhere, otherwise fixed
-ranks."""
+"""Solves a problem: with relations between rank ranges if calls may be anywhere, otherwise with fixed ranks."""
 
 from __future__ import annotations
 

@@ -47,8 +47,7 @@ class Lasts(NamedTuple):
 
 
 class Timetable:
-    """The greedy schedules of one problem; `owners` has for each call the positions of the calls whose copy it
-    shares."""
+    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call shares."""
 
     def __init__(self, problem: Problem, owners: Sequence[Sequence[int]], crossing: Crossing) -> None:
         call = {one.name: index for index, one in enumerate(problem.calls)}
@@ -84,7 +83,7 @@ class Timetable:
         self._is_late = bool((self._late_lags > _NO_LAG).any())
 
     def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """Return the pairs of tasks that no precedence separates, with the pairs of calls on whose ranks they could
+        """Return the pairs of tasks that no precedence separates, with the pairs of calls whose ranks could
         conflict."""
         followers_of = followers(problem)
         numbered = combinations(enumerate(task.name for task in problem.tasks), 2)

@@ -9,8 +9,7 @@ from meshwright.planner.solver.problem import Precedence, Problem
 
 
 class TaskWindow(NamedTuple):
-    """The tasks that start after the end of `after` and end before the start of `before`; None is the start or end of
-    the period."""
+    """The tasks after the end of `after` and before the start of `before`; None is an end of the period."""
 
     after: str | None
     before: str | None
