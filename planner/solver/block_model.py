@@ -195,7 +195,7 @@ def _a_transfer_takes_its_shapes_ticks(
 def _tasks_on_common_ranks_do_not_overlap(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """Of two tasks on intersecting rank ranges, one ends before the other starts.
+    """Two tasks on intersecting rank ranges do not overlap in time.
 
     Pairs that the precedences order already are skipped.
     """

@@ -78,7 +78,7 @@ def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], blocks: Blocks
 
 
 def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], blocks: Blocks) -> None:
-    """What is inside a part is inside the whole, and two ranges around a third intersect."""
+    """The inside relation is transitive, and two ranges around a third intersect."""
     for one, other, third in permutations(names, 3):
         model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[other, third], blocks.inside[one, third])
         if other < third:

@@ -113,7 +113,7 @@ def _ranks_are_nested_or_disjoint(model: cp_model.CpModel, problem: Problem, x: 
 
 
 def _siblings_are_filled_from_the_left(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """Of two interchangeable rank ranges, the first call that is inside either is inside the left one."""
+    """The first call inside either of two interchangeable rank ranges is inside the left one."""
 
     def picks_inside(call: str, block: range) -> list[cp_model.IntVar]:
         return [
@@ -216,7 +216,7 @@ def _tasks_wait_for_their_predecessors(
 def _later_periods_wait_for_this_one(
     model: cp_model.CpModel, problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar], times: TaskVariables
 ) -> None:
-    """What a task sends to a later period has arrived when the task that reads it starts there."""
+    """A task starts after its inputs from earlier periods have arrived."""
     call = problem.runs
     for before, after, turns, lag, late in problem.carried:
         arrival = times.end[before] + lag + (_late_ticks(problem, pick, call[before]) if late else 0)
@@ -233,7 +233,7 @@ def _late_ticks(problem: Problem, pick: Mapping[tuple[str, int], cp_model.IntVar
 
 
 def _a_rank_does_one_task_at_a_time(model: cp_model.CpModel, problem: Problem, x: Variables) -> None:
-    """On every atom the tasks that occupy it do not overlap in time."""
+    """The tasks that occupy an atom do not overlap in time."""
     for atom in range(len(problem.atoms)):
         intervals = []
         occupies: dict[tuple[str, str], cp_model.IntVar] = {}

@@ -26,7 +26,7 @@ AFRESH = ("", "use_preprocessing: false")
 """Parameters with which GLOP is tried in order; the second set is for numerical trouble."""
 
 _WARM_START = ("use_preprocessing: false use_dual_simplex: true", *AFRESH)
-"""The same, after a warm start from the last optimum, which is close if only bounds of variables have changed."""
+"""Parameters for a warm start from the last optimum, which is close if only bounds of variables have changed."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from meshwright.planner.solver.relaxation import AFRESH, SAFETY, solved
 from meshwright.planner.solver.windows import windows
 
 Kept: TypeAlias = Mapping[str, NDArray[np.bool_]]
-"""Which options of each call are left, [options]."""
+"""The options of each call that are left, as a mask, [options]."""
 
 
 @dataclass(frozen=True)
