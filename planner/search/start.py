@@ -15,7 +15,7 @@ from meshwright.planner.search.recost import illegal_under, recost
 
 def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
     """Return the plan costed under these facts, or a sentence naming the first rule or pin that it violates."""
-    violation = next(_violations(plan, facts, pins), None)
+    violation = next(_start_violations(plan, facts, pins), None)
     if violation is None:
         re_evaluated = recost(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})
         violation = next(iter(verify(re_evaluated)), None)
@@ -24,7 +24,7 @@ def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) 
     return violation
 
 
-def _violations(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
+def _start_violations(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
     if plan.graph != facts.graph:
         yield f"it is a plan for {plan.facts.algorithm}, and its stages differ from those of {facts.algorithm}."
         return
