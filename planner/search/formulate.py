@@ -113,13 +113,13 @@ def carried(
     reduced by as many ticks. A precedence whose lag then vanishes always holds, because every stage ends within its
     period.
     """
-    carried_precedences = []
+    between_periods = []
     for h in handovers:
         if turns := ahead[h.producer] - ahead[h.consumer]:
             lag, is_late = math.floor(h.cost.total / tick) - turns, h.producer == GENERATE and h.consumer in late
             if lag > 0 or is_late:
-                carried_precedences.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
-    return tuple(carried_precedences)
+                between_periods.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
+    return tuple(between_periods)
 
 
 def formulate(

@@ -165,7 +165,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     wanted = _wanted(pins)
-    legal_choices = remaining = [
+    all_legal = remaining = [
         choice
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
@@ -175,7 +175,7 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     for pin in pins:
         if pin.key == "pool":
             continue
-        values = {_value(choice, pin.key) for choice in (legal_choices if pin.forbids else remaining)}
+        values = {_value(choice, pin.key) for choice in (all_legal if pin.forbids else remaining)}
         if remaining and pin.value not in values:
             legal = min(values, key=lambda value: _distance(value, pin.value))
             _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
