@@ -1,11 +1,11 @@
-"""The search, from the facts of a job to a plan that verifies: the entry to open first.
+"""The search from the facts of a job to a verified plan; read this file first.
 
-scope      = how far stages work ahead of the training, and whether state is offloaded
-frontiers  = for each stage: the legal choices of the scope, costed, without those that another beats
-problem    = the frontiers on every pool, what waits for what, refits, memory: one for each scope
-result     = the best answer to a problem, with a bound that holds for every plan of its scope
-plan       = the best scope's answer, timed by the evaluator and checked by the verifier
-no plan    = when nothing fits: what binds, and the smallest changes that would help
+scope      = a search case: how many steps ahead of training each stage works, and whether state is offloaded
+frontiers  = for each stage, the Pareto-optimal legal choices (layout and schedule) of the search case, with their costs
+problem    = one per search case: the frontiers on every pool, the precedences, the refits and the memory limits
+result     = the best answer to a problem, with a lower bound that holds for every plan of its search case
+plan       = the best answer over all search cases, timed by the evaluator and checked by the verifier
+no plan    = if nothing fits: the binding limits, and the smallest changes that make the job feasible
 """
 
 from __future__ import annotations
@@ -44,17 +44,20 @@ from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 
 _REFUSAL_SECONDS = 60.0
-"""In which it is found out why there is no plan, where no other limit is given: it takes seconds as a rule."""
+"""Time limit for explaining why there is no plan, if the user set none; it usually takes a few seconds."""
 
-_FROM_RANKS = 16
-"""On fewer ranks all choices are costed sooner than a first plan is found."""
+_MIN_RANKS_FOR_FIRST_PLAN = 16
+"""Smallest cluster for which a first plan is searched; on fewer ranks, costing every choice is faster than finding it.
+"""
 
-_KEPT_OF_REWARDS = 0.95
-"""Part of the gap that is searched to where rewards are waited for: their wait is rounded down by less than the rest
-of it."""
+_GAP_SHARE_WITH_REWARDS = 0.95
+"""Share of the requested gap that the search uses if stages wait for rewards.
+
+The solver rounds the wait for rewards down by less than the rest of the gap.
+"""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
-"""Why there is no plan: none fits, or the search ended before it found or excluded one."""
+"""The reason why there is no plan: none fits, or the search ended before it found or excluded one."""
 
 
 def compile_plan(
@@ -68,35 +71,43 @@ def compile_plan(
     progress: Progress | None = None,
     start: Plan | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that fits, or why there is none. Raises BadInput for a pin that is not legal.
+    """Return the fastest plan that fits in memory, or the reasons why there is none.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` is needed to say
-    which change of the facts would make a job feasible. `start` is a plan of these facts, by this model, that keeps the
-    pins (`start.start_from`): what is searched for is better by more than the gap.
+    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` builds a cost
+    model for other facts; without it, only more memory is tried as a change that makes an infeasible job feasible.
+    `start` is a plan of these facts, costed by this model, that keeps the pins (`start.start_from`); the search then
+    looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not legal.
     """
     limits = limits or Limits()
-    fixed = parse_pins(pins, facts.graph)
-    check_pins(facts, fixed)
+    parsed_pins = parse_pins(pins, facts.graph)
+    check_pins(facts, parsed_pins)
     if broken := workload_violations(facts):
         return impossible(facts, broken)
-    best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
-    if isinstance(best, Plan):
-        return best
+    found = best_plan(facts, model, pins=parsed_pins, digests=digests, limits=limits, progress=progress, start=start)
+    if isinstance(found, Plan):
+        return found
     if limits.deadline is None:
         limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
-    heeding = partial(_remodelled, remodel, limits) if remodel else None
+    remodel_in_time = partial(_rebuilt_cost_model, remodel, limits) if remodel else None
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=heeding)
+        return refuse(
+            facts,
+            _with_time_limit(limits, model),
+            pins=parsed_pins,
+            status=found,
+            limits=limits,
+            remodel=remodel_in_time,
+        )
     except OutOfTimeError:
         return unexplained()
 
 
-def _remodelled(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
-    return _until(limits, remodel(facts))
+def _rebuilt_cost_model(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
+    return _with_time_limit(limits, remodel(facts))
 
 
-def _until(limits: Limits, model: CostModel) -> CostModel:
-    """The model, answering while there is time where that may end."""
+def _with_time_limit(limits: Limits, model: CostModel) -> CostModel:
+    """Return the model, wrapped so that it raises OutOfTimeError once the limits leave no time."""
     return model if limits.deadline is None and limits.stop is None else Hurried(model, limits)
 
 
@@ -111,48 +122,50 @@ def best_plan(
     ahead: Sequence[StepsAhead] | None = None,
     start: Plan | None = None,
 ) -> Plan | Missing:
-    """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none.
+    """Return the fastest plan that keeps the pins, or only the status if there is none.
 
-    `ahead` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
-    `start` as in `compile_plan`.
+    `ahead` restricts the search to some of the patterns that the staleness bound allows; the default is all of them.
+    `start` is as in `compile_plan`.
     """
     limits = (limits or Limits()).on(facts.cluster.num_ranks)
     allowed = patterns(facts.graph, facts.staleness) if ahead is None else ahead
     search = _Search(
         facts=facts,
-        model=_until(limits, model),
+        model=_with_time_limit(limits, model),
         edges=handovers(facts, model),
         pins=pins,
         ahead=allowed,
-        limits=replace(limits, gap=limits.tolerance * _KEPT_OF_REWARDS) if facts.rewards else limits,
+        limits=replace(limits, gap=limits.tolerance * _GAP_SHARE_WITH_REWARDS) if facts.rewards else limits,
         progress=progress,
         start=start,
     )
     search.run()
     if search.best is None and start is None:
         return "out_of_limit" if search.is_open else "infeasible"
-    origins, solver, found = {**facts.digests(), **(digests or {})}, _record(search, limits), []
+    origins, solver, plans = {**facts.digests(), **(digests or {})}, _record(search, limits), []
     if start:
-        found.append(start.model_copy(update={"digests": origins, "solver": solver}))
+        plans.append(start.model_copy(update={"digests": origins, "solver": solver}))
     if search.best:
         origin = Origin(digests=origins, pins=tuple(str(pin) for pin in pins), solver=solver)
-        found.append(search.best.assembled(facts, model, origin))
-        if with_gap(found[-1]).solver.gap > limits.tolerance:
-            found.append(evaluate(with_workers(found[-1], spare=0.0)))
-    plan = with_gap(min(found, key=lambda one: one.period_seconds))
+        plans.append(search.best.assembled(facts, model, origin))
+        if with_gap(plans[-1]).solver.gap > limits.tolerance:
+            plans.append(evaluate(with_workers(plans[-1], spare=0.0)))
+    plan = with_gap(min(plans, key=lambda candidate: candidate.period_seconds))
     broken = verify(plan)
     assert not broken, broken
     return plan
 
 
-class _EnoughError(Exception):
-    """No plan is worth finding beside the one that is known."""
+class _NothingBetterError(Exception):
+    """No remaining plan can improve on the known one by more than the gap."""
 
 
 @dataclass(kw_only=True)
 class _Search:
-    """The search of every scope, what is the same in all of them, and what was found so far; scopes are told apart by
-    their positions."""
+    """The search over all search cases: its inputs, the state that the cases share, and the best answers so far.
+
+    A search case (`Scope`) is identified by its position in `scopes`.
+    """
 
     facts: Facts
     model: CostModel
@@ -171,7 +184,7 @@ class _Search:
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
-        """All that are searched, those with stages less far ahead first."""
+        """All search cases, in the order of `ahead`: cases in which stages work fewer steps ahead come first."""
         return tuple(scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness))
 
     @cached_property
@@ -190,30 +203,32 @@ class _Search:
             edges=self.edges,
             limits=self.limits,
             effort=self.effort,
-            begun=self._begun,
+            begun=self._report_costing,
         )
 
     @cached_property
     def worth(self) -> Worth | None:
-        """How slow choices may be, where a plan is known: the one to start from or the first one."""
+        """The pruning bound on choices, from the start plan or the first plan; None if there is neither."""
         cluster = self.facts.cluster
-        if self._looks_for_first:
+        if self._needs_first_plan:
             self.first = self.first_plans.best()
         if self.start is None and self.first is None:
             return None
         least: dict[Key, Least] = {}
         for stage in self.facts.graph.stages:
             spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
-            same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-            least.update({(stage.name, scope.of(stage)): same for scope in self.scopes})
-        known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
-        self.course.finds(known)
-        enough = list(self._enough_seconds(known))
+            least_on = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
+            least.update({(stage.name, scope.of(stage)): least_on for scope in self.scopes})
+        known_seconds = (
+            self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
+        )
+        self.course.finds(known_seconds)
+        max_seconds = list(self._max_seconds(known_seconds))
         worth = Worth(
             self.facts.graph,
             cluster.num_ranks,
             self.scopes,
-            enough,
+            max_seconds,
             self.edges,
             least,
             late=reward_readers(self.facts),
@@ -223,30 +238,35 @@ class _Search:
             self.course.learns(position, worth.least_seconds(position))
         return worth
 
-    def _enough_seconds(self, known: float) -> Iterator[float]:
-        """Of each scope what a plan has to be within to be worth finding: shorter by more than the gap than the plan to
-        start from or, in its own scope, than the first one; in others than which that is not shorter by more."""
+    def _max_seconds(self, known_seconds: float) -> Iterator[float]:
+        """Yield for each search case the longest period that is worth finding.
+
+        A plan has to be faster by more than the gap than the start plan or, in the search case of the first plan, than
+        the first plan. In other search cases the first plan must not be faster than it by more than the gap.
+        """
         for scope in self.scopes:
-            is_likewise = self.start is not None or scope == self.scopes[-1]
-            yield self.limits.shorter_seconds(known) if is_likewise else self.limits.as_short_seconds(known)
+            needs_gap = self.start is not None or scope == self.scopes[-1]
+            yield (
+                self.limits.shorter_seconds(known_seconds) if needs_gap else self.limits.as_short_seconds(known_seconds)
+            )
 
     @property
-    def _looks_for_first(self) -> bool:
-        return self.start is None and self.facts.cluster.num_ranks >= _FROM_RANKS
+    def _needs_first_plan(self) -> bool:
+        return self.start is None and self.facts.cluster.num_ranks >= _MIN_RANKS_FOR_FIRST_PLAN
 
     @cached_property
     def _num_costings(self) -> int:
-        """How often choices of a stage are costed."""
+        """Number of times that the choices of a stage are costed."""
         stages = self.facts.graph.stages
         keys = {(stage.name, scope.of(stage)) for stage in stages for scope in self.scopes}
-        return len(keys) + len(stages) * self._looks_for_first
+        return len(keys) + len(stages) * self._needs_first_plan
 
-    def _begun(self, index: int) -> None:
-        """Of those that are costed now, the one at this position."""
+    def _report_costing(self, index: int) -> None:
+        """Report progress when the stage at this position of the current batch starts to be costed."""
         self.course.does("costing", len(self.costs.asked) + index, self._num_costings)
 
     def run(self) -> None:
-        """Searches the scopes; what was found stays when the time is over, or nothing better is worth finding."""
+        """Run the search and keep what it found when time runs out or no better plan is worth finding."""
         try:
             if self.limits.deadline is None:
                 self.search_all()
@@ -254,30 +274,33 @@ class _Search:
                 self.search_in_time()
         except OutOfTimeError:
             return
-        except _EnoughError:
+        except _NothingBetterError:
             self.is_enough = True
 
     def search_all(self) -> None:
-        """Every pattern of steps ahead, offload included: state that waits in the host makes room for what is faster.
+        """Search every pattern of steps ahead, with and without offload, which makes room for faster choices.
 
-        Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
-        searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
+        A case in which stages work further ahead replaces an earlier answer only if its period is shorter by more than
+        the gap. The likeliest case is searched first, because its answer often excludes the others at once; it is
+        searched again if an earlier case is as fast.
         """
         self.know_better()
         formulated = [self.formulate(scope) for scope in range(len(self.scopes))]
         likeliest = likeliest_of(formulated, self.limits.tolerance)
-        early = self.search(likeliest, self._shorter(likeliest, ()))
+        likeliest_result = self.search(likeliest, self._shorter(likeliest, ()))
         searched: list[Searched] = []
         for scope in range(likeliest):
-            searched.append(self.search(scope, self._shorter(scope, searched), self._as_short(scope, early)))
+            searched.append(
+                self.search(scope, self._shorter(scope, searched), self._not_inferior(scope, likeliest_result))
+            )
         if any(one.result.answer is not None for one in searched):
-            early = self.search(likeliest, self._shorter(likeliest, searched))
-        searched.append(early)
+            likeliest_result = self.search(likeliest, self._shorter(likeliest, searched))
+        searched.append(likeliest_result)
         for scope in range(likeliest + 1, len(formulated)):
             searched.append(self.search(scope, self._shorter(scope, searched)))
 
     def know_better(self) -> None:
-        """Finds a better first plan among all choices of generation, so that fewer of the others are worth costing."""
+        """Find a better first plan among all choices of generation, so that fewer other choices need costing."""
         worth, scope = self.worth, self.scopes[-1]
         if worth is None or self.first is None:
             return
@@ -287,70 +310,72 @@ class _Search:
         if better is not None and better.objective_seconds < self.first.objective_seconds:
             self.first = better
             self.course.finds(better.objective_seconds)
-            worth.enough_seconds = list(self._enough_seconds(better.objective_seconds))
+            worth.enough_seconds = list(self._max_seconds(better.objective_seconds))
             if worth.is_enough:
-                raise _EnoughError
+                raise _NothingBetterError
 
     def search_in_time(self) -> None:
-        """One pattern of steps ahead after the other."""
+        """Search one pattern of steps ahead after the other, so that an answer exists early."""
         for scope in range(len(self.scopes)):
             self.formulate(scope)
             self.search(scope, self._shorter(scope, tuple(self.searched.values())))
 
     def formulate(self, scope: int) -> Formulated:
-        asked = self.scopes[scope]
-        formulation = formulate(self.facts, self.model, self._frontiers(asked), self.edges, asked.ahead)
-        one = self.formulated[scope] = Formulated(scope=asked, edges=self.edges, formulation=formulation)
-        self.course.learns(scope, one.least_seconds)
-        return one
+        case = self.scopes[scope]
+        formulation = formulate(self.facts, self.model, self._frontiers(case), self.edges, case.ahead)
+        formulated = self.formulated[scope] = Formulated(scope=case, edges=self.edges, formulation=formulation)
+        self.course.learns(scope, formulated.least_seconds)
+        return formulated
 
     def search(self, scope: int, *most: int | None) -> Searched:
-        """What the search of one scope answers within the least of `most` ticks.
+        """Solve one search case for makespans of at most the smallest of `most`, in ticks.
 
-        Raises OutOfTimeError where no time is left for it.
+        Raises OutOfTimeError if no time is left for it.
         """
-        from meshwright.planner.solver.solve import solve  # loaded by then, see `load_solver`
+        from meshwright.planner.solver.solve import solve  # already loaded by `load_solver`
 
         self.limits.require_time()
-        one = self.formulated[scope]
-        known = [one.ticks(self.worth.enough_seconds[scope])] if self.worth else []
-        within = min([*(ticks for ticks in most if ticks is not None), *known], default=None)
-        limits = replace(self.limits, most=within)
+        formulated = self.formulated[scope]
+        max_ticks = [formulated.ticks(self.worth.enough_seconds[scope])] if self.worth else []
+        limit = min([*(ticks for ticks in most if ticks is not None), *max_ticks], default=None)
+        limits = replace(self.limits, most=limit)
         self.course.does("searching", len(self.searched), len(self.scopes))
-        result = solve(one.formulation.problem, limits, self._progress(scope), self.effort)
-        found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
-        if found.result.answer is not None or scope not in self.searched or self.limits.seconds_left > 0:
-            self.searched[scope] = found
-        self.course.learns(scope, found.bound_seconds)
-        return found
+        result = solve(formulated.formulation.problem, limits, self._progress(scope), self.effort)
+        searched = Searched(
+            scope=formulated.scope, edges=formulated.edges, formulation=formulated.formulation, result=result
+        )
+        if searched.result.answer is not None or scope not in self.searched or self.limits.seconds_left > 0:
+            self.searched[scope] = searched
+        self.course.learns(scope, searched.bound_seconds)
+        return searched
 
     def _progress(self, scope: int) -> Callable[[int | None, int], None]:
-        """Tells what the search of a scope has found and proven, in seconds."""
+        """Return a callback that reports in seconds what the solver found and proved for a search case."""
         tick_seconds = self.formulated[scope].formulation.tick_seconds
 
-        def tell(makespan: int | None, bound: int) -> None:
+        def report(makespan: int | None, bound: int) -> None:
             if makespan is not None:
                 self.course.finds(makespan * tick_seconds)
             self.course.learns(scope, bound * tick_seconds)
 
-        return tell
+        return report
 
     @property
     def best(self) -> Searched | None:
-        """The fastest answer, of scopes that are equally fast the first; the very first one where it is faster."""
-        answered = [one for _, one in sorted(self.searched.items()) if one.result.answer is not None]
-        every = [*answered, self.first] if self.first else answered
-        return min(every, key=lambda one: one.objective_seconds, default=None)
+        """The fastest answer; ties go to the earlier search case, and to a searched case before the first plan."""
+        answered = [searched for _, searched in sorted(self.searched.items()) if searched.result.answer is not None]
+        candidates = [*answered, self.first] if self.first else answered
+        return min(candidates, key=lambda searched: searched.objective_seconds, default=None)
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be plans that were not looked at."""
-        statuses = {one.result.status for one in self.searched.values()}
+        """True if some plans were not searched."""
+        statuses = {searched.result.status for searched in self.searched.values()}
         return len(self.searched) < len(self.scopes) or "out_of_limit" in statuses
 
     def bound_seconds(self, scope: int) -> float:
-        """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
-        worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
+        """A lower bound on the period of every plan of the search case, from its search or from arithmetic alone."""
+        worth = self.worth if "worth" in vars(self) else None  # time may have run out before it was computed
         least = 0.0
         if scope in self.formulated:
             least = self.formulated[scope].least_seconds
@@ -361,39 +386,39 @@ class _Search:
         return min(least, worth.enough_seconds[scope]) if worth else least
 
     def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
-        """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is
-        none."""
+        """The largest makespan in ticks that is shorter than every answer by more than the gap, or None."""
         answered = [other.objective_seconds for other in searched if other.result.answer is not None]
-        known = [*answered, self.start.period_seconds] if self.start else answered
-        return self.limits.shorter(self.formulated[scope].ticks(min(known))) if known else None
+        known_seconds = [*answered, self.start.period_seconds] if self.start else answered
+        return self.limits.shorter(self.formulated[scope].ticks(min(known_seconds))) if known_seconds else None
 
-    def _as_short(self, scope: int, other: Searched) -> int | None:
-        """The most ticks of a scope than which another's answer is not shorter by more than the gap; None when there is
-        none."""
+    def _not_inferior(self, scope: int, other: Searched) -> int | None:
+        """The largest makespan in ticks that another case's answer undercuts by no more than the gap, or None."""
         if other.result.answer is None:
             return None
         return self.limits.as_short(self.formulated[scope].ticks(other.objective_seconds))
 
     def _frontiers(self, scope: Scope) -> list[Frontier]:
-        """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
+        """Return one frontier per stage, reusing those of an earlier search case that does not differ for the stage."""
         stages = self.facts.graph.stages
         keys = [(stage.name, scope.of(stage)) for stage in stages]
         new = [stage for stage, key in zip(stages, keys, strict=True) if key not in self.known]
-        for alike in first_to_cost(new):
-            self._cost(scope, alike)
+        for batch in first_to_cost(new):
+            self._cost(scope, batch)
         return [self.known[key] for key in keys]
 
     def _cost(self, scope: Scope, stages: Sequence[Stage]) -> None:
-        """Costs some stages side by side, and learns from them what is worth costing of the others."""
+        """Cost some stages in parallel, and tighten the pruning bound of the others with the result."""
         worth = self.worth
-        found = self.costs.side_by_side(partial(self._frontier, scope), stages, prepare=load_solver, begun=self._begun)
-        for one in found:
-            key = scope.of(one.stage)
-            self.known[one.stage.name, key] = one
+        frontiers = self.costs.side_by_side(
+            partial(self._frontier, scope), stages, prepare=load_solver, begun=self._report_costing
+        )
+        for frontier in frontiers:
+            key = scope.of(frontier.stage)
+            self.known[frontier.stage.name, key] = frontier
             if worth:
-                worth.learn(one.stage.name, key, one)
+                worth.learn(frontier.stage.name, key, frontier)
         if worth and worth.is_enough:
-            raise _EnoughError
+            raise _NothingBetterError
 
     def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
         most = self.worth.most(stage.name, scope.of(stage)) if self.worth else None
@@ -401,13 +426,13 @@ class _Search:
 
 
 def _record(search: _Search, limits: Limits) -> Solver:
-    """How the answer was found; a bound on every scope is one on all plans."""
-    found = [search.best.objective_seconds] if search.best else []
-    known = [*found, search.start.period_seconds] if search.start else found
+    """Return the solver record of the plan; the smallest lower bound over all search cases holds for all plans."""
+    found_seconds = [search.best.objective_seconds] if search.best else []
+    known_seconds = [*found_seconds, search.start.period_seconds] if search.start else found_seconds
     return solver_record(
         limits,
         is_whole=search.is_enough or len(search.searched) == len(search.scopes),
-        statuses={"beaten"} if search.is_enough else {one.result.status for one in search.searched.values()},
-        bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),
+        statuses={"beaten"} if search.is_enough else {searched.result.status for searched in search.searched.values()},
+        bound_seconds=min(*known_seconds, *map(search.bound_seconds, range(len(search.scopes)))),
         work=work_of(search.costs.asked, search.effort),
     )

@@ -1,7 +1,7 @@
-"""A first answer, found soon: the best of a few choices per stage. What is slower need not be looked at.
+"""Finds a first plan quickly among a few choices per stage; its period prunes slower choices from the search.
 
-Plain choices give one; all choices of generation, which decides most of a turn, beside the plain ones of the others
-give a better one.
+The first attempt uses plain choices only. A second one uses all choices of generation, which takes most of a period,
+with the plain choices of the other stages.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import Stage
 
 _PARTS = (1, 2, 4)
-"""A first plan has pools of about these parts of all ranks."""
+"""Divisors of the number of ranks; a first plan uses pools of about these sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstPlans:
-    """The best of a few choices of one scope; `begun` is told the position of each stage that is costed."""
+    """Searches first plans of one search case; `begun` is called with the position of each stage that is costed."""
 
     costs: StageCosts
     scope: Scope
@@ -38,14 +38,16 @@ class FirstPlans:
     begun: Callable[[int], None]
 
     def best(self, *costed: Frontier) -> Searched | None:
-        """That of all choices of some stages beside the plain ones of the others; None where it is not found at
-        once."""
-        known = {one.stage.name: one for one in costed}
-        frontiers = [known.get(plain.stage.name, plain) for plain in self.plain]
-        if not all(any(one.candidates.values()) for one in frontiers):
+        """Return the best plan from all choices of the `costed` stages and plain choices of the others, or None.
+
+        None also means that no plan is found at once.
+        """
+        by_stage = {frontier.stage.name: frontier for frontier in costed}
+        frontiers = [by_stage.get(plain.stage.name, plain) for plain in self.plain]
+        if not all(any(frontier.candidates.values()) for frontier in frontiers):
             return None
         formulation = formulate(self.costs.facts, self.costs.model, frontiers, self.edges, self.scope.ahead)
-        from meshwright.planner.solver.solve import first_answer  # loaded by now, see `load_solver`
+        from meshwright.planner.solver.solve import first_answer  # already loaded by `load_solver`
 
         result = first_answer(formulation.problem, self.limits, self.effort)
         if result is None:
@@ -54,18 +56,23 @@ class FirstPlans:
 
     @cached_property
     def plain(self) -> list[Frontier]:
-        """The plain choices of every stage, on all ranks, a half or a quarter."""
+        """The plain choices of every stage, on about all, half and a quarter of the ranks."""
         num_ranks = self.costs.facts.cluster.num_ranks
 
-        def plain(stage: Stage) -> Frontier:
+        def plain_frontier(stage: Stage) -> Frontier:
             kinds = self.costs.kinds[stage.name]
-            parts = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
-            large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in parts}
+            sizes = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
+            large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in sizes}
             return self.costs.frontier(stage, self.scope, large, is_plain=True)
 
-        return self.costs.side_by_side(plain, self.costs.facts.graph.stages, prepare=load_solver, begun=self.begun)
+        return self.costs.side_by_side(
+            plain_frontier, self.costs.facts.graph.stages, prepare=load_solver, begun=self.begun
+        )
 
 
 def load_solver() -> None:
-    """OR-Tools takes as long to load as a stage to cost, which a second process may do meanwhile."""
+    """Import the solver.
+
+    OR-Tools takes about as long to import as a stage to cost, and the second process works in the meantime.
+    """
     import_module("meshwright.planner.solver.solve")

@@ -100,7 +100,7 @@ def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int
 def test_a_plan_of_ppo_is_no_start_for_another_algorithm() -> None:
     facts = critic_free_facts()
     began = start_from(random_plan(1), facts, ToyModel(facts), ())
-    assert began == "it is of ppo, and its stages are others than those of grpo here."
+    assert began == "it is a plan for ppo, and its stages differ from those of grpo."
 
 
 def test_a_plan_with_a_stage_of_another_algorithm_is_refused() -> None:

@@ -163,7 +163,7 @@ def test_a_training_is_not_put_before_what_only_it_reads() -> None:
 def test_a_plan_of_a_preset_is_no_start_for_another_graph() -> None:
     facts = own(critic_free_facts())
     began = start_from(random_plan(1), facts, model_of(facts), ())
-    assert began == "it is of ppo, and its stages are others than those of the job's own graph here."
+    assert began == "it is a plan for ppo, and its stages differ from those of the job's own graph."
 
 
 def test_a_stage_that_the_graph_does_not_have_is_refused() -> None:

@@ -28,11 +28,11 @@ LIMITS = Limits(max_deterministic_time=20.0, gap=0.0)
 
 @pytest.fixture
 def any_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_FROM_RANKS", 1)
+    monkeypatch.setattr(search, "_MIN_RANKS_FOR_FIRST_PLAN", 1)
 
 
 def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_FROM_RANKS", 5)
+    monkeypatch.setattr(search, "_MIN_RANKS_FOR_FIRST_PLAN", 5)
     assert asked_search().worth is None
 
 

@@ -69,7 +69,7 @@ def test_a_proof_needs_the_table_of_its_plan(measured: api.Plan, table: api.Tabl
         "the proof is of costs by a measured table; give the table as --profile.",
     )
     (sentence,) = api.verify(measured, table, proof.model_copy(update={"profile": None}))
-    assert sentence == "the proof is of costs by another measured table than the plan's; prove this plan again."
+    assert sentence == "the proof uses another measured table than the plan's; prove this plan again."
 
 
 def test_of_a_plan_at_the_paces_of_a_run_no_bound_is_proven(measured: api.Plan, table: api.Table) -> None:
