@@ -61,7 +61,7 @@ def test_searches_end_when_their_time_is_over_and_what_was_not_found_is_said(tmp
     found = imported(READERS["verl"], configured, facts_of(), model_of, search_seconds=1e-6)
     assert (found.plan, found.within, found.best) == (None, None, None)
     assert any(
-        "not known what a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
+        "not known how long a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
     )
     slower = imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS, search_seconds=60.0)
     assert slower.plan == imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS).plan

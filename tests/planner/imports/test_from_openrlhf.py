@@ -67,5 +67,5 @@ def test_flags_that_are_not_known_and_zero_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("python3 -m openrlhf.cli.train_ppo_ray --train.colocate_all --colour red --ds.zero_stage 3\n")
     notes = read_openrlhf(path).notes
-    assert any("colour is no key of openrlhf" in note for note in notes)
+    assert any("colour is not a key of openrlhf" in note for note in notes)
     assert any("--ds.zero_stage 3 is costed as ZeRO-1" in note for note in notes)

@@ -94,7 +94,7 @@ def test_keys_of_another_engine_are_known_though_this_version_does_not_list_them
     found = configured(
         tmp_path, f"{ACTOR}.fsdp_config.param_offload=True", f"{ACTOR}.fsdp_config.forward_prefetch=False"
     )
-    assert not any("is no key of verl" in note for note in found.notes)
+    assert not any("is not a key of verl" in note for note in found.notes)
     assert f"{ACTOR}.fsdp_config.param_offload=True" in found.named
     assert not any("forward_prefetch" in key for key in found.named)
 
@@ -135,5 +135,5 @@ def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> N
     found = read_verl(path)
     assert not any(one.what.endswith(".layout") for one in found.said)
     assert found.words["workload.batch_size"] == 4096
-    assert any("trainer.colour is no key of verl" in note for note in found.notes)
+    assert any("trainer.colour is not a key of verl" in note for note in found.notes)
     assert any("FSDP" in note for note in found.notes)

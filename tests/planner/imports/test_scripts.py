@@ -82,7 +82,7 @@ def test_what_is_not_known_stays_as_it_is_written_and_says_why() -> None:
         (),
         ("HOME is set by no line of the script",),
         ("OTHER is set by no line of the script",),
-        ("$(date +%s) is what a command answers",),
+        ("$(date +%s) is the output of a command",),
         ("1 / 0 divides by 0",),
         ("argument 1 of the script is not given",),
     ]
@@ -149,7 +149,7 @@ def words_of(text: str, directory: Path) -> list[str]:
 
 def test_variables_that_grow_beyond_reason_are_refused() -> None:
     doubled = "\n".join(f"A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 60))
-    with pytest.raises(BadInput, match="grow beyond reason"):
+    with pytest.raises(BadInput, match="grow too long"):
         words(f"A0=xx\n{doubled}\nrun $A59\n")
 
 
