@@ -1,9 +1,9 @@
-"""Plans for NeMo-RL: Megatron-core trains policy and value, vLLM generates, a PyTorch worker scores.
+"""Export of plans to NeMo-RL: Megatron-core trains policy and value model, vLLM generates, a PyTorch worker scores.
 
 Reference and log-probabilities have the policy's degrees, values those of the value model; both models share the ranks
-that train. Generation takes turns with them or has ranks of its own, whole nodes where there are several; a batch ahead
-it must have its own, with the engine's asynchronous mode and the importance correction (examples/configs/
-ppo_math_1B.yaml). A reward model is an environment on ranks of its own, cut by tensor parallelism alone.
+that train. Generation shares them too or has its own ranks, whole nodes where there are several. One batch ahead, it
+must have its own ranks, the asynchronous engine and the importance correction (examples/configs/ppo_math_1B.yaml). A
+reward model is an environment on its own ranks, with tensor parallelism alone.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ _MODELS = {"actor_train": "policy", "critic_train": "value"}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Generation on the ranks that train, or on its own and a batch ahead; rewards always on their own."""
+    """Generation on the ranks that train, or on its own ranks one batch ahead; the reward model always on its own."""
     trained = tuple(name for name in names() if name != "reward_score")
     if facts.rewards:
-        everything = all_ranks(facts.cluster)
-        yield _way("colocated", (*on(everything, trained), *on(everything, (GENERATE,))))
+        all_pool = all_ranks(facts.cluster)
+        yield _mode("colocated", (*on(all_pool, trained), *on(all_pool, (GENERATE,))))
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, trained), *on(generate, (GENERATE,)))
-            yield _way(f"async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _mode(f"async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
     for train, score in parts(facts.cluster, 2):
-        yield _way("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
+        yield _mode("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
     for train, generate, score in parts(facts.cluster, 3):
-        placed = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"async_ppo, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        pool_pins = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _mode(f"async_ppo, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     return Way(
         name=name,
         pins=(
-            *placed,
+            *pool_pins,
             *no_overlap(),
             f"{GENERATE}.cp=1",
             *fixed("micro_batch_tokens", 0, names()),
@@ -69,11 +69,11 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The keys of NeMo-RL's configuration that say a plan. Raises BadInput for rewards that are functions."""
+    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a reward function."""
     plan = origin.plan
     if origin.function is not None:
         raise BadInput(
-            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not written "
+            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not exported "
             "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
     yield from _batches(plan)
@@ -108,19 +108,19 @@ def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
-    full = placement.schedule.recompute is Recompute.FULL
-    yield KeyValue(f"{prefix}.activation_checkpointing", full, f"placements.{stage}.schedule.recompute")
+    recomputes = placement.schedule.recompute is Recompute.FULL
+    yield KeyValue(f"{prefix}.activation_checkpointing", recomputes, f"placements.{stage}.schedule.recompute")
     if layout.cp > 1 and stage == "critic_train":
         yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
 
 
 def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
-    rows = {
+    stages = {
         "policy.train_micro_batch_size": "actor_train",
         "policy.logprob_batch_size": "actor_logprob",
         "value.train_micro_batch_size": "critic_train",
     }
-    for key, stage in rows.items():
+    for key, stage in stages.items():
         schedule = plan.placement(stage).schedule
         yield KeyValue(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
     offloads = plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
@@ -185,7 +185,7 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
 
 
-def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = (
         "NeMo-RL with this plan, from the root of its repository: copy config.yaml into examples/configs first,\n"
         "where the configuration that it builds on lies."
@@ -193,7 +193,7 @@ def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]
     command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
     return {
         "run.sh": script(head, command, ()),
-        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(found),
+        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(settings),
     }
 
 

@@ -1,9 +1,9 @@
-"""Plans for OpenRLHF: DeepSpeed trains and scores, vLLM generates.
+"""Export of plans to OpenRLHF: DeepSpeed trains and scores, vLLM generates.
 
-All four models have one degree of tensor parallelism and one of ring attention, and no pipeline. They lie together on
-all ranks (`--train.colocate_all`), taking turns with the engines, or, with generation a batch ahead on ranks of its
-own, actor with reference and critic with reward on ranks of theirs. Micro-batches of training are one number, and so
-are those of scoring (cli/train_ppo_ray.py). Activations are recomputed whole or not at all.
+All four models have the same degrees of tensor parallelism and ring attention, and no pipeline. They share all ranks
+with the engines (`--train.colocate_all`); or generation works one batch ahead on its own ranks, and the models share
+the rest, all together or actor with reference and critic with reward. There is one micro-batch size for training and
+one for scoring (cli/train_ppo_ray.py). Recomputation of activations is full or none.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
-_SCORES = names(trains=False)
-_TRAINS = names(trains=True)
+_TP_CP_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
+_FORWARD_STAGES = names(trains=False)
+_TRAIN_STAGES = names(trains=True)
 _SETTINGS = {
     "gamma": "algo.advantage.gamma",
     "gae_lambda": "algo.advantage.lambd",
@@ -59,29 +59,31 @@ _MODELS = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Every degree of the models, together on all ranks; or in groups, with generation a batch ahead."""
-    everything = all_ranks(facts.cluster)
+    """All degrees, with the models on all ranks; or in one or two groups, with generation one batch ahead."""
+    all_pool = all_ranks(facts.cluster)
     actors = (*names(role="actor"), *names(role="ref"))
     critics = (*names(role="critic"), *names(role="reward"))
-    for tp, cp in _DEGREES:
+    for tp, cp in _TP_CP_DEGREES:
         layout = Layout(tp=tp, cp=cp)
-        yield from _way(facts, {everything: (*actors, *critics)}, everything, layout)
+        yield from _modes(facts, {all_pool: (*actors, *critics)}, all_pool, layout)
         for train, generate in parts(facts.cluster, 2):
-            yield from _way(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
-        for one, other, generate in parts(facts.cluster, 3):
-            yield from _way(facts, {one: actors, other: critics}, generate, layout, ONE_AHEAD)
+            yield from _modes(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
+        for actor_pool, critic_pool, generate in parts(facts.cluster, 3):
+            yield from _modes(facts, {actor_pool: actors, critic_pool: critics}, generate, layout, ONE_AHEAD)
 
 
-def _way(
+def _modes(
     facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
 ) -> Iterator[Way]:
-    """Gives a way, or None where the degrees do not divide a group's ranks, or a model's heads."""
-    each = degrees.num_ranks
+    """One mode; none where the degrees do not divide the ranks of a group or the heads of a model."""
+    ranks_per_replica = degrees.num_ranks
     heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
-    if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):
+    if any(ranks.num_ranks % ranks_per_replica for ranks in groups) or any(number % degrees.tp for number in heads):
         return
     layouts = {
-        stage: replace(degrees, dp=ranks.num_ranks // each) for ranks, stages in groups.items() for stage in stages
+        stage: replace(degrees, dp=ranks.num_ranks // ranks_per_replica)
+        for ranks, stages in groups.items()
+        for stage in stages
     }
     mode = "colocate_all" if steps_ahead == 0 else "async, in groups" if len(groups) > 1 else "async, models together"
     yield Way(
@@ -95,21 +97,21 @@ def _way(
             *fixed("pp", 1, (GENERATE,)),
             *fixed("cp", 1, (GENERATE,)),
             *fixed("ep", 1, (GENERATE,)),
-            *(f"{stage}.recompute!=selective" for stage in _TRAINS),
-            *(fixed("offload", "none", _TRAINS) if steps_ahead else ()),
+            *(f"{stage}.recompute!=selective" for stage in _TRAIN_STAGES),
+            *(fixed("offload", "none", _TRAIN_STAGES) if steps_ahead else ()),
         ),
         alike=(
             *alike("recompute", "actor_train", ("critic_train",)),
             *alike("offload", "actor_train", ("critic_train",)),
             *alike("micro_batch_size", "actor_train", ("critic_train",)),
-            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _SCORES if s != "actor_logprob")),
+            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _FORWARD_STAGES if s != "actor_logprob")),
         ),
         steps_ahead=steps_ahead,
     )
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train_ppo_ray` that say a plan."""
+    """The flags of `train_ppo_ray` that express a plan."""
     plan = origin.plan
     yield from _degrees(plan)
     yield from _pools(plan)
@@ -123,8 +125,8 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
         nodes, per_node = machines(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    others = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODELS).values()}
-    together = len(set(others.values())) == 1
+    pools = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODELS).values()}
+    together = len(set(pools.values())) == 1
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
     if "critic_train" in plan.graph.by_name:
@@ -141,13 +143,13 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
     yield KeyValue("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
     yield KeyValue("ds.packing_samples", True, "rule: micro-batches are packed")
-    full = schedule.recompute is Recompute.FULL
-    yield KeyValue("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
-    sleeps = schedule.offload is Offload.OPTIMIZER
-    yield KeyValue("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
+    recomputes = schedule.recompute is Recompute.FULL
+    yield KeyValue("actor.gradient_checkpointing_enable", recomputes, "placements.actor_train.schedule.recompute")
+    offloads = schedule.offload is Offload.OPTIMIZER
+    yield KeyValue("ds.enable_sleep", offloads, "placements.actor_train.schedule.offload")
     for model, stage in present(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
-        waits = plan.placement(stage).schedule.offload is Offload.WEIGHTS
-        yield KeyValue(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
+        offloads = plan.placement(stage).schedule.offload is Offload.WEIGHTS
+        yield KeyValue(f"{model}.offload", offloads, f"placements.{stage}.schedule.offload")
 
 
 def _batches(plan: Plan) -> Iterator[KeyValue]:
@@ -203,9 +205,9 @@ def _estimator(origin: ExportInput) -> str:
     return _ESTIMATORS[origin.algorithm]
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
-    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))
+    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
     return {"run.sh": command, **reward_hook("openrlhf", origin)}
 
 

@@ -1,8 +1,8 @@
-"""Plans for slime: Megatron-core trains, SGLang generates and scores.
+"""Export of plans to slime: Megatron-core trains, SGLang generates and scores.
 
-All that trains or computes log-probabilities has the actor's ranks and degrees (slime/utils/arguments.py sets the
-critic's to the actor's). Engines take turns with it (`--colocate`) or have ranks of their own; `train_async.py`
-generates a batch ahead, which excludes `--colocate`. A reward model is served beside the actor (`--sglang-config`).
+All stages that train or compute log-probabilities have the actor's ranks and degrees (slime/utils/arguments.py sets the
+critic's to the actor's). The engines share these ranks (`--colocate`) or have their own; `train_async.py` generates one
+batch ahead, which excludes `--colocate`. A reward model is served beside the actor (`--sglang-config`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-_SERVED = (GENERATE, "reward_score")
+_ENGINE_STAGES = (GENERATE, "reward_score")
 _SETTINGS = {
     "gamma": "gamma",
     "gae_lambda": "lambd",
@@ -46,29 +46,29 @@ _FIELD = "placements.actor_train.layout"
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Engines on the trainer's ranks, or on ranks of their own and a batch ahead; the reward model's beside them."""
+    """Engines on the trainer's ranks, or on their own ranks and one batch ahead; the reward model's beside them."""
     trained = tuple(name for name in names() if name != "reward_score")
     if facts.rewards:
-        everything = all_ranks(facts.cluster)
-        yield _way("colocate", (*on(everything, trained), *on(everything, (GENERATE,))), trained)
+        all_pool = all_ranks(facts.cluster)
+        yield _mode("colocate", (*on(all_pool, trained), *on(all_pool, (GENERATE,))), trained)
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, trained), *on(generate, (GENERATE,)))
-            yield _way(f"async, {generate} generates", placed, trained, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _mode(f"async, {generate} generates", pool_pins, trained, steps_ahead=ONE_AHEAD)
         return
     for generate, score in parts(facts.cluster, 2):
         engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
+        yield _mode(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
     for train, generate, score in parts(facts.cluster, 3):
         engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
+        yield _mode(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     followers = tuple(stage for stage in trained if stage != "actor_train")
     forward = tuple(stage for stage in followers if stage in names(trains=False) and stage != "actor_logprob")
     return Way(
         name=name,
-        pins=(*placed, *served_in_parts_of_tp()),
+        pins=(*pool_pins, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", followers),
             *alike("micro_batch_size", "actor_logprob", forward),
@@ -82,7 +82,7 @@ def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train.py` or `train_async.py` that say a plan."""
+    """The flags of `train.py` or `train_async.py` that express a plan."""
     plan = origin.plan
     yield from _pools(plan)
     yield from _degrees(plan)
@@ -96,7 +96,7 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
     yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
     yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation a batch ahead excludes it")
-    engines = sum(_ranks(plan, stage).num_ranks for stage in _SERVED if stage in plan.graph.by_name)
+    engines = sum(_ranks(plan, stage).num_ranks for stage in _ENGINE_STAGES if stage in plan.graph.by_name)
     yield KeyValue("rollout-num-gpus", engines, "pools, those of actor_generate and reward_score")
     yield KeyValue(
         "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
@@ -167,12 +167,12 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _ranks(plan: Plan, stage: str) -> Ranks:
-    found = plan.choice(stage, "pool")
-    assert isinstance(found, Ranks)
-    return found
+    pool = plan.choice(stage, "pool")
+    assert isinstance(pool, Ranks)
+    return pool
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     plan = origin.plan
     program = "train_async.py" if plan.ahead[GENERATE] else "train.py"
     head = (
@@ -180,7 +180,7 @@ def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
         "and add ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path as arguments of this script."
     )
     return {
-        "run.sh": script(head, f"python3 {program}", flags(found)),
+        "run.sh": script(head, f"python3 {program}", flags(settings)),
         **({} if origin.function else {"sglang.yaml": "".join(_engines(origin))}),
         **reward_hook("slime", origin),
         **_critic(origin),
@@ -188,12 +188,12 @@ def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
 
 
 def _engines(origin: ExportInput) -> Iterator[str]:
-    """The groups of engines: those that generate, and those that serve the reward model."""
+    """The SGLang configuration: the engines that generate, and those that serve the reward model."""
     yield "sglang:\n"
     for role, stage in ((Role.ACTOR, GENERATE), (Role.REWARD, "reward_score")):
         layout, field = origin.plan.placement(stage).layout, f"placements.{stage}.layout"
-        learns = str(role is Role.ACTOR).lower()
-        yield f"- name: {role}\n  model_path: {origin.path(role)}\n  update_weights: {learns}\n"
+        is_trained = str(role is Role.ACTOR).lower()
+        yield f"- name: {role}\n  model_path: {origin.path(role)}\n  update_weights: {is_trained}\n"
         yield f"  server_groups:\n  - worker_type: regular\n    num_gpus: {_ranks(origin.plan, stage).num_ranks}\n"
         yield f"    num_gpus_per_engine: {layout.tp}  # {field}.tp\n"
         if layout.ep > 1:
@@ -201,7 +201,7 @@ def _engines(origin: ExportInput) -> Iterator[str]:
 
 
 def _critic(origin: ExportInput) -> dict[str, str]:
-    """The critic's own settings, where there is one."""
+    """The file with the critic's settings, where there is a critic."""
     if not isinstance(origin.settings, PPO):
         return {}
     rate = f"lr: {origin.settings.critic_learning_rate}  # job: ppo.critic_learning_rate"

@@ -1,9 +1,9 @@
-"""Plans for verl: Megatron-core trains, vLLM generates and scores.
+"""Export of plans to verl: Megatron-core trains, vLLM generates and scores.
 
-Actor, reference and critic share all ranks of the trainer, each with degrees of its own; log-probabilities and values
-are computed where the model trains, with its degrees. Generation takes turns with them on the same ranks (`sync`) or
-has a pool of its own and works a batch ahead (`separate_async`, trainer/ppo/v1/trainer_separate_async.py). An engine
-has no pipeline (workers/config/rollout.py). A reward model may have its pool, and has to beside `separate_async`.
+Actor, reference and critic share all ranks of the trainer, each with its own degrees; log-probabilities and values are
+computed with the degrees of the model's training. Generation shares these ranks (`sync`) or has its own pool and works
+one batch ahead (`separate_async`, trainer/ppo/v1/trainer_separate_async.py). An engine has no pipeline parallelism
+(workers/config/rollout.py). A reward model may have its own pool, and must with `separate_async`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 _REWARD = "reward.reward_model"
 _CORRECTION = "algorithm.rollout_correction"
 _MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
-"""The stage that a model's degrees are taken from, and where verl has them."""
+"""The stage that a model's degrees are taken from, with verl's prefix of their keys."""
 _ESTIMATORS: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
@@ -65,26 +65,29 @@ _SETTINGS = {
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Synchronous on all ranks, with the reward model apart or not; generation a batch ahead on a pool of its own."""
-    everything, rest = all_ranks(facts.cluster), names()
-    others = tuple(name for name in rest if name != "reward_score")
-    yield _way("sync", on(everything, (GENERATE, *rest)))
+    """Synchronous on all ranks, with or without a separate reward pool; or generation one batch ahead on its own
+    pool."""
+    all_pool, stages = all_ranks(facts.cluster), names()
+    stages_without_reward = tuple(name for name in stages if name != "reward_score")
+    yield _mode("sync", on(all_pool, (GENERATE, *stages)))
     if facts.rewards:
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, rest), *on(generate, (GENERATE,)))
-            yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, stages), *on(generate, (GENERATE,)))
+            yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
     for train, score in parts(facts.cluster, 2):
-        yield _way(f"sync, rewards on {score}", (*on(train, (GENERATE, *others)), *on(score, ("reward_score",))))
+        yield _mode(
+            f"sync, rewards on {score}", (*on(train, (GENERATE, *stages_without_reward)), *on(score, ("reward_score",)))
+        )
     for train, generate, score in parts(facts.cluster, 3):
-        placed = (*on(train, others), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        pool_pins = (*on(train, stages_without_reward), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     return Way(
         name=name,
-        pins=(*placed, *served_in_parts_of_tp()),
+        pins=(*pool_pins, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", ("actor_logprob",)),
             *alike("layout", "critic_train", ("critic_value",)),
@@ -96,7 +99,7 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The overrides of verl's own configuration that say a plan."""
+    """The overrides of verl's default configuration that express a plan."""
     plan = origin.plan
     yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
     yield from _batches(plan)
@@ -164,7 +167,8 @@ def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyVal
 
 
 def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
-    """Budgets of tokens. The critic's rows never reach its worker, and its two budgets are one (trainer_base.py)."""
+    """Token budgets. The critic's micro-batch rows never reach its worker, so both budgets are its training's
+    (trainer_base.py)."""
     budgets = {
         f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
         f"{_R}.log_prob_max_token_len_per_gpu": "actor_logprob",
@@ -197,10 +201,10 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
 
 
 def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
-    """What draws with 8-bit floats is off the policy that is trained, and each token weighted by how much."""
+    """FP8 generation samples from a different policy than the trained one, so each token gets an importance weight."""
     if origin.plan.facts.generation_weights:
         yield KeyValue(f"{_R}.quantization", "fp8", "facts.generation_weights")
-        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens of 8-bit floats are weighted")
+        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens sampled in FP8 get importance weights")
         yield from origin.setting("importance_cap", f"{_CORRECTION}.rollout_is_threshold")
 
 
@@ -243,17 +247,17 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
     yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
     if isinstance(origin.settings, CriticFreeSettings):
-        mode = _LOSS_MEANS[origin.settings.loss_mean]
-        yield KeyValue(f"{_A}.actor.loss_agg_mode", mode, "job: loss_mean")
+        aggregation = _LOSS_MEANS[origin.settings.loss_mean]
+        yield KeyValue(f"{_A}.actor.loss_agg_mode", aggregation, "job: loss_mean")
 
 
 def _has_group_baseline(origin: ExportInput) -> bool:
     return isinstance(origin.settings, Reinforce) and origin.settings.group_baseline
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
-    command = script(head, "python3 -m verl.trainer.main_ppo", overrides(found))
+    command = script(head, "python3 -m verl.trainer.main_ppo", overrides(settings))
     return {"run.sh": command, **reward_hook("verl", origin)}
 
 

@@ -196,7 +196,7 @@ def test_where_rows_alone_decide_a_budget_is_read_as_the_rows_of_mean_length_tha
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
     assert (trained.layout.vpp, trained.schedule.micro_batch_size) == (2, 4)
-    assert any("is read as micro_batch_size=4: with this layout rows alone" in note for note in found.notes)
+    assert any("is read as micro_batch_size=4: this layout is costed by rows" in note for note in found.notes)
 
 
 def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path) -> None:
