@@ -23,7 +23,7 @@ ONE_AHEAD = 1
 """Steps that generation works ahead in the asynchronous modes of all known trainers."""
 
 _MIN_POOL_DIVISOR = 8
-"""Of several pools, each has at least 1/8 of the ranks."""
+"""Each of several pools has at least 1/8 of the ranks."""
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ def _messages(line: str, what: str) -> Iterator[_Message]:
         raise BadInput(f"{what}: {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
         raise BadInput(
-            f"{what} is no rollout; write an object with {' or '.join(_CONVERSATIONS)}, each message with a role and a "
-            "content."
+            f"{what} is not a rollout; write an object with {' or '.join(_CONVERSATIONS)}, each message with a role "
+            "and a content."
         ) from None
 
 

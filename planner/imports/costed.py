@@ -126,8 +126,8 @@ def _as_configured(
     facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: Configured, limits: Limits
 ) -> Plan | None:
     ahead = pattern_ahead(facts.graph, configured.steps_ahead)
-    found = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
-    return found if isinstance(found, Plan) else None
+    plan = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
+    return plan if isinstance(plan, Plan) else None
 
 
 def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limits) -> str:

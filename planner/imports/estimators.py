@@ -91,7 +91,7 @@ class Configuration:
         return graph_of(self.algorithm, has_ref=self.has_ref, has_reward=not has_function, has_environment=has_function)
 
     def stages(self, *names: str) -> tuple[str, ...]:
-        """Those of the named stages that the job has."""
+        """The named stages that the job has."""
         return tuple(name for name in names if name in self.graph.by_name)
 
     def group(self, samples: int, *keys: str) -> Iterator[Said]:
@@ -171,7 +171,7 @@ class Configuration:
         )
 
     def notes(self) -> Iterator[str]:
-        """Sentences on what is read differently from how the configuration gives it."""
+        """Sentences on settings that are read differently from how the configuration gives them."""
         if self.reward is not None:
             yield from self.reward.notes()
         place = "loss" if self.algorithm == "grpo" else "reward"
@@ -196,7 +196,7 @@ def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator], *, 
     """
     name = given.value(key)
     if name not in known:
-        raise BadInput(f"{key}={name} is no algorithm of a job; configure one of {', '.join(known)}.")
+        raise BadInput(f"{key}={name} is not an algorithm of a job; configure one of {', '.join(known)}.")
     is_alone = single is not None and known[name].algorithm in COMPARES_GROUPS and given.whole(single) == 1
     return REINFORCE if is_alone else known[name]
 

@@ -108,7 +108,7 @@ def _read(config: GivenKeys) -> Configured:
 
 
 def _unused_keys(setup: Configuration, *, is_megatron: bool) -> Iterator[str]:
-    """Patterns of keys that have no use beside others."""
+    """Patterns of keys that other keys make unused."""
     if is_megatron:
         yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
     else:
@@ -136,7 +136,7 @@ def _is_megatron(config: GivenKeys) -> bool:
         if any(name in _DEFAULTS for name in names):
             return False
         if names:
-            return any(one.startswith("policy.megatron_cfg.") for one in config.given)
+            return any(name.startswith("policy.megatron_cfg.") for name in config.given)
     return bool(config.value(key))
 
 
@@ -192,7 +192,7 @@ def _workload(setup: Configuration, group: str) -> Iterator[Said]:
     yield Said("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
     if (size := config.whole(key)) < 1:
-        raise BadInput(f"{key}={size} sequences are no minibatch; use 1 or more.")
+        raise BadInput(f"{key}={size} sequences are not a minibatch; use 1 or more.")
     yield Said("workload.num_minibatches", max(1, batch * samples // size), (key,))
     if setup.algorithm == "ppo":
         yield Said("workload.num_epochs", config.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))

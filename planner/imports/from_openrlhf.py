@@ -74,7 +74,7 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
 
 
 def _unused_keys(setup: Configuration) -> Iterator[str]:
-    """Patterns of keys that have no use beside others."""
+    """Patterns of keys that other keys make unused."""
     if not setup.stages("critic_train"):
         yield from ("critic.*", "train.colocate_critic_reward")
     if not setup.has_ref:

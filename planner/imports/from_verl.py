@@ -83,7 +83,7 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
 
 
 def _unused_keys(setup: Configuration) -> Iterator[str]:
-    """Patterns of keys that have no use beside others."""
+    """Patterns of keys that other keys make unused."""
     config = setup.given
     if not setup.has_ref:
         yield f"{_A}.ref.*"
@@ -151,7 +151,7 @@ def _loss_notes(config: GivenKeys) -> Iterator[str]:
     if mode != "vanilla":
         yield f"{_A}.actor.policy_loss.loss_mode={mode}: a job clips each token's ratio as PPO, which costs as much."
     if config.value(key) not in LOSS_MEANS:
-        yield f"{key}={config.value(key)} is no loss aggregation that a job has; the job keeps its own."
+        yield f"{key}={config.value(key)} is not a loss aggregation that a job can have; the job keeps its default."
 
 
 def _workload(setup: Configuration) -> Iterator[Said]:

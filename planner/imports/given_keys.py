@@ -31,7 +31,7 @@ _PRODUCT = re.compile(r"^\$\{mul:\s*(.+)\}$")
 _PROGRAM = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
 """The program that takes the flags; flags before it are a launcher's."""
 _ARRAY_EXPANSION = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
-"""Expansions of an array, which hold flags of their own and are not the value of the flag before them."""
+"""Expansions of an array, which holds separate flags and is not the value of the flag before it."""
 _EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$", re.S)
 """Words that one variable or command expands to, and that may therefore be several."""
 _EXPONENT_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
@@ -77,7 +77,7 @@ class GivenKeys:
         """Split the keys that were not read in two: those that may change a step, as `key=value` with the reason why
         they are not read, and those that a plan does not depend on or that have their default.
 
-        `idle` are patterns of keys that have no use beside others, such as those of a model that the job lacks.
+        `idle` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
         """
         unused = tuple(idle)
 
@@ -146,7 +146,7 @@ class GivenKeys:
     def _require_decided(self, key: str) -> None:
         if key in self.undecided:
             raise BadInput(
-                f"{key}={self.given.get(key)}: {self.undecided[key]}, so that its value is not known; give it as "
+                f"{key}={self.given.get(key)}: {self.undecided[key]}, so its value is not known; give it as "
                 f"--set {key}=VALUE."
             )
 
@@ -156,7 +156,7 @@ class GivenKeys:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise BadInput(f"{key}={value!r} is no whole number; give it one, the plan depends on it.")
+            raise BadInput(f"{key}={value!r} is not a whole number; give one, the plan depends on it.")
         return value
 
     def whole_or(self, key: str, otherwise: int) -> int:
@@ -170,14 +170,14 @@ class GivenKeys:
         """The numeric value of a key. Raises BadInput naming the key where its value is not a number."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadInput(f"{key}={value!r} is no number; give it one.")
+            raise BadInput(f"{key}={value!r} is not a number; give one.")
         return float(value)
 
     def pair(self, key: str) -> tuple[float, float]:
         """The two numbers of a key. Raises BadInput naming the key where there are not two."""
         value = self.value(key)
         if not isinstance(value, list) or len(value) != 2:
-            raise BadInput(f"{key}={value!r} is not two numbers; give it the low one and the high one.")
+            raise BadInput(f"{key}={value!r} is not two numbers; give the low and the high one.")
         return float(value[0]), float(value[1])
 
     def _resolve(self, value: Any, key: str, depth: int) -> Any:
@@ -237,7 +237,7 @@ def read_changes(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise BadInput(f"--set {text}: it is no key of the configuration with a value; write KEY=VALUE.")
+            raise BadInput(f"--set {text}: it is not a key with a value; write KEY=VALUE.")
         changes[key.strip().removeprefix("--").lstrip("+")] = _parse_scalar(value)
     return changes
 
@@ -364,7 +364,7 @@ def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, 
         raise BadInput(f"configuration {read[0]} builds on more than {_MAX_FILES} files; write it as one.")
     tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
     if not isinstance(tree, dict):
-        raise BadInput(f"configuration {path} is no mapping of keys; give the file that configures a run.")
+        raise BadInput(f"configuration {path} is not a mapping of keys; give the file that configures a run.")
     defaults = tree.pop("defaults", None)
     leaves: dict[str, Any] = {}
     for name in defaults if isinstance(defaults, list) else [defaults] if defaults else []:

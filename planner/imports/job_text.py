@@ -93,13 +93,13 @@ class JobSource:
     def _require_used(self, configured: Configured, roles: Collection[Role]) -> None:
         """Raise BadInput for shapes of a model that the job does not have."""
         for role, shape in self.shapes.items():
-            if not role and all(one in self.shapes or self._is_here(one, configured) for one in roles):
+            if not role and all(needed in self.shapes or self._is_here(needed, configured) for needed in roles):
                 raise BadInput(
                     f"--model {shape}: every model of configuration {self.path} is here or given by its role; leave it "
                     f"out, or give it in place of one as --model actor={shape}."
                 )
             if role and role not in roles:
-                listed = ", ".join(one.value for one in Role if one in roles)
+                listed = ", ".join(known.value for known in Role if known in roles)
                 reason = (
                     ", because a function scores"
                     if role == Role.REWARD and "reward.function" in configured.words

@@ -111,7 +111,7 @@ class _Line:
 
     def __init__(self, value: Any, source: str, keys: Mapping[str, str]) -> None:
         if not isinstance(value, dict):
-            raise BadInput(f"{source} is no object; write one for each rollout, with its numbers of tokens.")
+            raise BadInput(f"{source} is not an object; write one for each rollout, with its numbers of tokens.")
         self._value, self._source, self._keys = value, source, keys
 
     @property
@@ -119,18 +119,19 @@ class _Line:
         return isinstance(self._lookup("response"), list)
 
     def tokens(self, what: str) -> list[int]:
-        """The tokens of a quantity: one number, or one for each turn. Raises BadInput for what is no number of
-        tokens."""
+        """The tokens of a quantity: one number, or one for each turn. Raises BadInput for a value that is not a number
+        of tokens."""
         numbers = self.numbers(what)
         for number in numbers:
             if number != int(number) or not 1 <= number <= _MAX_TOKENS:
                 raise BadInput(
-                    f"{self._source}: {self._keys[what]} has {number:g}, which is no number of tokens; write whole "
+                    f"{self._source}: {self._keys[what]} has {number:g}, which is not a number of tokens; write whole "
                     "numbers of 1 or more, or leave the rollout out."
                 )
         return [int(number) for number in numbers]
 
     def numbers(self, what: str) -> list[float]:
+        """The values of a quantity. Raises BadInput where the line lacks it or has no number of 0 or more."""
         value = self._lookup(what)
         if value is None and what in _OPTIONAL:
             return []

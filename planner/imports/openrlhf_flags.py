@@ -94,9 +94,9 @@ def with_present_flags(given: GivenKeys) -> GivenKeys:
     return replace(given, given=present(given.given), otherwise=present(given.otherwise))
 
 
-def _present_name(given: GivenKeys, key: str) -> str:
+def _present_name(config: GivenKeys, key: str) -> str:
     name = key.replace(_LATER_GROUP, _GROUP, 1) if key.startswith(_LATER_GROUP) else key
-    return name if given.known.knows(name) else key
+    return name if config.known.knows(name) else key
 
 
 def _merge_former(values: Mapping[str, Any]) -> dict[str, Any]:

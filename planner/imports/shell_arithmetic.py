@@ -72,10 +72,10 @@ def _number(text: str, text_of_name: Callable[[Node | str], str], depth: int) ->
         try:
             return sign * int(digits, base)
         except ValueError:
-            raise Undecided(f"{stripped} is no number") from None
+            raise Undecided(f"{stripped} is not a number") from None
     if stripped.isidentifier() and depth < _MAX_DEPTH:
         return _number(text_of_name(stripped), text_of_name, depth + 1)
-    raise Undecided(f"{stripped[:40]} is no whole number")
+    raise Undecided(f"{stripped[:40]} is not a whole number")
 
 
 def _apply(written: str, operator: Node | None, left: int, right: int) -> int:

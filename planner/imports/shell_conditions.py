@@ -141,10 +141,10 @@ class ShellConditions:
         return self.expander.word(node).in_empty_environment
 
 
-def _compare_numbers(compare: Callable[[int, int], bool], one: str, other: str) -> bool | None:
-    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", text) for text in (one, other)):
+def _compare_numbers(compare: Callable[[int, int], bool], left: str, right: str) -> bool | None:
+    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", text) for text in (left, right)):
         return None
-    return compare(int(one), int(other))
+    return compare(int(left), int(right))
 
 
 def _opposite(value: bool | None) -> bool | None:

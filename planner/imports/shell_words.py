@@ -111,7 +111,7 @@ class Expander:
         if node.type in ("simple_expansion", "expansion"):
             elements = self._elements(node)
             if elements is not None:
-                return [field for one in elements for field in _split(one)]
+                return [part for element in elements for part in _split(element)]
             return _split(self._expand(node))
         if node.type == "command_substitution":
             return _split(self.answer(node))

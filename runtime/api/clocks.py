@@ -31,8 +31,8 @@ def simulate(
     With `traced=True` the simulation keeps its spans, which `report` and `timeline` draw.
     Raises BadInput for a plan that breaks a rule.
 
-    >>> found = api.simulate(plan, steps=2, sampled=False)
-    >>> [f"{seconds:.1f} s" for seconds in found.steps.seconds]
+    >>> simulation = api.simulate(plan, steps=2, sampled=False)
+    >>> [f"{seconds:.1f} s" for seconds in simulation.steps.seconds]
     ['280.0 s', '280.0 s']
     """
     require_valid(plan)

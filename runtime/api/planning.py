@@ -67,8 +67,8 @@ def plan(
     `progress` is called whenever the state of the search changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
-    >>> found = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
-    >>> str(found.placement("actor_train").layout)
+    >>> pinned = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
+    >>> str(pinned.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
     facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
@@ -79,7 +79,7 @@ def plan(
     usable_start = warm_start if isinstance(warm_start, Plan) else None
     origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": seen}
     with uncollected():
-        found = compile_plan(
+        answer = compile_plan(
             facts,
             model_of(facts),
             pins=all_pins,
@@ -89,9 +89,9 @@ def plan(
             progress=progress,
             start=usable_start,
         )
-        if isinstance(found, Plan) and chooses_wave:
-            return best_wave(found, model_of, pins=all_pins, limits=limits_of(limits))
-        return found
+        if isinstance(answer, Plan) and chooses_wave:
+            return best_wave(answer, model_of, pins=all_pins, limits=limits_of(limits))
+        return answer
 
 
 def as_seen(facts: Facts, seen: SeenLengths) -> Facts:
@@ -221,8 +221,8 @@ def whatif(
     The same placements are costed again or, with `replan`, the best plan is searched for each time, within `limits`.
     `price` is that of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
 
-    >>> found = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
-    >>> f"{found.answers[0].difference.step_seconds:+.0f} s"
+    >>> what = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
+    >>> f"{what.answers[0].difference.step_seconds:+.0f} s"
     '-99 s'
     """
     require_valid(plan)

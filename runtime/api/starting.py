@@ -84,8 +84,8 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
     >>> place = pathlib.Path(tempfile.mkdtemp())
     >>> words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     >>> words.save(str(place / "tokenizer.json"))
-    >>> said = [{"role": role, "content": "a"} for role in ("user", "assistant", "tool", "assistant")]
-    >>> _ = (place / "trace.jsonl").write_text(json.dumps({"messages": said}))
+    >>> messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "tool", "assistant")]
+    >>> _ = (place / "trace.jsonl").write_text(json.dumps({"messages": messages}))
     >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
     {'max': 2, 'histogram': [(2, 1)]}
     """

@@ -49,7 +49,7 @@ loss_fn: {reference_policy_kl_penalty: 0.0}
 def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"dpo.epochs: configuration .* does not configure reinforcement learning"):
         configured(tmp_path, "dpo: {epochs: 1}\npolicy: {train_micro_batch_size: 2}\n")
-    with pytest.raises(BadInput, match=r"grpo.adv_estimator.name=gdpo is no algorithm of a job"):
+    with pytest.raises(BadInput, match=r"grpo.adv_estimator.name=gdpo is not an algorithm of a job"):
         configured(tmp_path, "grpo: {adv_estimator: {name: gdpo}}\npolicy: {train_micro_batch_size: 2}\n")
 
 
@@ -129,7 +129,7 @@ policy:
 
 
 def test_a_minibatch_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are no minibatch; use 1 or more"):
+    with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are not a minibatch; use 1"):
         configured(tmp_path, "grpo: {}\npolicy: {train_global_batch_size: 0, train_micro_batch_size: 2}\n")
 
 

@@ -55,7 +55,7 @@ def test_models_that_are_not_there_have_no_ranks_of_their_own(tmp_path: Path) ->
 
 
 def test_an_estimator_that_no_job_has_is_refused_by_its_flag(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"algo.advantage.estimator=flash_reinforce is no algorithm of a job"):
+    with pytest.raises(BadInput, match=r"algo.advantage.estimator=flash_reinforce is not an algorithm of a job"):
         configured(tmp_path, "--algo.advantage.estimator flash_reinforce")
     with pytest.raises(BadInput, match=r"rollout.n_samples_per_prompt=1: rloo compares"):
         configured(tmp_path, "--algo.advantage.estimator rloo", "--rollout.n_samples_per_prompt=1")

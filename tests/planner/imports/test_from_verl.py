@@ -73,7 +73,9 @@ def test_the_other_estimators_are_algorithms_too(tmp_path: Path, estimator: str,
 
 
 def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"algorithm.adv_estimator=gpg is no algorithm of a job; configure one of gae"):
+    with pytest.raises(
+        BadInput, match=r"algorithm.adv_estimator=gpg is not an algorithm of a job; configure one of gae"
+    ):
         configured(tmp_path, "algorithm.adv_estimator=gpg")
     with pytest.raises(BadInput, match=r"critic.enable=False"):
         configured(tmp_path, "algorithm.adv_estimator=gae", "critic.enable=False")

@@ -30,9 +30,9 @@ def test_products_of_references_are_computed() -> None:
 
 def test_a_key_that_is_no_number_is_named() -> None:
     given = GivenKeys(known=VERL, given={"trainer.nnodes": "$NODES", "algorithm.gamma": "high"})
-    with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is no whole number"):
+    with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is not a whole number"):
         given.whole("trainer.nnodes")
-    with pytest.raises(BadInput, match=r"algorithm.gamma='high' is no number"):
+    with pytest.raises(BadInput, match=r"algorithm.gamma='high' is not a number"):
         given.number("algorithm.gamma")
     assert GivenKeys(known=VERL, given={"trainer.nnodes": 2.0}).whole("trainer.nnodes") == 2
 
@@ -106,7 +106,7 @@ def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path
 def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> None:
     given = GivenKeys(known=NEMO, given={"a": 0, "b": [1], "c": 3})
     assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
-    with pytest.raises(BadInput, match=r"b=\[1\] is no whole number"):
+    with pytest.raises(BadInput, match=r"b=\[1\] is not a whole number"):
         given.whole_or("b", 7)
 
 
