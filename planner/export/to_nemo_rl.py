@@ -22,8 +22,8 @@ from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _G = "policy.generation"
-_REWARD = "env.reward_model"
-_MODELS = {"actor_train": "policy", "critic_train": "value"}
+_RM = "env.reward_model"
+_MODEL_PREFIXES = {"actor_train": "policy", "critic_train": "value"}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
@@ -76,20 +76,20 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
             f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not exported "
             "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
-    yield from _batches(plan)
-    for stage in _MODELS:
-        yield from _degrees(plan, stage)
-    yield from _micro_batches(plan)
-    yield from _generation(plan)
-    yield from _ahead(plan)
-    yield from _reward(origin)
-    yield from _algorithm(origin)
+    yield from _batch_settings(plan)
+    for stage in _MODEL_PREFIXES:
+        yield from _degree_settings(plan, stage)
+    yield from _micro_batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _async_settings(plan)
+    yield from _reward_settings(origin)
+    yield from _algorithm_settings(origin)
     cluster = plan.facts.cluster
     yield KeyValue("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
     yield KeyValue("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("ppo.num_prompts_per_step", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("ppo.num_generations_per_prompt", workload.group_size, "facts.workload.group_size")
@@ -100,8 +100,12 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    placement, prefix, field = plan.placement(stage), f"{_MODELS[stage]}.megatron_cfg", f"placements.{stage}.layout"
+def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    placement, prefix, field = (
+        plan.placement(stage),
+        f"{_MODEL_PREFIXES[stage]}.megatron_cfg",
+        f"placements.{stage}.layout",
+    )
     layout = placement.layout
     yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
     yield from megatron_degrees(plan, stage, prefix)
@@ -114,7 +118,7 @@ def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
         yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
 
 
-def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
+def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
     stages = {
         "policy.train_micro_batch_size": "actor_train",
         "policy.logprob_batch_size": "actor_logprob",
@@ -127,7 +131,7 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     layout, field = plan.placement(GENERATE).layout, "placements.actor_generate.layout"
     yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
     yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
@@ -138,7 +142,7 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _ahead(plan: Plan) -> Iterator[KeyValue]:
+def _async_settings(plan: Plan) -> Iterator[KeyValue]:
     ahead = plan.ahead[GENERATE]
     yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
     yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
@@ -151,21 +155,21 @@ def _ahead(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
 
 
-def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     nodes, per_node = machines(origin.plan, "reward_score")
     layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
     field = "placements.reward_score"
     yield KeyValue("data.default.env_name", "reward_model", field)
-    yield KeyValue(f"{_REWARD}.enabled", True, field)
-    yield KeyValue(f"{_REWARD}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_REWARD}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
-    yield KeyValue(f"{_REWARD}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
-    yield KeyValue(f"{_REWARD}.resources.num_nodes", nodes, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.resources.gpus_per_node", per_node, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
+    yield KeyValue(f"{_RM}.enabled", True, field)
+    yield KeyValue(f"{_RM}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_RM}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
+    yield KeyValue(f"{_RM}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
+    yield KeyValue(f"{_RM}.resources.num_nodes", nodes, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.resources.gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     ppo = origin.settings
     assert isinstance(ppo, PPO)
     yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")

@@ -39,7 +39,7 @@ from meshwright.profiles.stages import GENERATE, Role
 _TP_CP_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
 _FORWARD_STAGES = names(trains=False)
 _TRAIN_STAGES = names(trains=True)
-_SETTINGS = {
+_SETTING_KEYS = {
     "gamma": "algo.advantage.gamma",
     "gae_lambda": "algo.advantage.lambd",
     "actor_learning_rate": "actor.adam.lr",
@@ -48,14 +48,14 @@ _SETTINGS = {
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
 }
-_ESTIMATORS: Mapping[Algorithm, str] = {
+_ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "group_norm",
     "rloo": "rloo",
     "reinforce++": "reinforce",
 }
-_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
-_MODELS = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
+_LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+_MODEL_STAGES = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
@@ -113,19 +113,19 @@ def _modes(
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The flags of `train_ppo_ray` that express a plan."""
     plan = origin.plan
-    yield from _degrees(plan)
-    yield from _pools(plan)
-    yield from _batches(plan)
-    yield from _generation(plan)
-    yield from _algorithm(origin)
+    yield from _degree_settings(plan)
+    yield from _pool_settings(plan)
+    yield from _batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _algorithm_settings(origin)
 
 
-def _pools(plan: Plan) -> Iterator[KeyValue]:
-    for model, stage in present(plan, _MODELS).items():
+def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
+    for model, stage in present(plan, _MODEL_STAGES).items():
         nodes, per_node = machines(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    pools = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODELS).values()}
+    pools = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODEL_STAGES).values()}
     together = len(set(pools.values())) == 1
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
@@ -136,7 +136,7 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
 
 
-def _degrees(plan: Plan) -> Iterator[KeyValue]:
+def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement("actor_train")
     layout, schedule = placement.layout, placement.schedule
     yield KeyValue("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
@@ -152,7 +152,7 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{model}.offload", offloads, f"placements.{stage}.schedule.offload")
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("rollout.batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("rollout.n_samples_per_prompt", workload.group_size, "facts.workload.group_size")
@@ -165,7 +165,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     layout, ranks = plan.placement(GENERATE).layout, plan.choice(GENERATE, "pool")
     assert isinstance(ranks, Ranks)
     yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
@@ -174,14 +174,14 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     roles, settings = origin.plan.graph.roles, origin.settings
     for model in ("actor", "critic", "reward"):
         if model in roles:
             yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
     if origin.function is not None:
         yield KeyValue("reward.remote_url", FILE, "job: rewards.function")
-    yield KeyValue("algo.advantage.estimator", _estimator(origin), "job: algorithm")
+    yield KeyValue("algo.advantage.estimator", _estimator_name(origin), "job: algorithm")
     if Role.REF in roles:
         yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
     else:
@@ -189,20 +189,20 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(
         "algo.kl.use_loss", Role.REF in roles and isinstance(settings, GRPO), "job: algorithm and models.ref"
     )
-    yield from origin.said(_SETTINGS)
+    yield from origin.said(_SETTING_KEYS)
     low, high = settings.clip_range
     yield KeyValue("actor.eps_clip_low_high", (round(1 - low, 9), round(high - 1, 9)), "job: clip_ratio")
-    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEANS:
-        yield KeyValue("actor.loss_agg_mode", _LOSS_MEANS[settings.loss_mean], "job: loss_mean")
+    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEAN_NAMES:
+        yield KeyValue("actor.loss_agg_mode", _LOSS_MEAN_NAMES[settings.loss_mean], "job: loss_mean")
 
 
-def _estimator(origin: ExportInput) -> str:
+def _estimator_name(origin: ExportInput) -> str:
     settings = origin.settings
     if isinstance(settings, GRPO) and not settings.normalise_by_std:
         return "dr_grpo"
     if isinstance(settings, Reinforce) and settings.group_baseline:
         return "reinforce_baseline"
-    return _ESTIMATORS[origin.algorithm]
+    return _ESTIMATOR_NAMES[origin.algorithm]
 
 
 def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
@@ -216,7 +216,7 @@ OPENRLHF = OtherTrainer(
     file="openrlhf",
     engine="vllm",
     ways=ways,
-    algorithms=tuple(_ESTIMATORS),
+    algorithms=tuple(_ESTIMATOR_NAMES),
     settings=settings,
     files=_files,
     remarks=(

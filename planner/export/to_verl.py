@@ -41,18 +41,18 @@ from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
-_REWARD = "reward.reward_model"
+_RM = "reward.reward_model"
 _CORRECTION = "algorithm.rollout_correction"
-_MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
+_MODEL_PREFIXES = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
 """The stage that a model's degrees are taken from, with verl's prefix of their keys."""
-_ESTIMATORS: Mapping[Algorithm, str] = {
+_ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
     "rloo": "rloo",
     "reinforce++": "reinforce_plus_plus",
 }
-_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-_SETTINGS = {
+_LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+_SETTING_KEYS = {
     "gamma": "algorithm.gamma",
     "gae_lambda": "algorithm.lam",
     "actor_learning_rate": f"{_A}.actor.optim.lr",
@@ -102,18 +102,18 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The overrides of verl's default configuration that express a plan."""
     plan = origin.plan
     yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
-    yield from _batches(plan)
-    yield from _pools(plan)
-    for stage in present(plan, _MODELS):
-        yield from _degrees(plan, stage)
-    yield from _micro_batches(plan)
-    yield from _generation(plan)
-    yield from _quantised(origin)
-    yield from _reward(origin)
-    yield from _algorithm(origin)
+    yield from _batch_settings(plan)
+    yield from _pool_settings(plan)
+    for stage in present(plan, _MODEL_PREFIXES):
+        yield from _degree_settings(plan, stage)
+    yield from _micro_batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _fp8_settings(origin)
+    yield from _reward_settings(origin)
+    yield from _algorithm_settings(origin)
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("data.train_batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
@@ -123,7 +123,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
 
 
-def _pools(plan: Plan) -> Iterator[KeyValue]:
+def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = machines(plan, "actor_train")
     yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
     yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
@@ -143,8 +143,8 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    schedule, prefix = plan.placement(stage).schedule, f"{_MODELS[stage]}.megatron"
+def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    schedule, prefix = plan.placement(stage).schedule, f"{_MODEL_PREFIXES[stage]}.megatron"
     field = f"placements.{stage}.layout"
     yield from megatron_degrees(plan, stage, prefix)
     if ends := uneven_ends(plan, stage):
@@ -155,10 +155,10 @@ def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     if schedule.offload in offloads:
         yield KeyValue(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
     if schedule.recompute is not Recompute.NONE:
-        yield from _recompute(prefix, stage, schedule.recompute)
+        yield from _recompute_settings(prefix, stage, schedule.recompute)
 
 
-def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
+def _recompute_settings(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
     override, field = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule.recompute"
     yield KeyValue(f"{override}.recompute_granularity", recompute.value, field)
     if recompute is Recompute.FULL:
@@ -166,7 +166,7 @@ def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyVal
         yield KeyValue(f"{override}.recompute_num_layers", 1, field)
 
 
-def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
+def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
     """Token budgets. The critic's micro-batch rows never reach its worker, so both budgets are its training's
     (trainer_base.py)."""
     budgets = {
@@ -183,7 +183,7 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement(GENERATE)
     layout, field = placement.layout, "placements.actor_generate.layout"
     yield KeyValue(f"{_R}.name", plan.facts.engine, "facts.engine")
@@ -200,7 +200,7 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
 
 
-def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
+def _fp8_settings(origin: ExportInput) -> Iterator[KeyValue]:
     """FP8 generation samples from a different policy than the trained one, so each token gets an importance weight."""
     if origin.plan.facts.generation_weights:
         yield KeyValue(f"{_R}.quantization", "fp8", "facts.generation_weights")
@@ -208,33 +208,33 @@ def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
         yield from origin.setting("importance_cap", f"{_CORRECTION}.rollout_is_threshold")
 
 
-def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
     if origin.function is not None:
-        yield KeyValue(f"{_REWARD}.enable", False, "job: rewards")
+        yield KeyValue(f"{_RM}.enable", False, "job: rewards")
         yield KeyValue("reward.custom_reward_function.path", FILE, "job: rewards.function")
         yield KeyValue("reward.custom_reward_function.name", "compute_score", "rule: the name in that file")
         return
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
-    yield KeyValue(f"{_REWARD}.enable", True, "placements.reward_score")
-    yield KeyValue(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_REWARD}.enable_resource_pool", score != train, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.enable", True, "placements.reward_score")
+    yield KeyValue(f"{_RM}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools, that of reward_score")
     if score != train:
         nodes, per_node = machines(plan, "reward_score")
-        yield KeyValue(f"{_REWARD}.nnodes", nodes, "pools, that of reward_score")
-        yield KeyValue(f"{_REWARD}.n_gpus_per_node", per_node, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.rollout.name", "vllm", "rule: the engine that is assumed")
+        yield KeyValue(f"{_RM}.nnodes", nodes, "pools, that of reward_score")
+        yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.rollout.name", "vllm", "rule: the engine that is assumed")
     layout = plan.placement("reward_score").layout
-    yield KeyValue(f"{_REWARD}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
+    yield KeyValue(f"{_RM}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     algorithm, roles = origin.algorithm, origin.plan.graph.roles
     yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
     if Role.CRITIC in roles:
         yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
     yield KeyValue("critic.enable", Role.CRITIC in roles, "job: algorithm")
-    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATORS[algorithm]
+    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATOR_NAMES[algorithm]
     yield KeyValue("algorithm.adv_estimator", estimator, "job: algorithm")
     in_loss = algorithm == "grpo"
     yield KeyValue("algorithm.use_kl_in_reward", Role.REF in roles and not in_loss, "job: algorithm and models.ref")
@@ -242,12 +242,12 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     if Role.REF in roles:
         key = f"{_A}.actor.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef"
         yield from origin.setting("kl_coefficient", key)
-    yield from origin.said(_SETTINGS)
+    yield from origin.said(_SETTING_KEYS)
     low, high = origin.settings.clip_range
     yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
     yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
     if isinstance(origin.settings, CriticFreeSettings):
-        aggregation = _LOSS_MEANS[origin.settings.loss_mean]
+        aggregation = _LOSS_MEAN_NAMES[origin.settings.loss_mean]
         yield KeyValue(f"{_A}.actor.loss_agg_mode", aggregation, "job: loss_mean")
 
 
@@ -264,7 +264,7 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
 VERL = OtherTrainer(
     name="verl",
     file="verl",
-    algorithms=tuple(_ESTIMATORS),
+    algorithms=tuple(_ESTIMATOR_NAMES),
     engine="vllm",
     other_engines=("sglang",),
     quantises=True,

@@ -65,7 +65,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
             f"{other_key}: configuration {path} does not configure reinforcement learning; give one with ppo or grpo."
         )
     try:
-        return _read(config)
+        return _read_rl(config)
     except BadInput as error:
         missing = [name for name in config.missing if Path(name).name not in _DEFAULTS]
         if not missing:
@@ -74,7 +74,7 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
         raise BadInput(f"{error} {hint}") from error
 
 
-def _read(config: GivenKeys) -> Configured:
+def _read_rl(config: GivenKeys) -> Configured:
     """Read a configuration of ppo or grpo. Raises BadInput naming a key that a job cannot express."""
     is_grpo = any(key.startswith("grpo.") for key in config.given) or any("grpo" in name for name in config.missing)
     if is_grpo:
@@ -89,11 +89,11 @@ def _read(config: GivenKeys) -> Configured:
     )
     notes += [*setup.notes(), *_notes(config)]
     pools = dict(_pools(config))
-    fields = [*_workload(setup, group), *_models(setup), *_algorithm(setup, group)]
-    fields += [*_placement(setup, pools), *_generation(config)]
+    fields = [*_workload_fields(setup, group), *_model_fields(setup), *_algorithm_fields(setup, group)]
+    fields += [*_pool_fields(setup, pools), *_generation_fields(config)]
     if is_megatron:
         notes += _expert_notes(setup, int(pools["train"].partition(":")[2]))
-        fields += [*_training(setup, pools)]
+        fields += [*_training_fields(setup, pools)]
     steps_key = f"{group}.async_{group}.max_trajectory_age_steps"
     steps_ahead = config.whole(steps_key) if config.value(f"{group}.async_{group}.enabled") else 0
     if steps_ahead > 1:
@@ -178,7 +178,7 @@ def _notes(config: GivenKeys) -> Iterator[str]:
         )
 
 
-def _workload(setup: Configuration, group: str) -> Iterator[Said]:
+def _workload_fields(setup: Configuration, group: str) -> Iterator[Said]:
     config = setup.given
     keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
     batch, samples = map(config.whole, keys)
@@ -198,7 +198,7 @@ def _workload(setup: Configuration, group: str) -> Iterator[Said]:
         yield Said("workload.num_epochs", config.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
 
 
-def _models(setup: Configuration) -> Iterator[Said]:
+def _model_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     keys = {"actor": "policy.model_name", "ref": "policy.model_name", "critic": "value.model_name"}
     if config.has(f"{_RM}.model_name"):
@@ -208,7 +208,7 @@ def _models(setup: Configuration) -> Iterator[Said]:
             yield Said(f"models.{role}", str(config.text(key)), (key,))
 
 
-def _algorithm(setup: Configuration, group: str) -> Iterator[Said]:
+def _algorithm_fields(setup: Configuration, group: str) -> Iterator[Said]:
     config = setup.given
     is_megatron = _is_megatron(config)
     fields = {
@@ -262,7 +262,7 @@ def _pool_size(config: GivenKeys, prefix: str, per_node: int) -> int:
     return config.whole_or(f"{prefix}.num_nodes", 1) * config.whole_or(f"{prefix}.gpus_per_node", per_node)
 
 
-def _placement(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+def _pool_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
     config = setup.given
     for what, key in (("nodes", "cluster.num_nodes"), ("ranks_per_node", "cluster.gpus_per_node")):
         yield Said(f"cluster.{what}", config.whole(key), (key,))
@@ -274,7 +274,7 @@ def _placement(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
         yield Said(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
 
 
-def _generation(config: GivenKeys) -> Iterator[Said]:
+def _generation_fields(config: GivenKeys) -> Iterator[Said]:
     for axis, name in (("tp", "tensor_parallel_size"), ("pp", "pipeline_parallel_size")):
         key = f"{_G}.vllm_cfg.{name}"
         yield Said(f"actor_generate.{axis}", config.whole(key), (key,))
@@ -302,7 +302,7 @@ def _expert_notes(setup: Configuration, num_ranks: int) -> Iterator[str]:
             yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
 
 
-def _training(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+def _training_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
     config, num_ranks = setup.given, int(pools["train"].partition(":")[2])
     present = {model: setup.stages(*stages) for model, stages in _STAGES.items()}
     for model, stages in present.items():
@@ -313,7 +313,7 @@ def _training(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
         keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)
-            yield _micro_batch(config, model, stage)
+            yield _micro_batch_field(config, model, stage)
         keys = (f"{prefix}.activation_checkpointing", f"{prefix}.recompute_granularity")
         recompute = config.value(keys[1]) or "full" if config.value(keys[0]) else "none"
         yield Said(f"{stages[0]}.recompute", recompute, keys)
@@ -322,7 +322,7 @@ def _training(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
     yield Said("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
 
 
-def _micro_batch(config: GivenKeys, model: str, stage: str) -> Said:
+def _micro_batch_field(config: GivenKeys, model: str, stage: str) -> Said:
     """The micro-batch of a stage: rows, or with packing the tokens of all ranks that share its sequences."""
     trains = stage.endswith("train")
     for packing in ("sequence_packing", "dynamic_batching"):

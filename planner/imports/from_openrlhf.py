@@ -67,8 +67,8 @@ def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Confi
     if (loss := config.value("actor.policy_loss_type")) != "ppo":
         notes.append(f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much.")
     notes += setup.notes()
-    fields = [*_workload(setup), *_models(setup), *_algorithm(setup), *_placement(setup)]
-    fields += _generation(setup)
+    fields = [*_workload_fields(setup), *_model_fields(setup), *_algorithm_fields(setup), *_placement_fields(setup)]
+    fields += _generation_fields(setup)
     steps_ahead = int(bool(config.value("train.async_enable")))
     return setup.configured("openrlhf", fields, steps_ahead=steps_ahead, notes=notes, idle=_unused_keys(setup))
 
@@ -102,7 +102,7 @@ def _training_setup(config: GivenKeys) -> Configuration:
     )
 
 
-def _workload(setup: Configuration) -> Iterator[Said]:
+def _workload_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     samples = config.whole("rollout.n_samples_per_prompt")
     batch = config.whole("rollout.batch_size") * samples
@@ -116,7 +116,7 @@ def _workload(setup: Configuration) -> Iterator[Said]:
     yield Said("workload.num_epochs", config.whole("train.max_epochs"), ("train.max_epochs",))
 
 
-def _models(setup: Configuration) -> Iterator[Said]:
+def _model_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
     critic = config.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
@@ -132,7 +132,7 @@ def _has_reward_model(config: GivenKeys) -> bool:
     return bool(model) and not function
 
 
-def _algorithm(setup: Configuration) -> Iterator[Said]:
+def _algorithm_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     fields = {
         "gamma": "algo.advantage.gamma",
@@ -192,7 +192,7 @@ def _pools(setup: Configuration) -> dict[str, str]:
     }
 
 
-def _placement(setup: Configuration) -> Iterator[Said]:
+def _placement_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     nodes, per_node = cluster_of(_pool_sizes(setup))
     yield Said("cluster.nodes", nodes, ("actor.num_nodes", "train.colocate_all"))
@@ -208,7 +208,7 @@ def _placement(setup: Configuration) -> Iterator[Said]:
             yield Said(f"{stage}.pool", pools[model], keys)
             degree_keys = ("ds.tensor_parallel_size", "ds.ring_attn_size")
             yield Said(f"{stage}.layout", str(layout_of(degrees, num_ranks)), degree_keys)
-            yield _micro_batch(config, stage, degrees["cp"])
+            yield _micro_batch_field(config, stage, degrees["cp"])
             if stage.endswith("train"):
                 key = "actor.gradient_checkpointing_enable"
                 yield Said(f"{stage}.recompute", "full" if recomputes else "none", (key,))
@@ -223,7 +223,7 @@ def _placement(setup: Configuration) -> Iterator[Said]:
             yield Said(f"{stage}.offload", offload, (f"{model}.offload",))
 
 
-def _micro_batch(config: GivenKeys, stage: str, cp: int) -> Said:
+def _micro_batch_field(config: GivenKeys, stage: str, cp: int) -> Said:
     group = "train" if stage.endswith("train") else "rollout"
     if config.value("train.dynamic_batch_enable"):
         key = f"{group}.max_tokens_per_gpu"
@@ -233,7 +233,7 @@ def _micro_batch(config: GivenKeys, stage: str, cp: int) -> Said:
     return Said(f"{stage}.micro_batch_size", config.whole(key), (key,))
 
 
-def _generation(setup: Configuration) -> Iterator[Said]:
+def _generation_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     yield Said("actor_generate.pool", _pools(setup)["vllm"], ("vllm.num_engines", "train.colocate_all"))
     key = "vllm.tensor_parallel_size"

@@ -74,8 +74,8 @@ def read_slime(path: Path, changed: Mapping[str, Any] | None = None) -> Configur
     degrees = _degrees(config)
     notes += narrowed(_DEGREES["ep"], degrees, _layout(config))
     is_async = any(Path(word).name == "train_async.py" for word in config.command)
-    fields = [*_workload(setup), *_models(setup, reward_model), *_algorithm(setup)]
-    fields += [*_placement(setup, reward_model), *_training(setup)]
+    fields = [*_workload_fields(setup), *_model_fields(setup, reward_model), *_algorithm_fields(setup)]
+    fields += [*_placement_fields(setup, reward_model), *_training_fields(setup)]
     return setup.configured("slime", fields, steps_ahead=int(is_async), notes=notes)
 
 
@@ -113,21 +113,21 @@ def _reward_model(config: GivenKeys, path: Path) -> dict[str, Any] | None:
     return next((model for model in models if model.get("name") == "reward"), None)
 
 
-def _workload(setup: Configuration) -> Iterator[Said]:
+def _workload_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     samples = config.whole("n-samples-per-prompt")
     batch = config.whole("rollout-batch-size") * samples
     yield Said("workload.batch_size", batch, ("rollout-batch-size", "n-samples-per-prompt"))
     yield from setup.group(samples, "n-samples-per-prompt")
     response = config.whole("rollout-max-response-len")
-    yield _prompt(config, response)
+    yield _prompt_field(config, response)
     yield Said("workload.response", response, ("rollout-max-response-len",))
     updates = max(1, batch // max(1, config.whole_or("global-batch-size", batch)))
     updates = config.whole_or("num-steps-per-rollout", updates)
     yield Said("workload.num_minibatches", updates, ("global-batch-size", "num-steps-per-rollout"))
 
 
-def _prompt(config: GivenKeys, response: int) -> Said:
+def _prompt_field(config: GivenKeys, response: int) -> Said:
     """The longest prompt: from its own key, or the longest context less the response."""
     key, context_key = "rollout-max-prompt-len", "rollout-max-context-len"
     if config.value(key):
@@ -145,7 +145,7 @@ def _prompt_notes(config: GivenKeys) -> Iterator[str]:
         )
 
 
-def _models(setup: Configuration, reward_model: dict[str, Any] | None) -> Iterator[Said]:
+def _model_fields(setup: Configuration, reward_model: dict[str, Any] | None) -> Iterator[Said]:
     for role in setup.graph.roles:
         if role != Role.REWARD:
             yield Said(f"models.{role}", str(setup.given.text("hf-checkpoint")), ("hf-checkpoint",))
@@ -153,7 +153,7 @@ def _models(setup: Configuration, reward_model: dict[str, Any] | None) -> Iterat
         yield Said("models.reward", str(reward_model.get("model_path")), ("sglang-config",))
 
 
-def _algorithm(setup: Configuration) -> Iterator[Said]:
+def _algorithm_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     fields = {
         "gamma": "gamma",
@@ -179,7 +179,7 @@ def _algorithm(setup: Configuration) -> Iterator[Said]:
     yield from setup.setting("loss_mean", "token" if config.value(key) else "sequence", key)
 
 
-def _placement(setup: Configuration, reward_model: dict[str, Any] | None) -> Iterator[Said]:
+def _placement_fields(setup: Configuration, reward_model: dict[str, Any] | None) -> Iterator[Said]:
     config = setup.given
     nodes, ranks = config.whole("actor-num-nodes"), config.whole("actor-num-gpus-per-node")
     num_train_ranks = nodes * ranks
@@ -226,12 +226,12 @@ def _layout(config: GivenKeys) -> Layout:
     return layout_of(_degrees(config), num_ranks, sp=bool(config.value("sequence-parallel")))
 
 
-def _training(setup: Configuration) -> Iterator[Said]:
+def _training_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     layout = _layout(config)
     for stage in setup.stages(*_TRAINED):
         yield Said(f"{stage}.layout", str(layout), tuple(_DEGREES.values()))
-        yield _micro_batch(config, stage, layout.cp)
+        yield _micro_batch_field(config, stage, layout.cp)
         if stage.endswith("train"):
             recompute = config.value("recompute-granularity") or "none"
             yield Said(f"{stage}.recompute", recompute, ("recompute-granularity",))
@@ -239,7 +239,7 @@ def _training(setup: Configuration) -> Iterator[Said]:
                 yield Said(f"{stage}.offload", "optimizer", ("optimizer-cpu-offload",))
 
 
-def _micro_batch(config: GivenKeys, stage: str, cp: int) -> Said:
+def _micro_batch_field(config: GivenKeys, stage: str, cp: int) -> Said:
     if not config.value("use-dynamic-batch-size"):
         return Said(f"{stage}.micro_batch_size", config.whole("micro-batch-size"), ("micro-batch-size",))
     key = "max-tokens-per-gpu"

@@ -72,11 +72,11 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> Configure
     if config.value("trainer.v1.trainer_mode") == "colocate_async":
         notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled.")
     notes += [*setup.notes(), *_loss_notes(config), *alone_notes(config, _ESTIMATOR, _ESTIMATORS, f"{_R}.n")]
-    fields = [*_workload(setup), *_models(setup), *_algorithm(setup)]
-    fields += [*_pools(setup), *_generation(config)]
+    fields = [*_workload_fields(setup), *_model_fields(setup), *_algorithm_fields(setup)]
+    fields += [*_pool_fields(setup), *_generation_fields(config)]
     if is_megatron:
         notes += _expert_notes(setup)
-        fields += [*_training(setup), *_reference(setup)]
+        fields += [*_training_fields(setup), *_reference_fields(setup)]
         notes += _free_micro_batch_notes(setup, fields)
     steps_ahead = int(config.value("trainer.v1.trainer_mode") == "separate_async")
     return setup.configured("verl", fields, steps_ahead=steps_ahead, notes=notes, idle=_unused_keys(setup))
@@ -154,7 +154,7 @@ def _loss_notes(config: GivenKeys) -> Iterator[str]:
         yield f"{key}={config.value(key)} is not a loss aggregation that a job can have; the job keeps its default."
 
 
-def _workload(setup: Configuration) -> Iterator[Said]:
+def _workload_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     batch, samples = config.whole("data.train_batch_size"), config.whole(f"{_R}.n")
     yield Said("workload.batch_size", batch * samples, ("data.train_batch_size", f"{_R}.n"))
@@ -167,7 +167,7 @@ def _workload(setup: Configuration) -> Iterator[Said]:
     yield Said("workload.num_epochs", config.whole(key), (key,))
 
 
-def _models(setup: Configuration) -> Iterator[Said]:
+def _model_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     for role, key in (("actor", f"{_A}.model.path"), ("ref", f"{_A}.model.path"), ("critic", "critic.model.path")):
         if role in setup.graph.roles:
@@ -177,7 +177,7 @@ def _models(setup: Configuration) -> Iterator[Said]:
         yield Said("models.reward", str(config.text(key)), (key,))
 
 
-def _algorithm(setup: Configuration) -> Iterator[Said]:
+def _algorithm_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     fields = {
         "gamma": "algorithm.gamma",
@@ -196,7 +196,7 @@ def _algorithm(setup: Configuration) -> Iterator[Said]:
     yield from setup.sampling(top_p=f"{_R}.top_p", top_k=f"{_R}.top_k")
     for role, optimizer in (("actor", f"{_A}.actor.optim"), ("critic", "critic.optim")):
         yield from setup.warmup(role, f"{optimizer}.lr_warmup_steps")
-    yield from _overlong(setup)
+    yield from _overlong_fields(setup)
     for prefix in (f"{_A}.model.lora.rank", f"{_A}.model.lora_rank"):
         if config.value(prefix):
             yield from setup.adapter(prefix, prefix.removesuffix("rank") + "alpha")
@@ -210,7 +210,7 @@ def _algorithm(setup: Configuration) -> Iterator[Said]:
         yield from setup.setting("loss_mean", loss_mean, key)
 
 
-def _overlong(setup: Configuration) -> Iterator[Said]:
+def _overlong_fields(setup: Configuration) -> Iterator[Said]:
     """DAPO's penalty of overlong responses, under its present or its former key."""
     for manager in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
         prefix = f"{manager}.overlong_buffer_cfg"
@@ -233,7 +233,7 @@ def _pool_sizes(config: GivenKeys) -> dict[str, tuple[int, int]]:
     return shares
 
 
-def _pools(setup: Configuration) -> Iterator[Said]:
+def _pool_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     shares = _pool_sizes(config)
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
@@ -247,7 +247,7 @@ def _pools(setup: Configuration) -> Iterator[Said]:
         yield Said(f"{stage}.pool", pool, keys)
 
 
-def _generation(config: GivenKeys) -> Iterator[Said]:
+def _generation_fields(config: GivenKeys) -> Iterator[Said]:
     if config.value(f"{_R}.name") in _ENGINE_NAMES:
         yield Said("engine", config.value(f"{_R}.name"), (f"{_R}.name",))
     shares = _pool_sizes(config)
@@ -284,7 +284,7 @@ def _expert_notes(setup: Configuration) -> Iterator[str]:
         yield from narrowed(f"{engine}.megatron.{_DEGREES['ep']}", degrees, layout)
 
 
-def _training(setup: Configuration) -> Iterator[Said]:
+def _training_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     engines = {engine: stages for engine, stages in _ENGINES.items() if setup.stages(*stages)}
     for engine, stages in engines.items():
@@ -293,7 +293,7 @@ def _training(setup: Configuration) -> Iterator[Said]:
         for stage, key in zip(stages, _micro_batch_keys(config, engine), strict=True):
             stage_layout = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
             yield Said(f"{stage}.layout", str(stage_layout), keys)
-            yield from _micro_batch(config, stage, key, layout.cp)
+            yield from _micro_batch_fields(config, stage, key, layout.cp)
         key = f"{prefix}.override_transformer_config.recompute_granularity"
         yield Said(f"{stages[1]}.recompute", config.value(key) or "none", (key,))
         offloads = (f"{prefix}.optimizer_offload", f"{engine}.optim.override_optimizer_config.optimizer_cpu_offload")
@@ -301,7 +301,7 @@ def _training(setup: Configuration) -> Iterator[Said]:
         yield Said(f"{stages[1]}.offload", "optimizer" if any(offloaded) else "none", offloads)
 
 
-def _reference(setup: Configuration) -> Iterator[Said]:
+def _reference_fields(setup: Configuration) -> Iterator[Said]:
     config = setup.given
     if not setup.stages("ref_logprob"):
         return
@@ -309,7 +309,7 @@ def _reference(setup: Configuration) -> Iterator[Said]:
     keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
     yield Said("ref_logprob.layout", str(Layout(**{**vars(layout), "vpp": 1})), keys)
     key = f"{_A}.ref.log_prob_{_micro_batch_key(config.value(f'{_A}.ref.log_prob_use_dynamic_bsz'))}"
-    yield from _micro_batch(config, "ref_logprob", key, layout.cp)
+    yield from _micro_batch_fields(config, "ref_logprob", key, layout.cp)
     key = f"{prefix}.param_offload"
     yield Said("ref_logprob.offload", "weights" if config.value(key) else "none", (key,))
 
@@ -328,7 +328,7 @@ def _micro_batch_key(is_dynamic: object) -> str:
     return "max_token_len_per_gpu" if is_dynamic else "micro_batch_size_per_gpu"
 
 
-def _micro_batch(config: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
+def _micro_batch_fields(config: GivenKeys, stage: str, key: str, cp: int) -> Iterator[Said]:
     """The micro-batch of a stage; nothing where the key has no value, since verl then uses another key, for all ranks
     together."""
     if config.value(key) is None:

@@ -240,7 +240,7 @@ class Expander:
         operands = [self.word(word) for word in arguments]
         if any(word.reasons for word in operands):
             return undecided(text, next(word.reasons[0] for word in operands if word.reasons))
-        change = _OPERATORS.get(operator)
+        change = _EXPANSION_OPERATORS.get(operator)
         changed = change(value.text, [word.text for word in operands]) if change else None
         return undecided(text, f"{text} is not computed") if changed is None else Word(changed)
 
@@ -350,8 +350,8 @@ def _sliced(value: str, operands: list[str]) -> str | None:
     return value[first:] if last is None else value[first:last] if last < 0 else value[first:][:last]
 
 
-_Operator = Callable[[str, list[str]], str | None]
-_OPERATORS: Mapping[str, _Operator] = {
+_ExpansionOperator = Callable[[str, list[str]], str | None]
+_EXPANSION_OPERATORS: Mapping[str, _ExpansionOperator] = {
     ",,": lambda value, _operands: value.lower(),
     "^^": lambda value, _operands: value.upper(),
     ",": lambda value, _operands: value[:1].lower() + value[1:],

@@ -29,7 +29,7 @@ from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.search.progress import Progress as Course
+from meshwright.planner.search.progress import Progress as SearchProgress
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
@@ -55,7 +55,7 @@ def plan(
     job: Job | None = None,
     start: Plan | None = None,
     seen: SeenLengths | None = None,
-    progress: Course | None = None,
+    progress: SearchProgress | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, with a proven bound; or a `NoPlan` that says why there is none.
 
