@@ -71,21 +71,21 @@ def exported(
     trainer.require_written(plan.facts)
     plan = _with_engine_of(trainer, plan, remodel)
     exact_mode = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
-    found = Within(plan=plan, way=exact_mode) if exact_mode else _search(trainer, plan, remodel, limits, progress)
-    if found is None:
+    best = Within(plan=plan, way=exact_mode) if exact_mode else _search(trainer, plan, remodel, limits, progress)
+    if best is None:
         return None
-    source = ExportInput(plan=found.plan, job=job, directory=directory)
+    source = ExportInput(plan=best.plan, job=job, directory=directory)
     settings = tuple(trainer.settings(source))
     unknown = [setting.key for setting in settings if not trainer.keys.knows(setting.key)]
     assert not unknown, unknown
     return Exported(
         trainer=trainer.told,
-        way=found.way.name,
-        plan=found.plan,
+        way=best.way.name,
+        plan=best.plan,
         settings=settings,
-        files={**trainer.files(source, settings), "plan.json": canonical_json(found.plan)},
-        unsaid=() if exact_mode else tuple(found.way.broken(plan)),
-        lost_seconds=found.plan.period_seconds - plan.period_seconds,
+        files={**trainer.files(source, settings), "plan.json": canonical_json(best.plan)},
+        unsaid=() if exact_mode else tuple(best.way.broken(plan)),
+        lost_seconds=best.plan.period_seconds - plan.period_seconds,
         remarks=trainer.remarks,
     )
 

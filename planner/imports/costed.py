@@ -76,8 +76,8 @@ def imported(
 ) -> Imported:
     """Cost the configuration as it is, and search for the best plan that the trainer can express and the best of all.
 
-    Each search keeps `limits` and takes `search_seconds` at most. `progress` is called with what is being done, the
-    number of searches that are done, and their total.
+    Each search keeps `limits` and takes `search_seconds` at most. `progress` is called with the name of the current
+    search, how many of its parts are done, and of how many.
     """
     model, new_limits = remodel(facts), partial(_limits_from_now, limits or Limits(), search_seconds)
     report = progress or _no_progress

@@ -79,10 +79,10 @@ class GivenKeys:
 
         `idle` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
         """
-        unused = tuple(idle)
+        unused_patterns = tuple(idle)
 
         def is_plain(key: str) -> bool:
-            is_idle = any(fnmatchcase(key, pattern) for pattern in unused)
+            is_idle = any(fnmatchcase(key, pattern) for pattern in unused_patterns)
             return is_idle or self._has_default(key) or has_no_effect(trainer, key)
 
         plain = [key for key in self.unread if is_plain(key)]

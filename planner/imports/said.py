@@ -72,10 +72,9 @@ class Configured:
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
     """The layout of `num_ranks` ranks whose replicas have these degrees; an etp of 0 means that of tp.
 
-    Experts are sharded over whole replicas only. Their degree becomes the largest divisor of the given `ep` that also
-    divides the number of replicas or, where etp is 1 and tp divides `ep`, tp times such a divisor, with whole experts
-    on each rank. Models with experts have no context parallelism, so those ranks become replicas. Raises BadInput where
-    the degrees do not divide the ranks.
+    Experts are sharded over whole replicas only: the given ep becomes gcd(ep, dp) or, where etp is 1 and tp divides
+    ep, tp x gcd(ep / tp, dp) with whole experts on each rank. With ep > 1 there is no context parallelism, so its ranks
+    become replicas. Raises BadInput where the degrees do not divide the ranks.
     """
     ranks_per_replica = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
     if ranks_per_replica < 1 or num_ranks % ranks_per_replica:

@@ -125,7 +125,7 @@ def export_plan(
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)
-    export = exported(
+    result = exported(
         other_trainer,
         plan,
         remodel(table),
@@ -134,13 +134,13 @@ def export_plan(
         limits=limits_of(limits),
         progress=progress,
     )
-    if export is None:
+    if result is None:
         return _no_plan(other_trainer)
     target.mkdir(parents=True)
-    for name, text in {**export.files, "export.json": export.told() + "\n"}.items():
+    for name, text in {**result.files, "export.json": result.told() + "\n"}.items():
         write_atomically(target / name, text)
     (target / "run.sh").chmod(0o755)
-    return export
+    return result
 
 
 def import_configuration(
