@@ -196,6 +196,6 @@ def test_what_if_the_graph_were_another_is_known_of_a_new_plan_alone() -> None:
         )
         (same,) = whatif(plan, [changed], model_of).answers
         assert (same.fits, same.outlook) == (False, None)
-        assert same.broken[0].startswith("the plan's stages, or those that they read from, are others")
+        assert same.broken[0].startswith("the plan's stages or their edges differ from those of the job's graph")
         (again,) = whatif(plan, [changed], model_of, replan=True, limits=LIMITS).answers
         assert again.fits

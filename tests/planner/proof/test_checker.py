@@ -65,9 +65,7 @@ def test_another_bound_than_what_is_proven_is_refused_even_a_smaller_one() -> No
 
 def test_a_proof_of_other_facts_a_table_or_another_word_of_the_solver_is_refused() -> None:
     assert changed(facts="0") == ("the proof is for other facts than the plan's; prove this plan again.",)
-    assert changed(profile="0") == (
-        "the proof uses another measured table than the plan's; prove this plan again.",
-    )
+    assert changed(profile="0") == ("the proof uses another measured table than the plan's; prove this plan again.",)
     assert "as the solver's bound" in changed(solver_bound_seconds=1.0)[0]
 
 
