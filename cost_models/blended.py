@@ -50,7 +50,7 @@ class BlendedModel(AnalyticModel):
         table.require(cluster, precision)
         facts = engine_named(engine) if engine else None
         super().__init__(cluster, workload, precision, table=table, shard_of=shard_of, engine=facts)
-        self._generates_apart = not timed
+        self._has_own_engine = not timed
         self._table = table
         self._measured_memories: Once[Call, Memory] = Once()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
