@@ -108,7 +108,7 @@ class _RankMemory:
         self._busiest = experts.busiest(tokens, layout.ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
-        self._refit_bytes = self._make_refit_buffer()
+        self._refit_buffer = self._make_refit_buffer()
         self._states: dict[Offload, _State] = {}
         self._known: dict[tuple[int, int, int, Recompute], _WorkingMemory] = {}
 
@@ -120,8 +120,8 @@ class _RankMemory:
             resident = cache.cost()
         else:
             transient = cache.cost() + transient
-        if self._refit_bytes.total > transient.total:
-            transient = self._refit_bytes.cost()
+        if self._refit_buffer.total > transient.total:
+            transient = self._refit_buffer.cost()
         return Memory(resident=state.resident + resident, transient=state.away + transient, host=state.away)
 
     def bytes(self, schedule: Schedule) -> Bytes:
@@ -146,7 +146,7 @@ class _RankMemory:
             cached = math.fsum(cache)
         else:
             running += cache
-        refit_bytes = self._refit_bytes.amounts
+        refit_bytes = self._refit_buffer.amounts
         if refit_bytes and refit_bytes[0] > math.fsum(running):
             running = refit_bytes
         return _WorkingMemory(cached, running)
@@ -294,7 +294,7 @@ class _RankMemory:
         ) * self._size + kept
 
     def _working_elements(self) -> float:
-        """Return the elements per token alive at once in the widest part of a layer (the gated MLP), without gradients."""
+        """Return the elements per token alive at once in the gated MLP, the widest part of a forward pass."""
         shard = self._shard
         mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._busiest)
         return self._replicated_elements(shard.hidden_size) + shard.hidden_size + self._dispatched_elements() + mlp
