@@ -229,7 +229,8 @@ def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int,
 
 
 def shares_of(workload: Workload, num_rows: int) -> Integers:
-    """Return responses of several batches, [batch, replica, row]: shuffled strata of their distribution, from a fixed seed.
+    """Return responses of several batches, [batch, replica, row]: strata of their distribution, shuffled with a fixed
+    seed.
 
     Batches and replicas differ as sampled ones do. Of very many replicas only some are simulated.
     """
