@@ -94,8 +94,8 @@ def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -
     """Return the micro-batches whose activations a pipeline stage holds at once, as if in all its layers.
 
     With q = `num_behind`, it is min(q, m) under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An
-    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before its first backward, which is
-    p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core,
+    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before its first backward,
+    which is p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core,
     `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
