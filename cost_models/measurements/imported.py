@@ -41,8 +41,8 @@ def imported_points(
 def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Cluster, precision: str, date: str) -> Table:
     """Return the table of these points. Raises BadInput if the job's precision is not that of the operators."""
     if precision != operators.precision:
-        operator_precision = operators.precision
-        raise BadInput(f"the operators of {PACKAGE} are in {operator_precision} and the job runs in {precision}; profile it.")
+        measured = operators.precision
+        raise BadInput(f"the operators of {PACKAGE} are in {measured} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
     kernels = MeasuredKernels(operators, cluster.device, efficiency)
     framework = engine_named(GRAPH).passes_on(cluster.device.kind)
