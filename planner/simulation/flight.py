@@ -135,7 +135,7 @@ class Flight(Generic[W, G, E]):
         skip: Callable[[int | None], int] = lambda _most: 0,
         least_rounds: int = 0,
     ) -> tuple[E, ...]:
-        """Run a period: decode until `delivery` is satisfied, for at least `least_rounds` rounds if any tokens are left.
+        """Run a period: decode until `delivery` is satisfied, and at least `least_rounds` rounds if tokens remain.
 
         `admitted` sequences queue behind the waiting ones. The delivered sequences are returned in order of step and
         row.

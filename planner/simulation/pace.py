@@ -51,7 +51,7 @@ class Pace:
 
 
 def planned_rounds(plan: Plan) -> float:
-    """Return the minimum rounds of a period in the plan: those of its steady state with several replicas; 0 for none."""
+    """Return the minimum rounds of a period by the plan; with several replicas, those of its steady state."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
     if not schedule.runs_on or (dp == 1 and placement.steps_ahead == 0):

@@ -59,7 +59,7 @@ def _truncate(rollout: DrawnTurns, max_tokens: int) -> DrawnTurns:
         sampled.append(min(tokens, left))
         left -= sampled[-1] + tool_tokens
         if left < 1:
-            return rollout._replace(sampled=tuple(sampled), told=rollout.told[:number], waits=rollout.waits[:number])
+            return rollout._replace(drawn=tuple(sampled), told=rollout.told[:number], waits=rollout.waits[:number])
     return rollout
 
 

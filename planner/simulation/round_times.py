@@ -60,7 +60,7 @@ class RoundTimes:
 
 
 def round_times(facts: Facts, call: Call, remodel: Remodel) -> RoundTimes:
-    """Return the seconds by the cost model of `facts`, on a grid of lengths and of rows up to twice the call's slots."""
+    """Return the seconds by the cost model of `facts`, on a grid of lengths and rows, up to twice the call's slots."""
     slots = call.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
     longest = max(2, facts.workload.max_tokens)
