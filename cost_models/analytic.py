@@ -51,7 +51,7 @@ Arguments: the model, tp, the analytic times of the shard, and whether a separat
 
 
 class Dealings(NamedTuple):
-    """How the rows of one workload are split, independent of the model: micro-batches, streamed chunks, periods of
+    """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
 
     `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the most tokens of a prefill.

@@ -1,4 +1,4 @@
-"""The cost model with a measured table: measured times where the table covers the shape, analytic ones elsewhere.
+"""The cost model with a measured table: measured times where the table covers the shape, analytic ones otherwise.
 
 Each term's source says which. The table's corrections apply to both, and to collectives, refits and transfers; a
 corrected number counts as interpolated at best.

@@ -91,10 +91,10 @@ class Network:
 
     def law(self, operation: str, group: Group) -> Law:
         """Return the seconds as a function of bytes, for repeated use with one group."""
-        known = self._laws.get((operation, group))
-        if known is None:
-            known = self._laws[operation, group] = self._law(operation, group)
-        return known
+        cached = self._laws.get((operation, group))
+        if cached is None:
+            cached = self._laws[operation, group] = self._law(operation, group)
+        return cached
 
     def _law(self, operation: str, group: Group) -> Law:
         zero = 0.0, Source.ANALYTIC
@@ -106,11 +106,11 @@ class Network:
         def fastest(num_bytes: float) -> tuple[float, Source]:
             if num_bytes <= 0:
                 return zero
-            least = math.inf
+            fewest_seconds = math.inf
             for latency, per_byte in lines:
                 seconds = latency + num_bytes * per_byte
-                least = seconds if seconds < least else least
-            return least, Source.ANALYTIC
+                fewest_seconds = seconds if seconds < fewest_seconds else fewest_seconds
+            return fewest_seconds, Source.ANALYTIC
 
         return fastest
 

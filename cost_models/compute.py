@@ -64,14 +64,14 @@ class Shard(Protocol):
     def total(self, body: Body, passes: Passes) -> Time:
         """Return the seconds of all these passes together."""
         layers = ends = 0.0
-        known = None
+        worst_source = None
         for number, rows, tokens, context in passes:
             layer, end, source = self.time(body, rows, tokens, context)
             layers += number * layer
             ends += number * end
-            if source is not known:
-                known = least_trusted((known, source)) if known else source
-        return Time(layers, ends, known or Source.MEASURED)
+            if source is not worst_source:
+                worst_source = least_trusted((worst_source, source)) if worst_source else source
+        return Time(layers, ends, worst_source or Source.MEASURED)
 
 
 class _Launches(NamedTuple):
@@ -206,19 +206,19 @@ class AnalyticShard(Shard):
         if body is Body.OPTIMIZER:
             return self._optimizer()
         run, layers, ends = self._runs[body], 0.0, 0.0
-        (more, least), least_at_ends = run.layer_launches, run.ends_launches.least
+        (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.least
         layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
         for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):
-            count, attention = rows * tokens, kernel + more
+            count, attention = rows * tokens, kernel + launch_seconds
             at_head = rows if run.samples else count
             # Fewer tokens never take longer: where launches decide for more of them they decide for these.
-            if layer + attention > least or count > layer_tokens:
+            if layer + attention > min_seconds or count > layer_tokens:
                 layer_tokens, layer = count, self._layer(run, count)
-            if end > least_at_ends or count > ends_tokens or at_head > head_tokens:
+            if end > min_ends_seconds or count > ends_tokens or at_head > head_tokens:
                 ends_tokens, head_tokens, end = count, at_head, self._ends(run, count, at_head)
             seconds = layer + attention
-            layers += number * (seconds if seconds > least else least)
-            ends += number * (end if end > least_at_ends else least_at_ends)
+            layers += number * (seconds if seconds > min_seconds else min_seconds)
+            ends += number * (end if end > min_ends_seconds else min_ends_seconds)
         return Time(layers, ends, Source.ANALYTIC)
 
     def _layer(self, run: _BodyRun, count: float) -> float:

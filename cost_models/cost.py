@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class Source(StrEnum):
-    """Where a number comes from, from the most to the least trusted."""
+    """The source of a number, from the most to the least trusted."""
 
     MEASURED = "measured"
     INTERPOLATED = "interpolated"
@@ -85,12 +85,12 @@ class Tally:
 
     def add(self, name: str, amount: float, source: Source = Source.ANALYTIC) -> None:
         if amount:
-            known = self._addends.get(name)
-            if known is None:
+            current = self._addends.get(name)
+            if current is None:
                 self._addends[name] = amount, source
             else:
-                worse = source if _RANK[source] > _RANK[known[1]] else known[1]
-                self._addends[name] = known[0] + amount, worse
+                worse = source if _RANK[source] > _RANK[current[1]] else current[1]
+                self._addends[name] = current[0] + amount, worse
 
     @property
     def total(self) -> float:

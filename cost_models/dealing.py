@@ -20,7 +20,7 @@ _MAX_SPLIT_ROWS = 2048
 """Most rows that are split one by one; of larger batches a sample of rows is split."""
 
 _SAMPLED_ROWS = 4096
-"""With a token cap, the number of micro-batches is averaged over batches with about this many rows in total."""
+"""Rows in all batches over which the number of micro-batches is averaged, if tokens are capped."""
 
 _MIN_TOGETHER = 16
 """Number of batches from which splitting all of them together is faster than one by one."""

@@ -110,7 +110,7 @@ class _RankMemory:
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refit_buffer = self._make_refit_buffer()
         self._states: dict[Offload, _State] = {}
-        self._known: dict[tuple[int, int, int, Recompute], _WorkingMemory] = {}
+        self._working_memories: dict[tuple[int, int, int, Recompute], _WorkingMemory] = {}
 
     def memory(self, call: Call) -> Memory:
         schedule = call.schedule
@@ -135,10 +135,10 @@ class _RankMemory:
         if self._stage.generates:
             return self._make_working_memory(schedule)
         at_a_time = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
-        known = self._known.get((*at_a_time, schedule.recompute))
-        if known is None:
-            known = self._known[*at_a_time, schedule.recompute] = self._make_working_memory(schedule)
-        return known
+        cached = self._working_memories.get((*at_a_time, schedule.recompute))
+        if cached is None:
+            cached = self._working_memories[*at_a_time, schedule.recompute] = self._make_working_memory(schedule)
+        return cached
 
     def _make_working_memory(self, schedule: Schedule) -> _WorkingMemory:
         cached, running, cache = 0.0, self._transient_memory(schedule).amounts, self._cache(schedule).amounts
@@ -152,16 +152,16 @@ class _RankMemory:
         return _WorkingMemory(cached, running)
 
     def _state(self, offload: Offload) -> _State:
-        known = self._states.get(offload)
-        if known is None:
-            known = self._states[offload] = self._make_state(offload)
-        return known
+        cached = self._states.get(offload)
+        if cached is None:
+            cached = self._states[offload] = self._make_state(offload)
+        return cached
 
     def _make_state(self, offload: Offload) -> _State:
         away = offloaded(self._call, offload, self._part, self._size)
-        kept = self._weights() + optimizer_state(self._call, self._part, self._size)
+        state = self._weights() + optimizer_state(self._call, self._part, self._size)
         names = {term.name for term in away.terms}
-        resident = Cost(tuple(term for term in kept.terms if term.name not in names))
+        resident = Cost(tuple(term for term in state.terms if term.name not in names))
         return _State(
             resident=resident,
             away=away,
@@ -286,12 +286,12 @@ class _RankMemory:
         its first matmuls are kept already.
         """
         shard = self._shard
-        kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
+        attention_bytes = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
         between = len(shard.adapted_products) * (shard.adapter.rank if shard.adapter else 0)
         return (
             self._replicated_elements(4 * shard.hidden_size) + self._dispatched_elements() + divided + between
-        ) * self._size + kept
+        ) * self._size + attention_bytes
 
     def _working_elements(self) -> float:
         """Return the elements per token alive at once in the gated MLP, the widest part of a forward pass."""

@@ -262,10 +262,10 @@ class Pipeline:
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
         if layout.sp and layout.folded == 1:
             for operation in (ALL_GATHER, REDUCE_SCATTER):
-                whole, part = (
+                of_copies, of_tokens = (
                     self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)
                 )
-                passed += (whole - part) / 2
+                passed += (of_copies - of_tokens) / 2
         num_passes = 2 * (1 + trains + (trains and self.call.schedule.recompute is Recompute.FULL))
         return model.expert_layers_share * num_passes * passed, source
 

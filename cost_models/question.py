@@ -90,17 +90,17 @@ class Move:
 class Once(Generic[K, T]):
     """A cache of answers by key; an answer must not be None."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_answers",)
 
     def __init__(self) -> None:
-        self._known: dict[K, T] = {}
+        self._answers: dict[K, T] = {}
 
     def of(self, key: K, make: Callable[[], T]) -> T:
         """Return the answer for a key, calling `make` the first time."""
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = make()
-        return known
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = make()
+        return answer
 
 
 class Bytes(NamedTuple):

@@ -28,7 +28,7 @@ _PASSES_TO_TRAIN = 3
 """Matmuls of a training pass over those of a forward pass: forward, and backward to activations and to weights."""
 
 _PASSES_BESIDE = 2
-"""The same for frozen weights with an adapter, whose own matmuls are left out."""
+"""The ratio for frozen weights with an adapter, whose own matmuls are left out."""
 
 _KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Boundaries between the kinds of rounds, as fractions of the most rows that a pass may have."""

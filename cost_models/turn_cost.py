@@ -50,7 +50,7 @@ _OVERCOMMIT_STEPS = 8
 
 
 class Overlap(NamedTuple):
-    """How far one replica's batches overlap.
+    """The overlap of one replica's batches in flight.
 
     `overcommit` counts sequences of the replica, `max_deferral` periods that a sequence may take beyond its first.
     """
@@ -176,8 +176,8 @@ def _smaller_settings(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
     if overlap.batches_in_flight > 1:
         yield Overlap(batches_in_flight=_next_smaller(overlap.batches_in_flight))
     if overlap.overcommit:
-        less = _next_smaller(overlap.overcommit // _step(num_rows)) * _step(num_rows)
-        yield Overlap(overcommit=less, max_deferral=overlap.max_deferral) if less else Overlap()
+        smaller = _next_smaller(overlap.overcommit // _step(num_rows)) * _step(num_rows)
+        yield Overlap(overcommit=smaller, max_deferral=overlap.max_deferral) if smaller else Overlap()
     if overlap.overcommit and overlap.max_deferral > 1:
         yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
 
@@ -191,10 +191,10 @@ def _larger_setting(overlap: Overlap, num_rows: int) -> Overlap | None:
     if overlap.batches_in_flight.bit_count() > 1:
         return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
     steps = overlap.overcommit // _step(num_rows)
-    more = (1 << steps.bit_length()) * _step(num_rows)
-    if steps.bit_count() < 2 or more > num_rows:
+    larger = (1 << steps.bit_length()) * _step(num_rows)
+    if steps.bit_count() < 2 or larger > num_rows:
         return None
-    return Overlap(overcommit=more, max_deferral=overlap.max_deferral)
+    return Overlap(overcommit=larger, max_deferral=overlap.max_deferral)
 
 
 def _num_rounds(rounds: Rounds) -> float:

@@ -57,8 +57,8 @@ class TurnEnds:
         """
         first_allowed = len(self._bounds) - max_deferral
         due = self._start < (self._bounds[first_allowed][:, None] if first_allowed > 0 else 0)
-        enough = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
-        ended: Integers = np.maximum(enough, np.where(due, self._end, 0).max(axis=1))
+        count_reached = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
+        ended: Integers = np.maximum(count_reached, np.where(due, self._end, 0).max(axis=1))
         undelivered = np.argsort(np.where(due, self._end - _BEFORE_ALL, self._end), axis=1, kind="stable")[
             :, self._num_rows :
         ]

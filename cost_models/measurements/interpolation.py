@@ -39,7 +39,7 @@ class Surface:
         seconds, source = _line(self._lengths, [value for value, _ in values], length)
         if source is Source.MEASURED:
             return values[self._lengths.index(length)]
-        return seconds, least_trusted([source, *(known for _, known in values)])
+        return seconds, least_trusted([source, *(source_of_curve for _, source_of_curve in values)])
 
 
 def _line(sizes: Sequence[float], seconds: Sequence[float], size: float) -> tuple[float, Source]:

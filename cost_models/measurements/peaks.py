@@ -60,8 +60,8 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     refit = counted.transient.amount(_REFIT)
     if refit > measured[0]:
         return counted
-    kept = tuple(term for term in terms if term.name not in (*_COUNTED, _REFIT))
-    return replace(counted, transient=Cost((*kept, Term(MEASURED, *measured))))
+    other_terms = tuple(term for term in terms if term.name not in (*_COUNTED, _REFIT))
+    return replace(counted, transient=Cost((*other_terms, Term(MEASURED, *measured))))
 
 
 def _rows(call: Call, workload: Workload) -> int:

@@ -110,11 +110,11 @@ def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator
     A field is written where its stage ran, complete where it was received, and read in chunks where it streams.
     """
     ran: dict[str, set[int]] = {}
-    whole: dict[str, set[int]] = {}
+    received: dict[str, set[int]] = {}
     for instruction in program.in_order_of_a_step():
         match instruction:
             case RunStage():
-                yield from _missing(instruction, whole, program.stream_to(instruction.stage), graph)
+                yield from _missing(instruction, received, program.stream_to(instruction.stage), graph)
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
                 hosted = graph.hosted if graph.by_name[instruction.stage].generates else ()
                 ran.update({host.name: set(instruction.ranks) for host in hosted})
@@ -124,14 +124,14 @@ def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator
                     yield f"{instruction.name!r} is sent by {_ranks(absent)} before {instruction.producer} ran there."
             case Receive():
                 for name in instruction.fields:
-                    whole.setdefault(name, set()).update(instruction.ranks)
+                    received.setdefault(name, set()).update(instruction.ranks)
             case MoveWeights():
                 pass
 
 
-def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None, graph: StageGraph) -> Iterator[str]:
+def _missing(run: RunStage, received: dict[str, set[int]], stream: Stream | None, graph: StageGraph) -> Iterator[str]:
     for name in graph.by_name[run.stage].reads:
-        without_field = set(run.ranks) - whole.get(name, set())
+        without_field = set(run.ranks) - received.get(name, set())
         if stream and stream.producer == graph.writer[name]:
             without_field -= set(stream.targets)
         if without_field:

@@ -138,7 +138,7 @@ class Controllers:
         self._known: dict[int, StepObservation] = {}
         self._bound = plan.staleness
         self._scores_by_version: dict[int, tuple[int, float]] = {}
-        """By the version of the starting policy: the number of delivered sequences, and the sum of their scores."""
+        """The number of delivered sequences and the sum of their scores, by the version of the starting policy."""
         self._next = 0
         """The first step that has not been processed."""
 

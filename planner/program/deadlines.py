@@ -69,8 +69,8 @@ def away_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> fl
 
 def _reward_seconds(plan: Plan, reward: Reward, num_samples: int) -> float:
     workers = next((one.workers for one in plan.workers if one.reward == reward.name), 1)
-    most = min(reward.batch_size, num_samples)
-    calls = num_samples / workers + 1 if most == 1 else 2 * num_samples / workers + 1 + most
+    max_batch = min(reward.batch_size, num_samples)
+    calls = num_samples / workers + 1 if max_batch == 1 else 2 * num_samples / workers + 1 + max_batch
     if reward.url:
         return reward.retry_seconds + (calls + 1) * reward.timeout_seconds
     return IMPORT_SECONDS + calls * reward.timeout_seconds

@@ -28,16 +28,16 @@ def circle_of_waits(program: Program) -> Iterator[str]:
     path = [min(progress.waiting)]
     while True:
         blocking = progress.waits_for(path[-1])
-        others = [rank for rank in blocking if rank in progress.waiting]
-        if not others:
+        still_waiting = [rank for rank in blocking if rank in progress.waiting]
+        if not still_waiting:
             yield f"{_wait(progress, path[-1], blocking[0])}, which has ended: it waits for ever."
             return
-        if others[0] in path:
-            circle = [*path[path.index(others[0]) :], others[0]]
+        if still_waiting[0] in path:
+            circle = [*path[path.index(still_waiting[0]) :], still_waiting[0]]
             waits = [_wait(progress, one, other) for one, other in itertools.pairwise(circle)]
             yield f"deadlock: {', and '.join(waits)}; change the order of one of them."
             return
-        path.append(others[0])
+        path.append(still_waiting[0])
 
 
 class _Scheduled(NamedTuple):

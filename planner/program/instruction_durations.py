@@ -110,8 +110,8 @@ def lags_of(plan: Plan) -> Lags:
     Those from hosts include the time of their rewards after the last response. A streaming stage has its tail to
     process after the last chunk has arrived.
     """
-    whole = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
+    delays = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
     waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
-    whole |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
+    delays |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(whole, tails, max(map(host_seconds, plan.edges), default=0.0))
+    return Lags(delays, tails, max(map(host_seconds, plan.edges), default=0.0))

@@ -65,20 +65,23 @@ class DrawnInWaves:
     def of_step(self, step: int) -> Generated:
         """Return the generation of a step; every replica waits after each wave for the slowest one and the scores."""
         waves = draw_waves(self._plan, seed=self._seed, step=step)
-        played = [self._of_wave(step * _MOST_WAVES + number) for number in range(waves.number)]
-        seconds = sum(max(one.seconds) + self._reward_seconds for one in played)
+        waves_generated = [self._of_wave(step * _MOST_WAVES + number) for number in range(waves.number)]
+        seconds = sum(max(wave.seconds) + self._reward_seconds for wave in waves_generated)
         prompts, responses = (
             np.concatenate([lengths[rows] for lengths, rows in zip(parts, waves.kept, strict=True)])
-            for parts in ([one.prompts for one in played], [one.responses for one in played])
+            for parts in ([wave.prompts for wave in waves_generated], [wave.responses for wave in waves_generated])
         )
         return Generated(
             prompts=prompts,
             responses=responses,
-            seconds=(seconds,) * len(played[0].seconds),
-            live=played[0].live,
+            seconds=(seconds,) * len(waves_generated[0].seconds),
+            live=waves_generated[0].live,
             held=tuple(
-                together((one.held[replica] for one in played), (one.seconds[replica] for one in played))
-                for replica in range(len(played[0].seconds))
+                together(
+                    (wave.held[replica] for wave in waves_generated),
+                    (wave.seconds[replica] for wave in waves_generated),
+                )
+                for replica in range(len(waves_generated[0].seconds))
             ),
             tokens_by_staleness={0: int(responses.sum())},
         )

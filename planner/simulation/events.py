@@ -32,7 +32,7 @@ class Record(NamedTuple):
     seconds.
 
     `cause` is what the group waited for between `arrived` and `start`. `number` is the index of the instruction in the
-    program; the number of instructions stands for the end of the period. A receive only waits: from `start` to `end`
+    program; the number of instructions means the end of the period. A receive only waits: from `start` to `end`
     the data is in transit. A stage that streams waits for its producer for `starved` of the seconds from `start` to
     `end`.
     """
@@ -161,7 +161,7 @@ class _Simulator:
         self._num_sent: dict[tuple[int, int], int] = {}  # by step and receive
         self._sent_at: dict[tuple[int, int], float] = {}
         self._receiving: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
-        self._at_barrier: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by turn and instruction
+        self._at_barrier: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by period and instruction
         self._producer_ends: dict[
             tuple[int, int], float
         ] = {}  # end of a stage that others read as a stream, by step and stage

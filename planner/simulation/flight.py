@@ -57,7 +57,7 @@ class WholeStep:
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
         if flight.num_unfinished[self.step]:
             return None
-        return [one for one in flight.ended if one.step == self.step]
+        return [sequence for sequence in flight.ended if sequence.step == self.step]
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class FirstEnded:
             return None
         if len(flight.ended) < self.count and flight.num_unfinished.total():
             return None
-        due = [one for one in flight.ended if one.first_turn <= started_by]
-        others = [one for one in flight.ended if one.first_turn > started_by]
+        due = [sequence for sequence in flight.ended if sequence.first_turn <= started_by]
+        not_due = [sequence for sequence in flight.ended if sequence.first_turn > started_by]
         if len(due) > self.count:
             raise BadInput(
                 f"overcommit: {len(due)} sequences are due in one turn that delivers {self.count}; "
                 "overcommit at most as many prompts as the batch has."
             )
-        return (*due, *others)[: self.count]
+        return (*due, *not_due)[: self.count]
 
 
 Delivery: TypeAlias = Everything | WholeStep | FirstEnded
@@ -116,9 +116,9 @@ class Flight(Generic[W, G, E]):
         """Continue after period `turn` with the groups' live sequences and the given ones; paused ones have started."""
         self.turn, self.ended = turn, list(ended)
         self.waiting.extend(waiting)
-        live = [*(one for group in self.groups for one in group.live), *paused]
-        self.num_unfinished = Counter(one.step for one in (*live, *self.waiting))
-        self.num_live = Counter(one.first_turn for one in live)
+        live = [*(sequence for group in self.groups for sequence in group.live), *paused]
+        self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
+        self.num_live = Counter(sequence.first_turn for sequence in live)
 
     def carry(self, begun: Begun) -> None:
         """Count a sequence that was started elsewhere and is held by the caller while it is paused."""
@@ -148,7 +148,7 @@ class Flight(Generic[W, G, E]):
         self.turn += 1
         self.num_rounds = 0
         self.waiting.extend(admitted)
-        self.num_unfinished.update(one.step for one in admitted)
+        self.num_unfinished.update(sequence.step for sequence in admitted)
         rotation = itertools.cycle(self.groups)
         delivered = self._try_deliver(delivery, least_rounds)
         while delivered is None:
@@ -159,12 +159,12 @@ class Flight(Generic[W, G, E]):
                 self.num_live[self.turn] += advance(group)
                 if group is self.groups[-1]:
                     self.num_rounds += 1
-                    left = least_rounds - self.num_rounds
-                    self.num_rounds += skip(left if left >= 0 else None)
+                    rounds_left = least_rounds - self.num_rounds
+                    self.num_rounds += skip(rounds_left if rounds_left >= 0 else None)
         self._process_all_sampled(rotation, learn)
         delivered_ids = set(map(id, delivered))
-        self.ended = [one for one in self.ended if id(one) not in delivered_ids]
-        return tuple(sorted(delivered, key=lambda one: (one.step, one.row)))
+        self.ended = [sequence for sequence in self.ended if id(sequence) not in delivered_ids]
+        return tuple(sorted(delivered, key=lambda sequence: (sequence.step, sequence.row)))
 
     def _try_deliver(self, delivery: Delivery, least_rounds: int) -> Sequence[E] | None:
         if self.num_rounds < least_rounds and self.num_unfinished.total():
@@ -175,9 +175,9 @@ class Flight(Generic[W, G, E]):
         """Process the group's last tokens; return True if one of its sequences has ended."""
         ended = learn(group)
         self.ended += ended
-        for one in ended:
-            self.num_unfinished[one.step] -= 1
-            self.num_live[one.first_turn] -= 1
+        for sequence in ended:
+            self.num_unfinished[sequence.step] -= 1
+            self.num_live[sequence.first_turn] -= 1
         return bool(ended)
 
     def _process_all_sampled(self, rotation: Iterator[G], learn: Callable[[G], Sequence[E]]) -> None:

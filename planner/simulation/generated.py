@@ -67,16 +67,16 @@ class Alone:
         prompts, responses = self._lengths(step)
         placement, same_prompt = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
         pp, slots = placement.layout.pp, placement.schedule.generation_slots
-        played = [
+        results = [
             play_alone(prompts[rows], responses[rows], slots, pp, self._times, same_prompt=same_prompt)
             for rows in self._rows_of_replica
         ]
         return Generated(
             prompts=prompts,
             responses=responses,
-            seconds=tuple(self._level * one.seconds for one in played),
-            live=tuple(one.live for one in played),
-            held=tuple(one.held for one in played),
+            seconds=tuple(self._level * result.seconds for result in results),
+            live=tuple(result.live for result in results),
+            held=tuple(result.held for result in results),
             tokens_by_staleness={staleness_of_turn(self._plan, step, step): int(responses.sum())},
         )
 
@@ -115,10 +115,10 @@ class CarriedOver:
 
     def _play(self, step: int) -> Generated:
         turns = [self._play_replica(replica, step) for replica in range(len(self._per_step))]
-        delivered = [one for turn in turns for one in turn.delivered]
+        delivered = [sequence for turn in turns for sequence in turn.delivered]
         return Generated(
-            prompts=np.array([one.prompt_tokens for one in delivered]),
-            responses=np.array([one.response_tokens for one in delivered]),
+            prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
+            responses=np.array([sequence.response_tokens for sequence in delivered]),
             seconds=tuple(self._level * turn.seconds + self._recompute_seconds * (step > 0) for turn in turns),
             live=tuple(turn.live for turn in turns),
             held=tuple(turn.held for turn in turns),
@@ -132,7 +132,7 @@ class CarriedOver:
             self._sequence(replica, *divmod(position, num_rows)) for position in self._next_prompts(replica, step)
         ]
         turn = self._flights[replica].play(admitted, delivery, pace.least_rounds)
-        pace.delivered([one.response_tokens for one in turn.delivered])
+        pace.delivered([sequence.response_tokens for sequence in turn.delivered])
         return turn
 
     def _next_prompts(self, replica: int, step: int) -> range:
@@ -140,8 +140,8 @@ class CarriedOver:
         first, num_rows = self._num_admitted[replica], self._per_step[replica]
         ahead = self._batches_ahead * num_rows
         if self._overcommits:
-            most = self._overcommit_of(step) // len(self._per_step)
-            ahead = held_back(step, first - step * num_rows, most, num_rows)
+            max_overcommit = self._overcommit_of(step) // len(self._per_step)
+            ahead = held_back(step, first - step * num_rows, max_overcommit, num_rows)
         self._num_admitted[replica] = max(first, (step + 1) * num_rows + ahead)
         return range(first, self._num_admitted[replica])
 
@@ -158,8 +158,10 @@ class CarriedOver:
 
     def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
         tokens: Counter[int] = Counter()
-        for one in delivered:
-            tokens.update({staleness_of_turn(self._plan, step, turn): n for turn, n in one.tokens_by_turn().items()})
+        for sequence in delivered:
+            tokens.update(
+                {staleness_of_turn(self._plan, step, turn): n for turn, n in sequence.tokens_by_turn().items()}
+            )
         return dict(sorted(tokens.items()))
 
 

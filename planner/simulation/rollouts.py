@@ -54,11 +54,11 @@ def draw_turns(workload: Workload, prompts: Lengths, draw: np.random.Generator) 
 
 def _truncate(rollout: DrawnTurns, max_tokens: int) -> DrawnTurns:
     sampled: list[int] = []
-    left = max_tokens
+    remaining = max_tokens
     for number, (tokens, tool_tokens) in enumerate(zip(rollout.drawn, (*rollout.told, 0), strict=True)):
-        sampled.append(min(tokens, left))
-        left -= sampled[-1] + tool_tokens
-        if left < 1:
+        sampled.append(min(tokens, remaining))
+        remaining -= sampled[-1] + tool_tokens
+        if remaining < 1:
             return rollout._replace(drawn=tuple(sampled), told=rollout.told[:number], waits=rollout.waits[:number])
     return rollout
 
@@ -75,17 +75,17 @@ class RollingOut:
         rollouts, placement = self._turns(step), self._plan.placement(GENERATE)
         workload, layout, schedule = self._plan.facts.workload, placement.layout, placement.schedule
         same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, layout.dp)
-        played = []
+        results = []
         for replica in range(layout.dp):
             rows = share_in_order(workload.batch_size, workload.group_size, replica, layout.dp)
             one = _Replica(self._times, schedule.generation_slots, layout.pp, schedule.while_waiting)
-            played.append(one.play([rollouts[row] for row in rows], same_prompt))
+            results.append(one.play([rollouts[row] for row in rows], same_prompt))
         num_sampled = sum(sum(one.drawn) for one in rollouts)
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
-            seconds=tuple(self._level * seconds for seconds, _ in played),
-            live=tuple(live for _, live in played),
+            seconds=tuple(self._level * seconds for seconds, _ in results),
+            live=tuple(live for _, live in results),
             held=(),
             tokens_by_staleness={staleness_of_turn(self._plan, step, step): num_sampled},
         )
@@ -96,13 +96,13 @@ class _Rollout:
     """A rollout in one of its turns, with the tokens left to sample in the turn and the tokens before them."""
 
     row: int
-    rollout: DrawnTurns
+    sampled: DrawnTurns
     turn: int = 0
     left: int = 0
     before: int = 0
 
     def begin_turn(self) -> None:
-        self.left = self.rollout.drawn[self.turn]
+        self.left = self.sampled.drawn[self.turn]
 
 
 class _Replica:
@@ -121,16 +121,16 @@ class _Replica:
 
     def play(self, rollouts: Sequence[DrawnTurns], rows_per_prompt: int) -> tuple[float, float]:
         """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round."""
-        queue = deque(_Rollout(row=row, rollout=one, before=one.prompt) for row, one in enumerate(rollouts))
+        queue = deque(_Rollout(row=row, sampled=rollout, before=rollout.prompt) for row, rollout in enumerate(rollouts))
         while queue or self._live or self._waiting or self._paused:
             fed = self._receive_tool_results()
             while len(self._live) + self._num_held < self._num_slots and (self._paused or queue):
                 is_paused = bool(self._paused)
-                one = heapq.heappop(self._paused)[1] if is_paused else queue.popleft()
-                one.begin_turn()
-                self._live.append(one)
-                if is_paused or one.row % rows_per_prompt == 0:
-                    fed.append(one.before)
+                rollout = heapq.heappop(self._paused)[1] if is_paused else queue.popleft()
+                rollout.begin_turn()
+                self._live.append(rollout)
+                if is_paused or rollout.row % rows_per_prompt == 0:
+                    fed.append(rollout.before)
             self._prefill(fed)
             if self._live:
                 self._decode()
@@ -147,15 +147,15 @@ class _Replica:
         """Process arrived tool results; return the number of tokens to prefill for each rollout that kept its slot."""
         to_prefill = []
         while self._waiting and self._waiting[0][0] <= self._now:
-            _, row, one = heapq.heappop(self._waiting)
-            tool_tokens = one.rollout.told[one.turn]
-            one.turn, one.before = one.turn + 1, one.before + tool_tokens
+            _, row, rollout = heapq.heappop(self._waiting)
+            tool_tokens = rollout.sampled.told[rollout.turn]
+            rollout.turn, rollout.before = rollout.turn + 1, rollout.before + tool_tokens
             if self._keeps:
-                one.begin_turn()
-                self._live.append(one)
+                rollout.begin_turn()
+                self._live.append(rollout)
                 to_prefill.append(tool_tokens + 1)
             else:
-                heapq.heappush(self._paused, (row, one))
+                heapq.heappush(self._paused, (row, rollout))
         return to_prefill
 
     def _prefill(self, fed: Sequence[int]) -> None:
@@ -169,8 +169,8 @@ class _Replica:
 
     def _decode(self) -> None:
         """Decode until a turn ends or a tool result arrives, whichever is first."""
-        rounds = min(one.left for one in self._live)
-        context = sum(one.before for one in self._live) / len(self._live) + rounds / 2
+        rounds = min(rollout.left for rollout in self._live)
+        context = sum(rollout.before for rollout in self._live) / len(self._live) + rounds / 2
         seconds = float(self._times.round_(np.array([float(len(self._live))]), np.array([context])).sum())
         if self._waiting:
             until = self._waiting[0][0] - self._now
@@ -179,10 +179,10 @@ class _Replica:
         self._num_rounds += rounds
         self._row_rounds += rounds * len(self._live)
         still_live = []
-        for one in self._live:
-            one.left, one.before = one.left - rounds, one.before + rounds
-            if one.left:
-                still_live.append(one)
-            elif one.turn < len(one.rollout.told):
-                heapq.heappush(self._waiting, (self._now + one.rollout.waits[one.turn], one.row, one))
+        for rollout in self._live:
+            rollout.left, rollout.before = rollout.left - rounds, rollout.before + rounds
+            if rollout.left:
+                still_live.append(rollout)
+            elif rollout.turn < len(rollout.sampled.told):
+                heapq.heappush(self._waiting, (self._now + rollout.sampled.waits[rollout.turn], rollout.row, rollout))
         self._live = still_live

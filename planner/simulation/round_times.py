@@ -68,9 +68,9 @@ def round_times(facts: Facts, call: Call, remodel: Remodel) -> RoundTimes:
     lengths = sorted({round(n) for n in points})
     prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
     for i, num_rows in enumerate(rows):
-        asked = replace(call, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
+        grid_call = replace(call, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
         for j, length in enumerate(lengths):
-            first, third = (remodel(_with(facts, call, num_rows, length, n)).seconds(asked).total for n in (1, 3))
+            first, third = (remodel(_with(facts, call, num_rows, length, n)).seconds(grid_call).total for n in (1, 3))
             prefills[i, j], rounds[i, j] = first, (third - first) / 2
     axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
     return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds))

@@ -143,7 +143,8 @@ class Sampled:
         deal, lengths = self._plan.deal_of(placement.stage), self._workload.sequence_lengths
         kinds = zip(deal.rows or (rows,), deal.replicas, strict=True)
         work = [
-            float(sum(work_of_rows(deal.model, lengths.strata(-(-mine // number)).tolist()))) for mine, number in kinds
+            float(sum(work_of_rows(deal.model, lengths.strata(-(-rows_of_kind // number)).tolist())))
+            for rows_of_kind, number in kinds
         ]
         return np.repeat(work, deal.replicas)
 

@@ -81,24 +81,24 @@ class SimulatedGroup(SlotGroup[Drawn]):
         self._has_drawn = False
         if self.num_passes < self._next_end:
             return []
-        ends_now = [one.last_pass == self.num_passes for one in self.live]
-        ended = [one for one, ends in zip(self.live, ends_now, strict=True) if ends]
+        ends_now = [sequence.last_pass == self.num_passes for sequence in self.live]
+        ended = [sequence for sequence, ends in zip(self.live, ends_now, strict=True) if ends]
         self._keep(not ends for ends in ends_now)
         self._update_next_end()
         return ended
 
     def _update_next_end(self) -> None:
         if self.live:
-            self._next_end = min(one.last_pass for one in self.live)
-            self._cached_offset = sum(one.prompt_tokens - one.first_pass for one in self.live)
+            self._next_end = min(sequence.last_pass for sequence in self.live)
+            self._cached_offset = sum(sequence.prompt_tokens - sequence.first_pass for sequence in self.live)
 
     def advance(self, waiting: deque[Drawn], turn: int) -> list[Drawn]:
         """Fill the free slots and sample a token for each live sequence; return the admitted sequences."""
         admitted = self._next(waiting)
         self.live += admitted
         self.skip(1)
-        for one in admitted:
-            one.first_turn, one.first_pass = turn, self.num_passes
+        for sequence in admitted:
+            sequence.first_turn, sequence.first_pass = turn, self.num_passes
         if admitted:
             self._update_next_end()
         return admitted
@@ -150,8 +150,8 @@ class SimulatedFlight:
         )
         work.end()
         for group in self._flight.groups:
-            for one in group.live:
-                one.drawn.append(group.num_passes - one.first_pass + 1)
+            for sequence in group.live:
+                sequence.drawn.append(group.num_passes - sequence.first_pass + 1)
         seconds, held = work.seconds_and_cache(self._times, self._same_prompt)
         return Turn(delivered=delivered, seconds=seconds, live=work.live, held=held)
 
@@ -167,7 +167,7 @@ class _PeriodWork:
         self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
         self._num_rounds, self._row_rounds = 0.0, 0.0
         self._sequences = [
-            (one, one.first_pass - group.num_passes - 1) for group in flight.groups for one in group.live
+            (sequence, sequence.first_pass - group.num_passes - 1) for group in flight.groups for sequence in group.live
         ]
         """Every sequence that is live in the period, with the round of its first token (negative if earlier)."""
 
@@ -188,13 +188,13 @@ class _PeriodWork:
         skipped = min(group.num_passes_left for group in busy)
         if most is not None:
             skipped = min(skipped, most)
-        left, rows = skipped, sum(len(group.live) for group in busy)
-        while left:
-            passes = min(left, _MOST_PASSES)
+        remaining, rows = skipped, sum(len(group.live) for group in busy)
+        while remaining:
+            passes = min(remaining, _MOST_PASSES)
             self._decode(passes, rows, sum(group.cached for group in busy) / rows + (passes - 1) / 2)
             for group in busy:
                 group.skip(passes)
-            left -= passes
+            remaining -= passes
         return skipped
 
     def end(self) -> None:
@@ -207,8 +207,8 @@ class _PeriodWork:
     def _admit(self, admitted: Sequence[Drawn]) -> None:
         """Record the prompts that a group prefills in one pass; those of the first round fill the pipeline together."""
         self._row_rounds += len(admitted)
-        self._sequences += [(one, int(self._num_rounds)) for one in admitted]
-        prefilled = [one for one in admitted if one.is_prefilled]
+        self._sequences += [(sequence, int(self._num_rounds)) for sequence in admitted]
+        prefilled = [sequence for sequence in admitted if sequence.is_prefilled]
         if not self._num_rounds:
             self._first += prefilled
         elif prefilled:
@@ -252,7 +252,7 @@ class _PeriodWork:
         if not self._sequences:
             return HeldBlocks(0.0, 0)
         prompts, starts, responses = np.array(
-            [(one.prompt_tokens, start, one.response_tokens) for one, start in self._sequences]
+            [(sequence.prompt_tokens, start, sequence.response_tokens) for sequence, start in self._sequences]
         ).T
         ends, num_rounds = starts + responses, max(1, math.ceil(self._num_rounds))
         until = self._read_until(ends, same_prompt) if same_prompt > 1 else np.zeros_like(ends)
@@ -266,12 +266,12 @@ class _PeriodWork:
         Sequences share a prompt's blocks only if they started in the same period.
         """
         ends_before, last_ends = list[int](), dict[tuple[int, int, int], int]()
-        for (one, _), end in zip(self._sequences, ends.tolist(), strict=True):
-            prompt = one.step, one.row // same_prompt, one.first_turn
+        for (sequence, _), end in zip(self._sequences, ends.tolist(), strict=True):
+            prompt = sequence.step, sequence.row // same_prompt, sequence.first_turn
             ends_before.append(last_ends.get(prompt, 0))
             last_ends[prompt] = max(ends_before[-1], end)
         return np.array(ends_before)
 
 
 def _mean_prompt(admitted: Sequence[Drawn]) -> float:
-    return statistics.fmean(one.prompt_tokens for one in admitted)
+    return statistics.fmean(sequence.prompt_tokens for sequence in admitted)
