@@ -77,11 +77,11 @@ class Shard(Protocol):
 class _Launches(NamedTuple):
     """Seconds that launching adds to the device seconds of some kernels, and their minimum (the host's issue time)."""
 
-    more: float
-    least: float
+    extra: float
+    minimum: float
 
 
-class _BodyRun(NamedTuple):
+class _PassKind(NamedTuple):
     """Constants of one kind of pass, and its seconds cached by number of tokens."""
 
     trains: bool
@@ -164,9 +164,9 @@ class AnalyticShard(Shard):
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
         self._prefill_attention: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
         forward: dict[float, float] = {}
-        self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
+        self._pass_kinds = {body: self._make_pass_kind(body, {} if body is Body.TRAIN else forward) for body in Body}
 
-    def _run(self, body: Body, layers: dict[float, float]) -> _BodyRun:
+    def _make_pass_kind(self, body: Body, layers: dict[float, float]) -> _PassKind:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
@@ -180,7 +180,7 @@ class AnalyticShard(Shard):
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
-        return _BodyRun(
+        return _PassKind(
             trains=trains,
             samples=samples,
             layer_seconds=self._layer_elementwise * both_ways,
@@ -205,8 +205,8 @@ class AnalyticShard(Shard):
     def total(self, body: Body, passes: Passes) -> Time:
         if body is Body.OPTIMIZER:
             return self._optimizer()
-        run, layers, ends = self._runs[body], 0.0, 0.0
-        (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.least
+        run, layers, ends = self._pass_kinds[body], 0.0, 0.0
+        (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.minimum
         layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
         for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):
             count, attention = rows * tokens, kernel + launch_seconds
@@ -221,21 +221,21 @@ class AnalyticShard(Shard):
             ends += number * (end if end > min_ends_seconds else min_ends_seconds)
         return Time(layers, ends, Source.ANALYTIC)
 
-    def _layer(self, run: _BodyRun, count: float) -> float:
+    def _layer(self, run: _PassKind, count: float) -> float:
         """Return the device seconds of a layer for `count` tokens, without attention."""
         seconds = run.layers.get(count)
         if seconds is None:
             seconds = run.layers[count] = self._matmuls(run, count) + count * run.layer_seconds
         return seconds
 
-    def _ends(self, run: _BodyRun, count: float, at_head: float) -> float:
+    def _ends(self, run: _PassKind, count: float, at_head: float) -> float:
         """Return the device seconds of the embedding of `count` tokens and of the head on `at_head` of them."""
         seconds = run.heads.get((count, at_head))
         if seconds is None:
-            seconds = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.more
+            seconds = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.extra
         return seconds
 
-    def _attentions(self, run: _BodyRun, passes: Passes) -> list[float]:
+    def _attentions(self, run: _PassKind, passes: Passes) -> list[float]:
         """Return the seconds of one layer's core attention in each pass."""
         attention, decoding, flash = self.attention, self._decode_attention, self._flash
         return [
@@ -279,7 +279,7 @@ class AnalyticShard(Shard):
         windowed = self._kernels.decoding(window_heads, self._cache_bytes)
         return lambda rows, context: share * windowed(rows, context) + (1 - share) * unwindowed(rows, context)
 
-    def _matmuls(self, run: _BodyRun, count: float) -> float:
+    def _matmuls(self, run: _PassKind, count: float) -> float:
         """Return the device seconds of a layer's weight matmuls, which depend on the number of tokens alone."""
         products = self._quantised.seconds(count) if self._quantised else self._layer_products(count)
         if run.trains:
@@ -354,7 +354,7 @@ class AnalyticShard(Shard):
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, run: _BodyRun, count: float, head_count: float) -> float:
+    def _head(self, run: _PassKind, count: float, head_count: float) -> float:
         """Return the seconds of the head's GEMM, the embedding lookup and the softmax over the vocabulary."""
         product = self._head_products(head_count)
         if run.trains:

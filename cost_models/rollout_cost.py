@@ -78,7 +78,7 @@ class RolloutCosts:
         """The prompt lengths plus half of a rollout's tool tokens, which precede an average sampled token."""
         self._sampling_workload = self._single_turn(workload.drawn_lengths)
         self._periods = Turns(self._sampling_workload)
-        self._answer_tokens = workload.turns.result.resolve().mean
+        self._result_tokens = workload.turns.result.resolve().mean
         self._isolated_rounds: Once[tuple[int, int], Rounds] = Once()
         self._slowdowns: Once[tuple[int, int], float] = Once()
         self._lifetimes: Once[int, Histogram] = Once()
@@ -173,7 +173,7 @@ class RolloutCosts:
         return self._isolated_rounds.of(shape, lambda: rounds_of(self._sampling_workload, *shape))
 
     def _single_turn(self, occupied: Histogram) -> Workload:
-        """Return a single-turn workload whose sequences occupy a slot for as many rounds as `taken` says."""
+        """Return a single-turn workload whose sequences occupy a slot for `occupied` rounds."""
         pairs = tuple(zip(occupied.tokens, occupied.probabilities, strict=True))
         response = LengthSpec(max=occupied.maximum, histogram=pairs)
         return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
@@ -196,8 +196,8 @@ class RolloutCosts:
         passes = visits * -math.expm1(-num_calls / visits)
         cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
         if replica.while_waiting is WhileWaiting.KEEP:
-            return ((passes, num_calls / passes, self._answer_tokens + 1, cached),)
-        return ((passes, num_calls / passes, cached + self._answer_tokens, 0.0),)
+            return ((passes, num_calls / passes, self._result_tokens + 1, cached),)
+        return ((passes, num_calls / passes, cached + self._result_tokens, 0.0),)
 
 
 def _busy_window(window: RoundWindow, share: float) -> RoundWindow:

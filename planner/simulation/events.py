@@ -152,7 +152,7 @@ class _Simulator:
             {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT},
         )
         self._incoming_streams = _incoming_streams(score.program, lags)
-        self._producers = {feed.producer for feed in self._incoming_streams.values()}
+        self._producers = {stream.producer for stream in self._incoming_streams.values()}
         self._serial = len(score.groups)
         first = -score.program.most_ahead
         self._turns = [first] * self._serial
@@ -162,12 +162,8 @@ class _Simulator:
         self._sent_at: dict[tuple[int, int], float] = {}
         self._receiving: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
         self._at_barrier: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by period and instruction
-        self._producer_ends: dict[
-            tuple[int, int], float
-        ] = {}  # end of a stage that others read as a stream, by step and stage
-        self._waiting_for_producer: dict[
-            tuple[int, int], list[_Barrier]
-        ] = {}  # barriers that wait for that stage to start
+        self._producer_ends: dict[tuple[int, int], float] = {}  # by step and stage, of stages that others stream from
+        self._waiting_for_producer: dict[tuple[int, int], list[_Barrier]] = {}  # by step and producer
         self.heap = [(0.0, 0, group, group) for group in range(self._serial)] if works else []
 
     @property
