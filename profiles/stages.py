@@ -20,8 +20,9 @@ ENVIRONMENT = "environment_score"
 """Name of the stage in which host workers score responses."""
 
 REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_seconds", "environment_error"
-"""Fields that the environment stage writes for each response: one score per reward of the job, in the job's order; seconds
-from the end of the response until each score was known; and, where a reward failed, its error message as bytes."""
+"""Fields that the environment stage writes for each response: one score per reward of the job, in the job's order;
+seconds from the end of the response until each score was known; and, where a reward failed, its error message as
+bytes."""
 
 TOTAL_SCORES = "total_scores"
 """Field with the final scalar reward of a response that hosts or teachers score: computed once all scores are read."""
@@ -30,8 +31,8 @@ SCORE_SIZES = "score_sizes"
 """Field with the largest absolute term of the total score, which bounds the rounding error of the sum."""
 
 RESPONSE_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sequence_digests"
-"""Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens after
-the prompt, and a hash that is equal for sequences with equal tokens."""
+"""Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens
+after the prompt, and a hash that is equal for sequences with equal tokens."""
 
 TOLD = -1
 """Value of the field "versions" for tool tokens; sampled tokens have the version of the weights that sampled them."""
@@ -229,7 +230,8 @@ class StageGraph:
         return self.train_stage[self.by_name[stage].role]
 
     def refit_readers(self, target: str) -> tuple[str, ...]:
-        """The stages that wait for the refit of a stage's copy: the stage itself and later ones that may share the copy."""
+        """The stages that wait for the refit of a stage's copy: the stage itself and later ones that may share the
+        copy."""
         if self.by_name[target].is_quantised:
             return (target,)
         role, first = self.by_name[target].role, self.position[target]
