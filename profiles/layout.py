@@ -266,7 +266,7 @@ def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
     num_layers = model.num_layers
     if num_layers % pp:
         return (
-            f"vpp={vpp} needs stages of equally many layers, and pp={pp} does not divide the {num_layers} layers "
+            f"vpp={vpp} needs equal pipeline stages, and pp={pp} does not divide the {num_layers} layers "
             f"of {model.name}; use vpp=1."
         )
     legal = nearest_divisor(vpp, num_layers // pp)
@@ -284,7 +284,10 @@ def _expert_violations(layout: Layout, model: ModelSpec) -> Iterator[str]:
         return
     num_experts, folded = model.experts.num_experts, layout.folded
     if num_experts % folded:
-        yield f"etp=1 needs whole experts, and the {num_experts} of {model.name} do not divide by tp={layout.tp}; use etp={layout.tp}."
+        yield (
+            f"etp=1 needs whole experts, and the {num_experts} of {model.name} are no multiple of tp={layout.tp}; "
+            f"use etp={layout.tp}."
+        )
     elif num_experts % layout.ep:
         legal = folded * nearest_divisor(layout.expert_replicas, layout.dp, num_experts // folded)
         yield f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}."
