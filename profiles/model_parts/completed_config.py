@@ -104,7 +104,7 @@ def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> It
         if {*map(str, listed)} != {"sliding_attention" if all_slide else "full_attention"}:
             yield (
                 f"config key 'layer_types' lists {', '.join(sorted({*map(str, listed)}))}, and {family} models have "
-                "the same attention in all listed; remove the key."
+                "the same attention in all layers; remove the key."
             )
 
 

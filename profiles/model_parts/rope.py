@@ -87,8 +87,8 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
     theta = form.get("rope_theta", top_theta)
     if top_theta is not None and theta != top_theta:
         raise BadInput(
-            f"model {name}: rope_theta is {top_theta} in the config and {theta} in its {key!r}; keep the one that the model "
-            "was trained with."
+            f"model {name}: rope_theta is {top_theta} in the config and {theta} in its {key!r}; keep the one that the "
+            "model was trained with."
         )
     kinds = {str(form[key]) for key in ("rope_type", "type") if form.get(key) is not None} or {"default"}
     if len(kinds) > 1:
