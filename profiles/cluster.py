@@ -62,7 +62,7 @@ class Cluster(Document):
     inter_node: Link
     host: Link = Field(description="the link from a device to the memory of its host")
     host_memory_bytes: int = Field(gt=0, description="memory of one host")
-    host_cpus: int | None = Field(default=None, gt=0, description="processors of one host, where they were given")
+    host_cpus: int | None = Field(default=None, gt=0, description="CPUs of one host, if given")
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:

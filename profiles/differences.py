@@ -17,7 +17,7 @@ class Difference(NamedTuple):
 
     def between(self, one: str, other: str) -> str:
         """Return a clause that states the difference, with the names of both documents."""
-        return f"{self.key} is {_short(self.one)} in {one} and {_short(self.other)} in {other}"
+        return f"{self.key} is {_limited_repr(self.one)} in {one} and {_limited_repr(self.other)} in {other}"
 
 
 def differences(one: BaseModel, other: BaseModel) -> tuple[Difference, ...]:
@@ -33,6 +33,6 @@ def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
         yield Difference(".".join(keys), one, other)
 
 
-def _short(value: Any) -> str:
+def _limited_repr(value: Any) -> str:
     text = "not given" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -77,7 +77,7 @@ _OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_r
     "reduce_scatter",
     "send_receive",
 )
-_BODIES = {
+_PASSES = {
     Mode.PREFILL: (Body.PREFILL,),
     Mode.DECODE: (Body.DECODE,),
     Mode.FORWARD: (Body.FORWARD,),
@@ -127,9 +127,9 @@ class Event(Protocol):
 def clock_timer(clock: Callable[[], float], synchronise: Callable[[], object]) -> Timer:
     """Return a timer that reads a clock of this host, in seconds."""
 
-    def clock_seconds(body: Callable[[], object]) -> float:
+    def clock_seconds(call: Callable[[], object]) -> float:
         start = clock()
-        body()
+        call()
         synchronise()
         return clock() - start
 
@@ -139,10 +139,10 @@ def clock_timer(clock: Callable[[], float], synchronise: Callable[[], object]) -
 def event_timer(mark: Callable[[], Event]) -> Timer:
     """Return a timer that reads events on the device's timeline; time in which the device waits for the host counts."""
 
-    def event_seconds(body: Callable[[], object]) -> float:
+    def event_seconds(call: Callable[[], object]) -> float:
         start, end = mark(), mark()
         start.record()
-        body()
+        call()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
@@ -252,12 +252,12 @@ def points(
     Up to 1 + `staleness` batches may be decoded together.
     """
     grid = {
-        Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
-        for shape, bodies in _shapes(graph, specs, cluster).items()
+        Point(shape=shape, num_layers=num_layers, body=timed_pass, rows=rows, tokens=tokens, context=context): None
+        for shape, passes in _shapes(graph, specs, cluster).items()
         for num_layers in sorted({depth for depths in DEPTHS[cluster.device.kind].values() for depth in depths})
-        for body in bodies
-        if num_layers in DEPTHS[cluster.device.kind][body]
-        for rows, tokens, context in _grid(body, workload, cluster.device.kind, staleness)
+        for timed_pass in passes
+        if num_layers in DEPTHS[cluster.device.kind][timed_pass]
+        for rows, tokens, context in _grid(timed_pass, workload, cluster.device.kind, staleness)
     }
     return tuple(grid)
 
@@ -279,21 +279,24 @@ def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange,
 
 def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
     """The shapes of all legal tensor-parallel degrees, with the passes that some role runs on each."""
-    bodies_by_shape: dict[Shape, set[Body]] = {}
+    passes_by_shape: dict[Shape, set[Body]] = {}
     for stage in graph.stages:
         model = specs.get(stage.role)
         if model is None:
             continue
         for tp in divisors(cluster.ranks_per_node):
             if not layout_violations(Layout(tp=tp), model):
-                bodies = bodies_by_shape.setdefault(shape_of(model, tp), set())
-                bodies.update(body for mode in stage.modes for body in _BODIES[mode])
-    return {shape: tuple(body for body in Body if body in bodies) for shape, bodies in bodies_by_shape.items()}
+                passes = passes_by_shape.setdefault(shape_of(model, tp), set())
+                passes.update(timed_pass for mode in stage.modes for timed_pass in _PASSES[mode])
+    return {
+        shape: tuple(timed_pass for timed_pass in Body if timed_pass in passes)
+        for shape, passes in passes_by_shape.items()
+    }
 
 
-def _grid(body: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
+def _grid(timed_pass: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
     """The (rows, tokens, context) at which a pass is timed."""
-    if body is Body.OPTIMIZER:
+    if timed_pass is Body.OPTIMIZER:
         yield 0, 0, 0
         return
     shortest_prompt, longest_prompt = workload.prompt_lengths.tokens[0], workload.prompt_lengths.maximum
@@ -302,12 +305,12 @@ def _grid(body: Body, workload: Workload, kind: str, staleness: int) -> Iterator
     lengths = {
         Body.PREFILL: _between(shortest_prompt, longest_prompt),
         Body.DECODE: _between(shortest_prompt, longest - 1),  # the last sampled token is never cached
-    }.get(body, _between(shortest, longest))
-    batches_in_flight = 1 + staleness if body is Body.DECODE else 1
-    batch_size = (workload if body is Body.TRAIN else workload.candidates).batch_size
-    for rows in _ladder(min(batches_in_flight * batch_size, _MAX_ROWS[kind][body])):
+    }.get(timed_pass, _between(shortest, longest))
+    batches_in_flight = 1 + staleness if timed_pass is Body.DECODE else 1
+    batch_size = (workload if timed_pass is Body.TRAIN else workload.candidates).batch_size
+    for rows in _ladder(min(batches_in_flight * batch_size, _MAX_ROWS[kind][timed_pass])):
         for length in lengths:
-            if body is Body.DECODE:
+            if timed_pass is Body.DECODE:
                 yield rows, 1, length
             elif rows == 1 or rows * length <= _MAX_TOKENS[kind]:
                 yield rows, length, 0

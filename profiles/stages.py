@@ -60,7 +60,7 @@ TEACHER_LOGPROBS: Mapping[Role, str] = {role: f"{role}_logprobs" for role in TEA
 
 
 class Mode(StrEnum):
-    """How a stage uses the hardware."""
+    """The computation mode of a stage, which determines how it uses the hardware."""
 
     PREFILL = "prefill"
     DECODE = "decode"

@@ -15,7 +15,7 @@ from meshwright.profiles.environment.timed_calls import Called, TimedCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.workload import Workload
 
-_LATENCY = "latency_seconds"
+_LATENCY_KEY = "latency_seconds"
 
 D = TypeVar("D", Reward, ToolTurns)
 
@@ -69,11 +69,11 @@ def _with_tool_latency(workload: Workload, latency: LatencySpec | None) -> Workl
 def _with_latency(document: D, latency: LatencySpec | None) -> D:
     if latency is None or _is_stated(document):
         return document
-    return document.model_copy(update={_LATENCY: latency})
+    return document.model_copy(update={_LATENCY_KEY: latency})
 
 
 def _is_stated(document: Reward | ToolTurns) -> bool:
-    return _LATENCY in document.model_fields_set
+    return _LATENCY_KEY in document.model_fields_set
 
 
 def _measured_or_none(latency: LatencySpec) -> LatencySpec | None:
