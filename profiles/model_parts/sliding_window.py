@@ -1,8 +1,4 @@
-"""Sliding-window attention, in some layers or in all.
-
-A token in such a layer attends to the last `num_tokens` tokens, including itself (Beltagy et al., Longformer,
-arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
-"""
+"""Sliding-window attention in some or all layers, read from Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -19,7 +15,11 @@ _LONGEST = "max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow:
-    """A window in layer `first`, counted from 0, and every `every`-th layer after it."""
+    """A sliding window in layer `first`, counted from 0, and every `every`-th layer after it.
+
+    A token in such a layer attends to the last `num_tokens` tokens, including itself (Beltagy et al., Longformer,
+    arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
+    """
 
     num_tokens: int
     first: int = 0

@@ -1,8 +1,4 @@
-"""The split of layers into pipeline stages by cost, for models that cannot be split into equal stages.
-
-Among all splits into consecutive non-empty stages, the cost of the costliest stage is minimised exactly. The last stage
-also has the head.
-"""
+"""The split of layers into pipeline stages by cost, for models that cannot be split into equal stages."""
 
 from __future__ import annotations
 
@@ -15,9 +11,10 @@ from itertools import accumulate
 def split_by_cost(layer_costs: tuple[int, ...], head_cost: int, num_stages: int) -> tuple[int, ...]:
     """Return the number of layers on each of two or more stages; `layer_costs` and `head_cost` share a unit.
 
-    Among the optimal splits, one near to equal numbers of layers is taken. If possible, all stages between the first
-    and the last hold equally many layers (Megatron-core, `num_layers_in_first_pipeline_stage` and
-    `num_layers_in_last_pipeline_stage`), and the first takes the difference. There must be at least one layer per
+    Among all splits into consecutive non-empty stages, the cost of the costliest stage is minimised exactly; the last
+    stage also has the head. Of the optimal splits, one near to equal numbers of layers is taken. If possible, all
+    stages between the first and the last hold equally many layers (Megatron-core, `num_layers_in_first_pipeline_stage`
+    and `num_layers_in_last_pipeline_stage`), and the first takes the difference. There must be at least one layer per
     stage.
     """
     stages = _Stages(layer_costs, head_cost)
