@@ -143,4 +143,4 @@ def _distillation(teachers: Iterable[Role]) -> StageGraph:
 
 
 PPO_GRAPH = graph_of("ppo")
-"""Proximal policy optimisation of an actor and a critic."""
+"""The graph of PPO with a reference and a reward model."""

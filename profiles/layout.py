@@ -182,7 +182,7 @@ class Layout:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of `number`, ascending."""
+    """Return all divisors of `number`, ascending."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     high = [number // d for d in reversed(low) if d * d < number]
     return (*low, *high)
@@ -195,7 +195,7 @@ def _max_overlaps(number: int, target: int) -> int:
 
 
 def nearest_divisor(value: int, *numbers: int) -> int:
-    """The common divisor of `numbers` nearest to `value`, the smaller one on a tie."""
+    """Return the common divisor of `numbers` nearest to `value`, the smaller one on a tie."""
     common = [d for d in divisors(min(numbers)) if all(number % d == 0 for number in numbers)]
     return min(common, key=lambda d: (abs(d - value), d))
 

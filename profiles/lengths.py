@@ -29,7 +29,7 @@ _POWER_RANGE, _POWER_RATIO = (0.25, 4.0), 1.001
 
 @dataclass(frozen=True)
 class Histogram:
-    """Probability of each length: `tokens` ascending, `probabilities` summing to 1."""
+    """A discrete distribution of lengths: `tokens` ascending, `probabilities` summing to 1."""
 
     tokens: tuple[int, ...]
     probabilities: tuple[float, ...]

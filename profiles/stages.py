@@ -196,12 +196,13 @@ class StageGraph:
 
     @cached_property
     def train_stage(self) -> Mapping[Role, str]:
-        """The stage that owns the weights of a trained role; other stages of that role are refit from it."""
+        """The training stage of each trained role, which owns the weights; other stages of the role are refit from
+        it."""
         return {stage.role: stage.name for stage in self.stages if stage.trains}
 
     @cached_property
     def writer(self) -> Mapping[str, str]:
-        """The stage that writes a field."""
+        """The stage that writes each field."""
         every: tuple[Stage | HostStage, ...] = (*self.stages, *self.hosted)
         return {field: stage.name for stage in every for field in stage.writes}
 
@@ -222,11 +223,11 @@ class StageGraph:
 
     @cached_property
     def refit_targets(self) -> tuple[str, ...]:
-        """The stages of trained roles that do not train: their copies, where they have one, are refit."""
+        """The stages of trained roles that do not train; their copies of the weights, if any, are refit."""
         return tuple(stage.name for stage in self.stages if stage.is_refit)
 
     def trainer_of(self, stage: str) -> str:
-        """The stage that trains the weights of a stage of a trained role."""
+        """Return the stage that trains the weights which a stage of a trained role uses."""
         return self.train_stage[self.by_name[stage].role]
 
     def refit_readers(self, target: str) -> tuple[str, ...]:

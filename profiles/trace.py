@@ -105,7 +105,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The clock, in capitals unless it is measured, and the name."""
+        """Clock and name of the run; the clock is in capitals unless it is measured."""
         clocks = sorted({span.clock for span in self.spans})
         clock_names = " and ".join(clock if clock == "measured" else clock.upper() for clock in clocks)
         return f"{clock_names} {self.name}".strip()

@@ -99,7 +99,7 @@ def _expected_waves(num_groups: int, size: int, share: float) -> float:
 
 
 def _binomial_below(count: int, trials: int, share: float) -> float:
-    """P(Binomial(trials, share) < count)."""
+    """The probability P(Binomial(trials, share) < count)."""
     if trials < count:
         return 1.0
     if share == 1.0:

@@ -18,7 +18,7 @@ class WavesObservation(NamedTuple):
 
     @property
     def sequence_tokens(self) -> float:
-        """Prompt and response together."""
+        """Mean tokens of prompt and response together."""
         return self.prompt_tokens + self.response_tokens
 
 

@@ -1,11 +1,4 @@
-"""The expected number of sequences that start in a slot in each time step of continuous batching.
-
-While sequences wait, each free slot is refilled at once. In a slot that is filled at time 0, starts form a renewal
-process: with p the distribution of response lengths, u(t) = sum_n p(n) u(t - n) start in step t, u(0) = 1 (Feller, An
-Introduction to Probability Theory, volume 1, chapter XIII). If a fraction v(t) of the slot is available, sequences
-start with the increments of v, each followed by such a process, so that live(t) = sum_a starts(t - a) P(R > a) equals
-v(t).
-"""
+"""The expected number of sequences that start in a slot in each time step of continuous batching."""
 
 from __future__ import annotations
 
@@ -30,8 +23,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Refills:
-    """Expected starts per step [steps] in one slot. `ending[k]` is the probability that a sequence takes k + 1
-    steps."""
+    """Expected starts per step [steps] in one slot; `ending[k]` is the probability that a sequence takes k + 1 steps.
+
+    While sequences wait, a free slot is refilled at once. In a slot that is filled at time 0, starts form a renewal
+    process: with p the distribution of response lengths, u(t) = sum_n p(n) u(t - n) start in step t, u(0) = 1 (Feller,
+    An Introduction to Probability Theory, volume 1, chapter XIII). If a fraction v(t) of the slot is available,
+    sequences start with the increments of v, each followed by such a process, so that live(t) = sum_a starts(t - a)
+    P(R > a) equals v(t).
+    """
 
     ending: Numbers
 
