@@ -86,8 +86,7 @@ class HeadCounts(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Causal attention of `rows` rows: prefill of `tokens` tokens, or decoding one token with `tokens` in the KV
-    cache."""
+    """Causal attention of `rows` rows: prefill of `tokens` tokens, or one token with `tokens` in the KV cache."""
 
     rows: int
     tokens: int

@@ -126,16 +126,14 @@ def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cp
 
 
 def cpu_links() -> tuple[Link, Link]:
-    """Return the link between CPU ranks of one machine, and the link from such a rank to host memory outside its
-    own."""
+    """Return the link between CPU ranks of one machine, and the link from a rank to other host memory."""
     core = _facts().cpu
     between = Link(seconds=core.message_seconds, bytes_per_second=core.link_bytes_per_second)
     return between, Link(seconds=0.0, bytes_per_second=core.host_bytes_per_second)
 
 
 def local_cluster(ranks: int | None = None) -> Cluster:
-    """Return this machine as a cluster of `ranks` CPU ranks that share cores and memory evenly; by default one per
-    core.
+    """Return this machine as a cluster of `ranks` CPU ranks with equal shares; by default one rank per core.
 
     Raises BadInput for fewer than one rank.
     """

@@ -56,8 +56,7 @@ def require_none(violations: Iterable[str], of: str = "") -> None:
 
 
 def suggestion(unknown: str, known: Iterable[str]) -> str:
-    """Return "did you mean X?" for known names that start with or resemble the unknown one, else the list of known
-    names."""
+    """Return "did you mean X?" for known names that start with or resemble the unknown one, else all known names."""
     names = sorted(known)
     completions = [name for name in names if unknown and name.startswith(unknown)]
     nearest = completions or difflib.get_close_matches(unknown, names, n=1)

@@ -34,8 +34,7 @@ class Experts:
         return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:
-        """Parameters of router, shared experts and routed experts in one layer; router and routed experts may have
-        biases."""
+        """Parameters of router, shared and routed experts in one layer; all but the shared may have biases."""
         router = hidden_size * (self.num_experts + self.shared_gate) + self.num_experts * has_bias
         return router + 3 * hidden_size * self.shared_ffn_size + self.routed_params(hidden_size, has_bias=has_bias)
 

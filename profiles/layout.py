@@ -110,8 +110,7 @@ class Layout:
 
     @property
     def cut(self) -> Layout:
-        """The layout of the weights alone: sp is dropped and cp becomes data parallelism, since neither shards
-        weights."""
+        """The layout of the weights alone: sp and cp do not shard weights, so cp becomes data parallelism."""
         return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
 
     @property
@@ -248,8 +247,7 @@ def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tup
 
 @cache
 def _even_layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
-    """Layers of equal stages, with `ends` (embedding, head) counting as layers if necessary; empty if there are
-    none."""
+    """Layers of equal stages, with `ends` (embedding, head) counting as layers if necessary, or empty."""
     if num_layers % pp == 0:
         return (num_layers // pp,) * pp
     each, rest = divmod(num_layers + ends, pp)

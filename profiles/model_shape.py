@@ -202,8 +202,7 @@ class ModelSpec:
 
     @cached_property
     def passed_layer_params(self) -> tuple[int, ...]:
-        """Active matrix parameters per token of each decoder layer, counting only the experts that a token is routed
-        to."""
+        """Active matrix parameters per token of each decoder layer: only the experts that a token is routed to."""
         attention = sum(inner * outer for inner, outer in self.attention_products)
         dense = attention + self.hidden_size * (self.up_size + self.ffn_size)
         if not self.experts:

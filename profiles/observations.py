@@ -45,8 +45,7 @@ _NOT_PROFILED = "not profiled"
 
 @dataclass(frozen=True, kw_only=True)
 class RunObservation:
-    """Observations over a run's complete steps after the first. Tokens are per sequence, None if the trace lacks
-    them."""
+    """Observations over a run's complete steps after the first. Tokens are per sequence, None if not recorded."""
 
     num_steps: int
     seconds: Mapping[str, float]  # by stage: median over steps

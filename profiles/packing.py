@@ -13,8 +13,7 @@ from typing import NamedTuple
 from meshwright.profiles.model_shape import ModelSpec
 
 BLOCK_TOKENS = 32
-"""Tokens of a KV block. Smaller blocks waste less at the end of a row but slow attention down: 16 by a third on a CPU
-core."""
+"""Tokens of a KV block. Smaller ones waste less at the end of a row but slow attention: 16 by a third on a CPU core."""
 
 PREFILL_TOKENS = 16384
 """Maximum number of tokens in one prefill pass; it bounds the working set of many rows."""
@@ -38,14 +37,12 @@ def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: i
 
 
 def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
-    """Return the number of rows of a replica that share a prompt: a whole group if the replicas divide the groups, else
-    1."""
+    """Return how many rows of a replica share a prompt: a whole group if the replicas divide the groups, else 1."""
     return 1 if num_rows // group_size % num_replicas else group_size
 
 
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
-    """Assign rows to as few micro-batches of at most `micro_batch_size` rows as possible; return indices into
-    `lengths`.
+    """Assign rows to as few micro-batches of `micro_batch_size` rows as possible; return indices into `lengths`.
 
     Rows are packed without padding, so any rows may share a micro-batch; the numbers of tokens are balanced, which
     keeps pipeline stages equally busy.

@@ -94,8 +94,7 @@ class Schedule:
         return self.micro_batch_size == 0 and self.micro_batch_tokens > 0
 
     def most_tokens(self, longest: int) -> int:
-        """Return the maximum number of tokens of a micro-batch of sequences of at most `longest`, as memory is planned
-        for."""
+        """Return the maximum number of tokens of a micro-batch whose sequences have at most `longest` tokens."""
         return self.micro_batch_tokens or self.micro_batch_size * longest
 
     @property

@@ -22,8 +22,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import require_file
 
 SEGMENT_BYTES = 32 * 2**20
-"""Size at which the growing file is compressed: it takes half a second, and bounds what a reader of the end must
-scan."""
+"""Size at which the growing file is compressed, which takes half a second; it bounds the scan of its end."""
 
 MOST_LINE_BYTES = 64 * 2**20
 """Upper bound on the length of a line: metrics of a step and spans have a few KB."""

@@ -20,9 +20,8 @@ ENVIRONMENT = "environment_score"
 """Name of the stage in which host workers score responses."""
 
 REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_seconds", "environment_error"
-"""Fields that the environment stage writes for each response: one score per reward of the job, in the job's order;
-seconds from the end of the response until each score was known; and, where a reward failed, its error message as
-bytes."""
+"""Fields that the environment stage writes for each response: one score per reward, in the job's order;
+seconds from the end of the response until each score was known; and the error message of a failed reward, as bytes."""
 
 TOTAL_SCORES = "total_scores"
 """Field with the final scalar reward of a response that hosts or teachers score: computed once all scores are read."""
@@ -196,8 +195,7 @@ class StageGraph:
 
     @cached_property
     def train_stage(self) -> Mapping[Role, str]:
-        """The training stage of each trained role, which owns the weights; other stages of the role are refit from
-        it."""
+        """The training stage of each trained role; it owns the weights, and other stages are refit from it."""
         return {stage.role: stage.name for stage in self.stages if stage.trains}
 
     @cached_property
@@ -231,8 +229,7 @@ class StageGraph:
         return self.train_stage[self.by_name[stage].role]
 
     def refit_readers(self, target: str) -> tuple[str, ...]:
-        """The stages that wait for the refit of a stage's copy: the stage itself and later ones that may share the
-        copy."""
+        """The stages that wait for the refit of a stage's copy: itself and later stages that may share the copy."""
         if self.by_name[target].is_quantised:
             return (target,)
         role, first = self.by_name[target].role, self.position[target]

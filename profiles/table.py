@@ -216,8 +216,7 @@ class Traffic(StrEnum):
 
 
 class TrafficCorrection(Document):
-    """A calibration from a run: every transfer of one kind takes `factor` times its predicted seconds plus
-    `seconds`."""
+    """A calibration from a run: a transfer of this kind takes `factor` x predicted seconds + `seconds`."""
 
     traffic: Traffic
     factor: float = Field(default=1.0, gt=0)

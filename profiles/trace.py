@@ -25,8 +25,7 @@ NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", 
 the sum of their latencies."""
 
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
-"""Facts of a generation under run-time controllers: the longest chunk in the period, and the overcommitted
-sequences."""
+"""Facts of a generation under run-time controllers: the longest chunk in the period, and the overcommit."""
 
 NUM_DRAWN, NUM_DRAWN_TOKENS = "num_drawn", "num_drawn_tokens"
 """Facts of a generation with overcommit or in waves: the number of responses in the prompt batches that it completed,
@@ -192,8 +191,7 @@ def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
 
 
 def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
-    """The spans at the end of one file of a trace that cover the last steps before `newest`, or before a newer step in
-    it.
+    """The spans at the end of one file of a trace that cover the last steps before the newest one.
 
     Some spans of earlier steps may precede them.
     """

@@ -121,8 +121,7 @@ _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 
 
 def whole_characters(value: Any, text: str, told: str) -> Any:
-    """Return the value parsed from a text. Raises BadInput if a string has a lone surrogate, which cannot be
-    encoded."""
+    """Return the value parsed from a text. Raises BadInput if a string in it has a lone surrogate."""
     try:
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()

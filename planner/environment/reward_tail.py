@@ -77,8 +77,7 @@ class _Calls(NamedTuple):
         return cls(waits, counts.astype(float), np.array(latencies.seconds), np.diff(logs, prepend=logs[0]))
 
     def steps(self, begin: float, end: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each of `waits`, the index of the first latency that ends after `begin`, and the number up to `end`
-        [n]."""
+        """For each of `waits`, the index of the first latency after `begin`, and the number up to `end` [n]."""
         first, last = (np.searchsorted(self.seconds, at + self.waits, side="right") for at in (begin, end))
         return first, last - first
 

@@ -79,8 +79,7 @@ class DynamicSampling(Document):
         return self.num_prompts or math.ceil(num_groups / self.mean)
 
     def most_waves(self, num_groups: int) -> int:
-        """Return the maximum number of waves of a step: as many as fill a batch on average at the lowest valid
-        acceptance."""
+        """Return the maximum waves of a step: as many as fill a batch on average at the lowest valid acceptance."""
         return math.ceil(num_groups / (LEAST_ACCEPTANCE * self.wave(num_groups)))
 
     def expected_waves(self, num_groups: int) -> float:

@@ -13,8 +13,7 @@ from meshwright.profiles.workload import Workload
 
 
 class SeenLengths(Document):
-    """Observed lengths of prompts and responses, turns per rollout, and shares of groups with non-zero reward
-    variance."""
+    """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")

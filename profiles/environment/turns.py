@@ -24,8 +24,7 @@ _MAX_POINTS = 2**14
 """Maximum points of a Fourier transform; longer sums are computed on a coarser grid."""
 
 _EDGES = np.concatenate([np.linspace(0, 0.9, 65)[:-1], 1 - 0.1 * np.logspace(0, -5, 64), [1.0]])
-"""Edges of quantile bins into which a sum is reduced, keeping the mean of each: equal bins, and finer ones in the
-tail."""
+"""Edges of the quantile bins to which a sum is reduced, keeping each mean; bins are finer in the tail."""
 
 MOST_TURNS = 1024
 """Maximum number of turns of a rollout."""
@@ -108,8 +107,7 @@ def summed(number: Histogram, each: Histogram, between: Histogram | None, longes
 
 
 def _on_grid(lengths: Histogram, step: int, size: int) -> NDArray[np.float64]:
-    """Probabilities at multiples of `step` [size], each length split between neighbours so that the mean is
-    preserved."""
+    """Probabilities at multiples of `step` [size]; lengths between them are split so that the mean is preserved."""
     positions, probabilities = np.array(lengths.tokens) / step, np.array(lengths.probabilities)
     below = np.floor(positions).astype(int)
     grid = np.zeros(size)

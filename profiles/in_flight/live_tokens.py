@@ -96,8 +96,10 @@ class LiveTokens:
         return CacheNeed(blocks, max(1.0, in_flight / num_slots) * overflow, excess / overflow if overflow else 0.0)
 
     def _starts(self, num_slots: int, in_flight: int, num_rows: int, arrivals: Arrivals) -> _Starts:
-        """Expected starts per step. A period takes at least its work over all slots, and the batches in flight together
-        take at least the longest response of one; longer periods leave more slots empty.
+        """Expected starts per step.
+
+        A period takes at least its work over all slots, and the batches in flight together take at least the longest
+        response of one; longer periods leave more slots empty.
 
         A run starts with all sequences in flight at once. With equal periods, or delivery of those that finish first,
         the starts spread out afterwards; the cache is not sized for this initial peak, in which some sequences wait.
@@ -125,8 +127,7 @@ class LiveTokens:
         return Refills(ending.astype(np.float64))
 
     def _tokens(self, rows_per_prompt: int) -> Numbers:
-        """Expected tokens of a sequence after each step: its share of the prompt, sampled tokens, the next token, and
-        half of the last block."""
+        """Expected tokens of a sequence after each step: its share of the prompt, sampled, next, and half a block."""
         alive = self._refills.alive
         shared = (1 - (1 - alive) ** rows_per_prompt) / (rows_per_prompt * alive)
         sampled = (np.arange(len(alive)) + 0.5) * self._step

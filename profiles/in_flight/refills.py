@@ -72,8 +72,7 @@ class Refills:
         return self._simulate(waiting, batch, end)
 
     def first_ended(self, waiting: float, batch: float) -> Numbers:
-        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives whenever as many have
-        finished."""
+        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives when as many have finished."""
 
         def end(number: int, _: Numbers, finished: Numbers) -> float:
             step = int(finished.searchsorted(number * batch - _ROUNDING))

@@ -147,8 +147,7 @@ def number(config: Mapping[str, Any], key: str, name: str) -> float:
 
 
 def flag(config: Mapping[str, Any], key: str, name: str, *, otherwise: bool = False) -> bool:
-    """Return the value of a boolean key, or `otherwise` if the family does not have it. Raises BadInput if it is not
-    a boolean."""
+    """Return the value of a boolean key, `otherwise` if it is absent. Raises BadInput if it is not a boolean."""
     value = config.get(key, otherwise)
     if not isinstance(value, bool):
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be true or false.")

@@ -77,8 +77,7 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
 
 
 def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[str, Any]:
-    """The parameters under one of the keys, with base and type filled in. Raises BadInput for an invalid
-    description."""
+    """The parameters under one of the keys, with base and type filled in. Raises BadInput for invalid ones."""
     form, top_theta = config[key], config.get("rope_theta")
     if not isinstance(form, dict):
         raise BadInput(f"model {name}: config key {key!r} is {form!r}; it must be an object.")

@@ -67,8 +67,7 @@ class _Stages:
 
 
 def _even_between(stages: _Stages, limit: int, num_stages: int) -> tuple[int, ...]:
-    """A split within the limit with equally many layers between the first and the last stage; empty if there is
-    none."""
+    """A split within the limit with equally many layers between the first and the last stage, or empty."""
     num_layers, others = stages.num_layers, num_stages - 1
     last = min(stages.most(num_layers, limit), -(-num_layers // num_stages))
     for each in (-(-(num_layers - last) // others), (num_layers - last) // others):
