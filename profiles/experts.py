@@ -118,7 +118,7 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise BadInput(
-            f"model {name}: experts in some layers between others are not known; they must follow dense ones."
+            f"model {name}: experts in some layers between others are not supported; they must follow dense ones."
         )
     ffn_size = required_size(
         config, "intermediate_size" if family in _ALL_LAYERS_MOE else "moe_intermediate_size", name
@@ -142,7 +142,7 @@ def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
     Raises BadInput for biases, which are not supported, or an invalid size.
     """
     if flag(config, "attention_bias", name):
-        raise BadInput(f"model {name}: attention_bias of latent attention is not known; set it to false.")
+        raise BadInput(f"model {name}: attention_bias of latent attention is not supported; set it to false.")
     return LatentAttention(
         query_rank=count_or_none(config, "q_lora_rank", name),
         kv_rank=required_size(config, "kv_lora_rank", name),

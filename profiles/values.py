@@ -109,7 +109,7 @@ def json_value(text: str, told: str) -> Any:
         raise BadInput(f"{told}: the key {error.key!r} is given twice, again at line {line}; keep one.") from None
     except _NotFiniteError as error:
         line = _line_of_number(text, str(error))
-        raise BadInput(f"{told}: {error} at line {line} is no finite number; write one.") from None
+        raise BadInput(f"{told}: {error} at line {line} is not a finite number; write one.") from None
     except ValueError as error:
         raise BadInput(f"{told} is not JSON: {error}.") from None
     except RecursionError:
@@ -260,7 +260,9 @@ def yaml_value(text: str, told: str) -> Any:
     characters = 0
     for count, (where, member) in enumerate(_members(value)):
         if not isinstance(member, _PLAIN | dict | list) or (isinstance(member, float) and not math.isfinite(member)):
-            raise BadInput(f"{told}: {where} is {member}, which is no text and no finite number; write one of these.")
+            raise BadInput(
+                f"{told}: {where} is {member}, which is neither text nor a finite number; write one of these."
+            )
         characters += len(member) if isinstance(member, str) else 1
         if count > _MAX_VALUES or characters > _MAX_CHARACTERS:
             raise BadInput(f"{told} has more than {_MAX_VALUES} values when its aliases are written out; write fewer.")

@@ -74,7 +74,7 @@ class Workload(Document):
                 "2 or more"
             )
         if self.dynamic_sampling and self.turns:
-            raise ValueError("dynamic_sampling and turns are not known together yet; remove one")
+            raise ValueError("dynamic_sampling and turns are not supported together yet; remove one")
         return self
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class Workload(Document):
             )
         for other in ("turns", "dynamic_sampling"):
             if getattr(self, other):
-                raise ValueError(f"best_of and {other} are not known together yet; remove one")
+                raise ValueError(f"best_of and {other} are not supported together yet; remove one")
         return self
 
     @property

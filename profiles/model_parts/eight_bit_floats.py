@@ -82,7 +82,7 @@ def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, e
         raise BadInput(f"{setting}, and the actor has an adapter, whose weights all stages share; {advice}")
     if engine not in ENGINES:
         known = " or ".join(ENGINES)
-        raise BadInput(f"{setting} is not known of engine {engine} while it is given new weights; use {known}.")
+        raise BadInput(f"{setting} is not supported by engine {engine} during weight updates; use {known}.")
     for part in cluster.parts:
         if part.kind == "cpu":
             continue

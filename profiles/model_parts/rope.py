@@ -45,8 +45,8 @@ def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str,
     forms = {key: _form(config, key, family, name) for key in _FORMS if config.get(key)}
     if len(forms) > 1 and len({str(sorted(form.items())) for form in forms.values()}) > 1:
         raise BadInput(
-            f"model {name}: config keys 'rope_scaling' and 'rope_parameters' say two things, {config['rope_scaling']} "
-            f"and {config['rope_parameters']}; keep the one that the model was trained with."
+            f"model {name}: config keys 'rope_scaling' and 'rope_parameters' contradict each other, "
+            f"{config['rope_scaling']} and {config['rope_parameters']}; keep the one that the model was trained with."
         )
     form = next(iter(forms.values()), None) or _completed({}, config, family)
     theta = number(form, "rope_theta", name)
@@ -97,7 +97,7 @@ def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[s
         raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUN, *_PLANNED))}")
     factor = form.get("partial_rotary_factor")
     if factor not in (None, 1):
-        raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is known.")
+        raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is supported.")
     return _completed(form, config, family)
 
 

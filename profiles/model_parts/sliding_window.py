@@ -60,8 +60,8 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
     every = window_layers[1] - window_layers[0] if len(window_layers) > 1 else num_layers
     if window_layers != list(range(window_layers[0], num_layers, every)):
         raise BadInput(
-            f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not known; they may "
-            "be in every n-th layer from one on."
+            f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not supported; they "
+            "may be in every n-th layer from one on."
         )
     return SlidingWindow(num_tokens=num_tokens, first=window_layers[0], every=every)
 

@@ -155,7 +155,7 @@ def test_what_delivers_samples_one_by_one_does_not_go_with_it(name: str) -> None
         ({"workload.best_of": 2**25}, None),
         (
             {"workload.dynamic_sampling": {"acceptance": 0.5}},
-            "best_of and dynamic_sampling are not known together yet; remove one",
+            "best_of and dynamic_sampling are not supported together yet; remove one",
         ),
     ],
 )
