@@ -71,9 +71,9 @@ class Framework(Document):
     cache_share: float = Field(
         default=0.9, gt=0, le=1, description="share of the memory left by the weights that the KV cache takes"
     )
-    max_rows: int = Field(default=2048, gt=0, description="most sequences that decode together")
+    max_rows: int = Field(default=2048, gt=0, description="maximum number of sequences that decode together")
     max_tokens: int | None = Field(
-        default=None, gt=0, description="most tokens of prompts in one pass; all that are admitted when not given"
+        default=None, gt=0, description="maximum prompt tokens in one prefill pass; unlimited if not given"
     )
     source: str = Field(min_length=1)
 

@@ -79,9 +79,9 @@ class PartialTable:
         return Table.model_validate({**dict(self._initial), **update})
 
 
-def _require_same(path: Path, theirs: Provenance, ours: Provenance) -> None:
-    for name, value in ours:
-        measured = getattr(theirs, name)
+def _require_same(path: Path, recorded: Provenance, current: Provenance) -> None:
+    for name, value in current:
+        measured = getattr(recorded, name)
         if name != "date" and measured != value:
             raise BadInput(
                 f"{path} was measured with {name} {_text(measured)} and this call has {_text(value)}; "

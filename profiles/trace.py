@@ -146,7 +146,7 @@ def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _M
     else:
         return read_spans(path)
     begin = num_lines - most
-    newest_dropped, kept = -sys.maxsize, list[Span]()  # the newest step with a newest_dropped span
+    newest_dropped, kept = -sys.maxsize, list[Span]()  # the newest step with a dropped span
     for number, line in enumerate(
         islice(lines_of(*files_read), max(0, begin - most), None), start=max(0, begin - most)
     ):
@@ -196,13 +196,13 @@ def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
     Some spans of earlier steps may precede them.
     """
     if file.suffix == ".gz":
-        held: deque[Span] = deque()
+        recent: deque[Span] = deque()
         for span in map(_parse_line, lines_of(file)):
             newest = max(newest, span.step)
-            held.append(span)
-            while len(held) > 1 and held[1].step <= newest - num_steps - MOST_AHEAD:
-                held.popleft()
-        return list(held)
+            recent.append(span)
+            while len(recent) > 1 and recent[1].step <= newest - num_steps - MOST_AHEAD:
+                recent.popleft()
+        return list(recent)
     reversed_spans: list[Span] = []
     try:
         for line in _lines_reversed(file):

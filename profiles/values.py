@@ -82,8 +82,8 @@ def require_file(path: Path, what: str, most_bytes: int) -> None:
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
         raise BadInput(f"{what} {path} cannot be read: it is {kind}; name a file.")
     if status.st_size > most_bytes:
-        size, most = (f"{num_bytes / _MIB:.4g} MiB" for num_bytes in (status.st_size, most_bytes))
-        raise BadInput(f"{what} {path} has {size}, and {most} is the most that is read; name another file.")
+        size, limit = (f"{num_bytes / _MIB:.4g} MiB" for num_bytes in (status.st_size, most_bytes))
+        raise BadInput(f"{what} {path} has {size}, and {limit} is the most that is read; name another file.")
 
 
 def load_json(text: str) -> Any:

@@ -34,7 +34,7 @@ class _Stages:
         """Cost of layers `first` to `end` - 1, including the head after the last layer."""
         return self._sums[end] - self._sums[first] + self._head_after(end)
 
-    def most(self, end: int, limit: int) -> int:
+    def max_layers(self, end: int, limit: int) -> int:
         """The maximum number of layers before `end` that one stage holds within the limit."""
         return next(count for count in range(end, -1, -1) if self.cost(end - count, end) <= limit)
 
@@ -69,7 +69,7 @@ class _Stages:
 def _even_between(stages: _Stages, limit: int, num_stages: int) -> tuple[int, ...]:
     """A split within the limit with equally many layers between the first and the last stage, or empty."""
     num_layers, others = stages.num_layers, num_stages - 1
-    last = min(stages.most(num_layers, limit), -(-num_layers // num_stages))
+    last = min(stages.max_layers(num_layers, limit), -(-num_layers // num_stages))
     for each in (-(-(num_layers - last) // others), (num_layers - last) // others):
         counts = (num_layers - last - each * (others - 1), *(each,) * (others - 1), last)
         ends = accumulate(counts)
@@ -88,7 +88,7 @@ def _balanced(stages: _Stages, limit: int, num_stages: int) -> tuple[int, ...]:
     counts: list[int] = []
     end = stages.num_layers
     for before in range(num_stages - 1, -1, -1):
-        largest = min(stages.most(end, limit), end - before)
+        largest = min(stages.max_layers(end, limit), end - before)
         share = min(largest, -(-end // (before + 1)))
         counts.append(next(n for n in range(share, largest + 1) if stages.num_needed(end - n, limit) <= before))
         end -= counts[-1]
