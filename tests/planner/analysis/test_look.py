@@ -37,7 +37,7 @@ def test_what_a_run_does_not_show_yet_is_told_in_a_sentence(tmp_path: Path) -> N
     write_steps(PLAN, tmp_path / "trace.jsonl", range(1))
     found = ended(Look(PLAN, tmp_path, None))
     assert isinstance(found, str)
-    assert "no whole step after the first" in found
+    assert "no complete step after the first" in found
 
 
 def test_a_look_that_is_ended_from_outside_has_no_answer(tmp_path: Path) -> None:

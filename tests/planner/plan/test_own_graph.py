@@ -94,12 +94,12 @@ def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
         ),
         (
             (GENERATE, {**VALUE, "reads": ["tokens", "scores"]}, {**SCORE, "reads": ["tokens", "values"]}, *WHOLE[3:]),
-            r"value reads scores before score writes it, and they read from each other in a circle \(value -> score -> "
+            r"value reads scores before score writes it, and they read from each other in a cycle \(value -> score -> "
             r"value\); let one of them read less",
         ),
         (
             (GENERATE, {**VALUE, "reads": ["tokens", "values"]}, *WHOLE[2:]),
-            r"value reads values before value writes it, .* in a circle \(value -> value\); let one of them read less",
+            r"value reads values before value writes it, .* in a cycle \(value -> value\); let one of them read less",
         ),
         (
             (GENERATE, VALUE, {**SCORE, "writes": ["scores", "values"]}, ACTOR, CRITIC),
