@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints: trainers are copied to host memory while all ranks wait, and written while training goes on.
+"""Asynchronous checkpoints: trainers are copied to host memory while all ranks wait, and written during training.
 
 A checkpoint is first written under another directory name, one file by every rank. When all files and a manifest are on
 disk, the directory is renamed, so an incomplete checkpoint is never mistaken for a complete one.
