@@ -95,12 +95,12 @@ def left_out(family: str) -> Iterator[Case]:
 
 def given_twice(family: str) -> Iterator[Case]:
     """Keys that say the same thing twice, or two things, or one that the family does not compute."""
-    yield from _rotate(family)
+    yield from _turned(family)
     yield from _contradicting(family)
     yield from (case for case in _of_families() if case.family == family)
 
 
-def _rotate(family: str) -> Iterator[Case]:
+def _turned(family: str) -> Iterator[Case]:
     """Rotary embeddings by old and new keys, one or both of them."""
     new: dict[str, Any] = {"rope_type": "default", "rope_theta": 90.0}
     for changes in (
