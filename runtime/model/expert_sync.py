@@ -26,8 +26,10 @@ class Lockstep:
 
     @contextmanager
     def passes(self, count: int) -> Iterator[None]:
-        """Context in which the caller makes `count` passes through its layers, followed by empty passes up to the maximum
-        of all replicas."""
+        """Context in which the caller makes `count` passes through its layers.
+
+        Empty passes follow, up to the maximum count of all replicas.
+        """
         if self._mesh.layout.expert_replicas == 1:
             yield
             return
