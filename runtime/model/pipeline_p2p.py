@@ -34,7 +34,7 @@ class Relay:
             self._send(drawn, rank)
 
     def receive_drawn(self, num_rows: int) -> Tensor:
-        """Waits for the last stage's sampled tokens and log-probabilities, [2, num_rows] float64, on an earlier stage."""
+        """Waits on an earlier stage for sampled tokens and their log-probabilities, [2, num_rows] float64."""
         return self._receive((2, num_rows), torch.float64, self._ranks[-1])
 
     def flush(self) -> None:

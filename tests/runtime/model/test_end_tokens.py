@@ -86,7 +86,7 @@ def test_what_is_no_end_token_gets_a_sentence(tmp_path: Path, tokenizer: Tokeniz
 
 def test_a_run_says_what_ends_a_response() -> None:
     one = ResponseEnds(tokens={1: "<eos>"})
-    assert one.sentence == "a response ends with <eos> (1), or at its greatest length"
+    assert one.sentence == "a response ends with <eos> (1), or at the length limit"
     several = ResponseEnds(tokens={1: "<eos>", 3: "<|eot_id|>"}, strings=("\nUser:",))
     assert several.sentence == (
         'a response ends with <eos> (1), <|eot_id|> (3) or the text "\\nUser:", or at the length limit'
