@@ -116,22 +116,22 @@ def _collection(
 
     `ends` is the group of the first and last stages of a pipeline, which share tied embeddings; None on other stages.
     """
-    tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
-    stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
+    tp, cp, dp, pp, single = along("tp"), along("cp"), along("dp"), along("pp"), along()
+    stage, replica, all_ranks = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
     groups = ProcessGroupCollection()
     groups.tp, groups.expt_tp = tp, along("etp")
     groups.cp, groups.tp_cp = cp, along("tp", "cp")
     groups.dp = dp
     groups.dp_cp = groups.intra_dp_cp = along(*_WEIGHT_REPLICA_AXES)
     groups.pp = pp
-    groups.pos_embd = alone
+    groups.pos_embd = single
     groups.ep, groups.tp_ep = along("fold", "spread"), along("etp", "fold", "spread")
     groups.tp_ep_pp = along("etp", "fold", "spread", "pp")
     groups.expt_dp = groups.intra_expt_dp = along(*_EXPERT_REPLICA_AXES)
     groups.embd = ends
     groups.tp_dp_cp = stage
     groups.mp = replica
-    groups.intra_dist_opt = everyone
+    groups.intra_dist_opt = all_ranks
     groups.hcp = groups.inter_dist_opt = None
     return groups
 

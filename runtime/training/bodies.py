@@ -38,13 +38,13 @@ class MicroBatch:
     """Packed rows that go through the model together, without padding between them."""
 
     tokens: Tensor
-    """[T] int64."""
+    """Tokens of all rows, [T] int64."""
     next_tokens: Tensor
-    """[T], the token after each; meaningless at the last token of a row."""
+    """The token after each token, [T]; meaningless at the last token of a row."""
     lengths: tuple[int, ...]
     """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a loss needs, [T] each; a forward pass needs none."""
+    """Per-token inputs of a loss by name, [T] each; a forward pass needs none."""
 
     @classmethod
     def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:

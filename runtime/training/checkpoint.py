@@ -25,7 +25,7 @@ from meshwright.runtime.training.plain_pickles import require_plain
 ANY_ERROR = (Exception, CheckpointException)
 """Any error of loading or saving; torch's CheckpointException does not derive from Exception."""
 
-_WAY_OUT = "it was cut short or is of another job, so remove it, or begin again in another directory"
+_REMEDY = "it is incomplete or of another job, so remove it, or start again in another directory"
 
 
 def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
@@ -44,7 +44,7 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     except ANY_ERROR as error:  # megatron, torch and pickle raise errors of any type for a truncated or foreign file
         if lost := lost_partner(error):
             raise lost from None
-        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_WAY_OUT}.") from error
+        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_REMEDY}.") from error
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):
             chunk_state = loaded[name][f"model{number}"]

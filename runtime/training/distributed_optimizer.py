@@ -84,7 +84,7 @@ def _gather(shard: Tensor, sizes: Sequence[int], owner: int, group: dist.Process
     """The shards of all ranks of the group concatenated [N], on the owner; [0] on the others."""
     rank, nothing = group.rank(), [0] * len(sizes)
     whole = shard.new_empty(sum(sizes) if rank == owner else 0)
-    sent = [len(shard) if other == owner else 0 for other in range(len(sizes))]
+    sent = [len(shard) if target == owner else 0 for target in range(len(sizes))]
     dist.all_to_all_single(whole, shard, [*sizes] if rank == owner else nothing, sent, group=group)
     return whole
 

@@ -60,8 +60,8 @@ def require_plain(directory: Path) -> None:
     except Exception as error:  # torch and pickle raise errors of any type for a truncated or foreign file
         message = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
         raise BadInput(
-            f"checkpoint {directory} cannot be read: {type(error).__name__}: {message}; it was cut short or is of "
-            "another job or program, so remove it, or begin again in another directory."
+            f"checkpoint {directory} cannot be read: {type(error).__name__}: {message}; it is incomplete or of "
+            "another job or program, so remove it, or start again in another directory."
         ) from None
 
 

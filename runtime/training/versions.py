@@ -25,7 +25,7 @@ from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.told_tokens import drawn_mask
 
-_WAY_OUT = "run again with --resume to go on from the last checkpoint."
+_REMEDY = "run again with --resume to go on from the last checkpoint."
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Version:
         if self.number != step:
             raise RunFailed(
                 f"step {step}: {stage} has {self} and needs version {step}; a refit was lost, late or one too many: "
-                f"{_WAY_OUT}"
+                f"{_REMEDY}"
             )
 
     def rise(self) -> None:
@@ -55,12 +55,12 @@ class Version:
         versions = sorted(set(found))
         if len(versions) > 1:
             listed = " and ".join(map(str, versions))
-            raise RunFailed(f"the refit of {self.copy} brought weights of versions {listed} together; {_WAY_OUT}")
+            raise RunFailed(f"the refit of {self.copy} brought weights of versions {listed} together; {_REMEDY}")
         for version in versions:
             if self.number is not None and version < self.number:
                 raise RunFailed(
                     f"the refit of {self.copy} brought version {version} after version {self.number}; weights arrived "
-                    f"out of order: {_WAY_OUT}"
+                    f"out of order: {_REMEDY}"
                 )
             self.number = version
 
@@ -78,10 +78,10 @@ class Version:
         if len(set(versions)) > 1:
             raise RunFailed(
                 f"step {step}: the ranks of one replica of {self.copy} hold versions {min(versions)} to "
-                f"{max(versions)} of its weights; a refit did not reach all of them: {_WAY_OUT}"
+                f"{max(versions)} of its weights; a refit did not reach all of them: {_REMEDY}"
             )
         if versions[0] < 0:
-            raise RunFailed(f"step {step}: {self.copy} has weights that no refit has filled; {_WAY_OUT}")
+            raise RunFailed(f"step {step}: {self.copy} has weights that no refit has filled; {_REMEDY}")
         return versions[0]
 
     def __str__(self) -> str:
@@ -100,13 +100,13 @@ def staleness(batch: StepExperience, version: int, bound: int) -> Tensor:
     if max_age > bound:
         raise RunFailed(
             f"step {batch.step}: a token was sampled by version {version - max_age} of the policy, {max_age} updates "
-            f"before the one that uses it, and the plan allows {bound}; a refit was lost or late: {_WAY_OUT}"
+            f"before the one that uses it, and the plan allows {bound}; a refit was lost or late: {_REMEDY}"
         )
     if min_age < 0:
         raise RunFailed(
             f"step {batch.step}: a token was sampled by version {version - min_age} of the policy and version "
             f"{version} is to be trained; the sampling version may be at most {bound} updates older and never newer: "
-            f"{_WAY_OUT}"
+            f"{_REMEDY}"
         )
     return ages
 
