@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from meshwright.runtime.device.patience import patience
 
-_TIMEOUT_SECONDS = 900.0
+_BARRIER_TIMEOUT_SECONDS = 900.0
 """A barrier that takes longer than this has lost a rank."""
 
 
@@ -27,7 +27,7 @@ class Barriers:
             self._groups[ranks] = group if process in processes else None
             num_local = sum(rank // ranks_per_process == process for rank in ranks)
             if num_local:
-                self._threads[ranks] = threading.Barrier(num_local, timeout=_TIMEOUT_SECONDS)
+                self._threads[ranks] = threading.Barrier(num_local, timeout=_BARRIER_TIMEOUT_SECONDS)
 
     def wait(self, ranks: tuple[int, ...]) -> None:
         """Waits until all ranks of the set call it: first the threads of this process, then the processes."""
