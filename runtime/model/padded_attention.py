@@ -65,7 +65,7 @@ class PaddedAttention:
 
     def at(self, reads: PaddedReads) -> PaddedAttention:
         """Returns this object, prepared for a step."""
-        if self._batch is None or not self._batch.goes_on(reads):
+        if self._batch is None or not self._batch.advance_to(reads):
             self._batch = self._new_batch(reads)
         return self
 
@@ -84,11 +84,11 @@ class PaddedAttention:
         [B, kv_heads, 2, D] to the cache."""
         assert self._batch is not None, "`at` was called for the step"
         batch, scores = self._batch, self._batch.scores
-        self._cache.store(layer, batch.places, new)
+        self._cache.store(layer, batch.cache_indices, new)
         keys, values = batch.read(layer, new)
-        torch.baddbmm(batch.hidden, batch.queries(query), keys, alpha=self._scale, out=scores)
+        torch.baddbmm(batch.mask, batch.queries(query), keys, alpha=self._scale, out=scores)
         torch.softmax(scores, dim=-1, out=scores)
-        torch.bmm(scores, values, out=batch.answers)
+        torch.bmm(scores, values, out=batch.outputs)
         return batch.by_row
 
 
@@ -117,17 +117,17 @@ class _PaddedBatch:
         self._indices = np.empty((2, num_rows, num_heads, 2), dtype=np.int64)
         self._indices[1] = self._columns[..., None] + [0, num_rows * num_heads * num_tokens]
         self._set_cache_indices()
-        self.places, self._copy_to = torch.from_numpy(self._indices)
+        self.cache_indices, self._copy_to = torch.from_numpy(self._indices)
         """Indices of the new keys and values in a layer of the cache, and in its copy."""
-        hidden = np.zeros((num_rows, num_heads, num_tokens), dtype=np.float32)
-        hidden.swapaxes(0, 1)[:, np.arange(num_tokens) > reads.cached[:, None]] = -np.inf
-        self._flat_mask, self.hidden = hidden.ravel(), torch.from_numpy(hidden.reshape(num_rows * num_heads, 1, -1))
+        mask = np.zeros((num_rows, num_heads, num_tokens), dtype=np.float32)
+        mask.swapaxes(0, 1)[:, np.arange(num_tokens) > reads.cached[:, None]] = -np.inf
+        self._flat_mask, self.mask = mask.ravel(), torch.from_numpy(mask.reshape(num_rows * num_heads, 1, -1))
         """The mask added to scores: minus infinity after the end of a row, else 0."""
         self.scores = copies.new_empty(num_rows * num_heads, num_queries, num_tokens)
-        self.answers = copies.new_empty(num_rows * num_heads, num_queries, size)
-        self.by_row = self.answers.view(num_rows, -1)
+        self.outputs = copies.new_empty(num_rows * num_heads, num_queries, size)
+        self.by_row = self.outputs.view(num_rows, -1)
 
-    def goes_on(self, reads: PaddedReads) -> bool:
+    def advance_to(self, reads: PaddedReads) -> bool:
         """Advances to `reads` and returns True, if it is the same step or the next step of the same rows.
 
         Returns False for other rows, for rows that have outgrown their copies, and if copies are not kept and a row

@@ -269,7 +269,7 @@ def test_ranks_of_one_replica_must_hold_one_version(directory: Path) -> None:
 def test_experience_that_comes_in_another_order_is_refused(directory: Path) -> None:
     asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(PPO_GRAPH, 2)[2], 2)
     sentence = stops(asked, reorder)
-    assert sentence.startswith("step 0: rank 0 handed over what actor_generate wrote for step 1;")
+    assert sentence.startswith("step 0: rank 0 sent the output of actor_generate for step 1;")
 
 
 def delay_the_generator(patch: pytest.MonkeyPatch) -> None:
