@@ -114,8 +114,8 @@ def heed_again() -> None:
 def passed_on(mark: Path) -> Iterator[None]:
     """Context in which a signal to the launcher creates the stop file `mark`, and a second one ends the ranks.
 
-    Only terminating signals count as a second one. It then raises torch's SignalException, and within `nothing_to_finish` already at the first. Outside the main
-    thread, which alone receives signals, it does nothing.
+    Only a terminating signal counts as a second one; it raises torch's SignalException. Within `nothing_to_finish` the
+    first one does. Outside the main thread, which alone receives signals, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -104,7 +104,7 @@ def test_a_node_that_waits_ends_within_two_seconds_of_a_signal(where: str, numbe
 
 def test_nobody_is_waited_for_longer_than_was_said_and_the_reason_is_named() -> None:
     begun = time.monotonic()
-    with pytest.raises(RunFailed, match=r"nobody answered at .* within 600 s \(Connection refused\)"):
+    with pytest.raises(RunFailed, match=r"nothing answered at .* within 600 s \(Connection refused\)"):
         _wait_for_server(Rendezvous(nodes=2, port=free_port()), 0.5)
     assert time.monotonic() - begun < 3.0
 
