@@ -45,7 +45,7 @@ class Tail:
         return is_replaced, [line.decode("utf-8", errors="replace") for line in lines]
 
     def skip(self) -> bool:
-        """Return True if the file was replaced, and then skip its lines, for a caller that reads them in another way."""
+        """Return True if the file was replaced; then its lines are skipped, as the caller reads them in another way."""
         if not self._path.exists():
             return False
         require_file(self._path, "the record of a run", sys.maxsize)

@@ -46,8 +46,8 @@ class Gap:
     def mismatch(self) -> dict[str, float]:
         """Return `PROB_ERROR` and `KL_ERROR`, each a mean over tokens; empty if no token was compared.
 
-        The names are NeMo-RL's (docs/guides/grpo.md, metrics); verl calls the second rollout_corr/k3_kl, and slime the mean
-        of `metrics` train_rollout_logprob_abs_diff.
+        The names are NeMo-RL's (docs/guides/grpo.md, metrics). verl calls the second one rollout_corr/k3_kl, and slime
+        calls the mean of `metrics` train_rollout_logprob_abs_diff.
         """
         if not self.num_tokens:
             return {}

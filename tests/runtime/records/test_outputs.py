@@ -112,7 +112,7 @@ def test_what_is_no_file_in_a_directory_is_refused_before_work_begins(
 
 def test_two_outputs_are_two_files(call: Call, plan: Path, tmp_path: Path) -> None:
     sentence = refused(call, "report", plan, "-o", tmp_path / "x", "--trace", tmp_path / "." / "x")
-    assert "are one file; name two." in sentence
+    assert "are the same file; name two." in sentence
 
 
 def test_a_rehearsal_takes_no_directory_that_holds_something(call: Call, plan: Path, tmp_path: Path) -> None:
