@@ -127,7 +127,10 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenUp:
-    """How a resumed run restores in-flight state: its plan and job, and whether it samples all responses again."""
+    """The plan and job of a resumed run, by which in-flight state is restored.
+
+    With `draws_again` all responses in flight are sampled again.
+    """
 
     plan: Plan
     job: Job

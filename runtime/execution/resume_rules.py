@@ -22,7 +22,7 @@ from meshwright.runtime.records.run_file import RunFile
 
 
 class Effect(Enum):
-    """When a changed field of the job takes effect, if it does."""
+    """The time at which a changed field of the job takes effect, if it does."""
 
     AT_ONCE = "from the first step that is resumed on"
     DRAWN_ANEW = "at once; responses in flight are dropped and sampled again"

@@ -53,7 +53,7 @@ _PROBE_SECONDS = 15.0
 _STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
 """Key and values in the store that identify it as ours: its nodes still gather, or have met."""
 _stores: dict[str, TCPStore] = {}
-"""By endpoint; a process that hosts a store does so as long as it lives."""
+"""Stores by endpoint; a process that hosts one does so as long as it lives."""
 SILENCE_SECONDS = 40.0
 """Seconds without a heartbeat after which a node is lost; heartbeats have a thread, so computing does not delay them.
 It is shorter than the deadline of a rank (`planner.program.deadlines`), which could only report that it waits."""
@@ -161,7 +161,7 @@ class Pulse:
 
 
 class Watch:
-    """A thread that beats the pulse; a store behind a broken network blocks for minutes."""
+    """A thread that beats the pulse; a store that the network has lost blocks for minutes."""
 
     def __init__(self, pulse: Pulse) -> None:
         self.silent: list[str] = []

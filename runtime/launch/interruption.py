@@ -35,7 +35,7 @@ _waits_for_nodes = threading.Event()
 
 
 def listen(launcher: int | None = None, mark: Path | None = None) -> None:
-    """From now on treat signals, except those of the launcher, and the appearance of `mark` as requests to stop.
+    """Start to treat signals, except those of the launcher, and the appearance of `mark` as requests to stop.
 
     Call it in the main thread before other threads exist, which would otherwise receive the signals.
     """

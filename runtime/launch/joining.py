@@ -39,7 +39,7 @@ class Seat:
     ranks_per_node: int
     address: str
     restarts: int = 0
-    """Times that the launcher has started the ranks again."""
+    """Number of times that the launcher has restarted the ranks."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
@@ -82,7 +82,7 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """What the user's command line sets for this process.
+    """The settings of this process from the user's command line.
 
     `work` is a digest of its work, `logs` the directory for tracebacks, `token` that of the run.
     """

@@ -49,7 +49,7 @@ class _RankMeasurement:
 
 
 class Bench:
-    """Times points; the model is built once for all successive points of the same shape and depth."""
+    """The bench of one rank; it builds the model once for successive points of the same shape and depth."""
 
     def __init__(
         self,
