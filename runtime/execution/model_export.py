@@ -105,7 +105,9 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
     for role in plan.graph.train_stage:
         config = directory / run_file.job.models.source(role).path / "config.json"
         if not config.is_file():
-            raise BadInput(f"{config}, with which the {role.value} of this run began, is gone; put it back to export.")
+            raise BadInput(
+                f"{config}, from which the {role.value} of this run was loaded, is gone; restore it to export."
+            )
         layout = Layout(pp=num_ranks)
         require_none(layout_violations(layout, plan.facts.models.spec(role)), f"--ranks {num_ranks}")
     try:
@@ -129,7 +131,7 @@ def _partial(target: Path) -> Path:
 def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
     """Run one rank of the export: one model after another, so that it never holds two."""
     if reason := damage(checkpoint):
-        raise BadInput(f"checkpoint {checkpoint} cannot be read: {reason}; give a run whose files are whole.")
+        raise BadInput(f"checkpoint {checkpoint} cannot be read: {reason}; give a run whose files are complete.")
     require_plain(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
     places = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
@@ -148,8 +150,8 @@ def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, source: Path) 
         if lost := lost_partner(error):
             raise lost from None
         raise BadInput(
-            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
-            "this run; give a run whose files are whole."
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are truncated, or are not of "
+            "this run; give a run whose files are complete."
         ) from None
     if spec.adapter:
         load_weights(model, spec, mesh, source)

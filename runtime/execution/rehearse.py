@@ -120,13 +120,12 @@ def _require_few(num_ranks: int, num_processes: int) -> None:
     """Raise BadInput for more ranks or processes than one machine can hold."""
     if num_ranks > _MAX_RANKS:
         raise BadInput(
-            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of {_MAX_RANKS} "
-            "at most."
+            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of at most "
+            f"{_MAX_RANKS} ranks."
         )
     if num_processes > _MAX_PROCESSES:
         raise BadInput(
-            f"{num_processes} processes are more than {_MAX_PROCESSES}, the most that is tried on one machine; "
-            "raise --ranks-per-process."
+            f"{num_processes} processes exceed the limit of {_MAX_PROCESSES} on one machine; raise --ranks-per-process."
         )
 
 

@@ -116,20 +116,20 @@ def _require_replannable(request: RunRequest) -> None:
     try:
         require_telling(request.plan, request.table)
     except BadInput as error:
-        raise BadInput(f"--replan-every asks the run how long stages take: {error}") from None
+        raise BadInput(f"--replan-every needs stage times that the run measures: {error}") from None
 
 
 def _require_known_losses(job: Job) -> None:
     """Raise BadInput for a custom graph that equals no preset: a graph does not say what its stages compute."""
     if job.preset is None and job.presets:
         raise BadInput(
-            f"job: algorithm is the job's own graph, which {' and '.join(job.presets)} have alike; give the settings "
-            f"of one of them, as {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
+            f"job: algorithm is a custom graph that equals those of {' and '.join(job.presets)}; give the settings "
+            f"of one of them, like {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
         )
     if job.preset is None:
         raise BadInput(
-            "job: algorithm is the job's own graph, which no preset has, and run knows what the stages of presets "
-            "compute; plan, simulate and rehearse it, or name a preset."
+            "job: algorithm is a custom graph that equals no preset's, and `run` can execute the stages of presets "
+            "only; plan, simulate or rehearse it, or name a preset."
         )
 
 
@@ -144,7 +144,7 @@ def _check_resume(request: RunRequest, data: PromptData | None) -> None:
     if request.resume and done is None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
     if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
-        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
+        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; give a larger number.")
     if done is not None:
         changes(read_run_file(request.out), request.asked(data))
 
@@ -153,10 +153,10 @@ def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
     """Check a request in a process that torchrun started. Raises BadInput if its nodes and ranks are not the plan's."""
     seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
     if rendezvous != Rendezvous(node_rank=rendezvous.node_rank, token=rendezvous.token):
-        raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
+        raise BadInput("torchrun has joined the nodes already; leave out --nodes and --rendezvous.")
     if request.replan_every:
         raise BadInput(
-            f"--replan-every {request.replan_every}: torchrun starts ranks again only where one fails, and not under "
-            "another plan; start the run by `meshwright run`, or without it."
+            f"--replan-every {request.replan_every}: torchrun restarts ranks only if one fails, and not under "
+            "another plan; start the run with `meshwright run`, or leave the option out."
         )
     check(request, rendezvous)

@@ -185,7 +185,7 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) ->
         load_trainers(path, _trainers(copies))
         underway, carried = taken_up.of(path, step)
         return Loaded(step=step, underway=underway, carried=carried, notes=(*notes, *carried.notes))
-    raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
+    raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: start a new run in another --out.")
 
 
 def checkpoint_of(out: Path, step: int) -> Path:
