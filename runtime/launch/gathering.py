@@ -47,7 +47,7 @@ PULSE_SECONDS = 5.0
 """Seconds between two heartbeats of a node."""
 _LAST_CALL = timedelta(seconds=20)
 """Time that nodes wait for each missing node when they meet again."""
-_LEAVE_SECONDS, _CONNECT_SECONDS, _POLL_SECONDS = 1.0, 2.0, 0.2
+_LEAVE_SECONDS, _CONNECT_SECONDS, _RETRY_SECONDS = 1.0, 2.0, 0.2
 _PROBE_SECONDS = 15.0
 """A server that takes longer to answer is no store."""
 _STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
@@ -275,7 +275,7 @@ def _wait_for_server(place: Rendezvous, timeout: float) -> None:
                     f"{place.patience_seconds:g} s ({error.strerror or error}); start `meshwright run` on that "
                     "machine, or correct --rendezvous."
                 ) from None
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_RETRY_SECONDS)
 
 
 def _hosted_at(address: str, port: int) -> TCPStore:
