@@ -150,11 +150,11 @@ class TakenUp:
         if underway is not None:
             num_dealt = underway.drawing.num_dealt if underway.drawing else 0
             return underway, Carried(dealt_again=underway.dealt_again, num_dealt=num_dealt)
-        carried = [self._carried(directory, done) if dist.get_rank() == 0 else Carried()]
+        carried = [self._migrated(directory, done) if dist.get_rank() == 0 else Carried()]
         dist.broadcast_object_list(carried)
         return None, carried[0]
 
-    def _carried(self, directory: Path, done: int) -> Carried:
+    def _migrated(self, directory: Path, done: int) -> Carried:
         states = read_all_underway(directory)
         sampling, workload = self.draws_by.sampling, self.job.workload
         return carry(

@@ -181,9 +181,9 @@ class Recorder:
         The timeline has the last steps with at most `most_spans` spans; the trace is split into segments of
         `segment_bytes`.
         """
-        self._most_spans, self._segment_bytes = most_spans, segment_bytes
+        self._max_spans, self._segment_bytes = most_spans, segment_bytes
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
-        self._asked, self._ends, self._kernels, self._notes = asked, ends, kernels, notes
+        self._run_file, self._ends, self._kernels, self._notes = asked, ends, kernels, notes
         self._progress: Progress | None = None
         self._metric_writers: tuple[Board, ...] = ()
         self._last_end = 0.0
@@ -196,8 +196,8 @@ class Recorder:
         self._archive_old_plan(first_step)
         write_plan(self._out / "plan.json", self._plan)
         (self._out / NEXT_PLAN).unlink(missing_ok=True)
-        if self._asked:
-            write_run_file(self._out, self._asked)
+        if self._run_file:
+            write_run_file(self._out, self._run_file)
         keep_steps_before(self._out / "metrics.jsonl", first_step)
         keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
         keep_steps_before(self._out / "trace.jsonl", first_step, with_evaluation=True)
@@ -283,7 +283,7 @@ class Recorder:
             use.add(spans)
             last.append(spans)
             first, num_last = min(first, step), num_last + len(spans)
-            while num_last > self._most_spans and len(last) > 1:
+            while num_last > self._max_spans and len(last) > 1:
                 num_last -= len(last.popleft())
         run = Run(spans=tuple(chain(*last)), pools={pool.name: pool.ranks for pool in self._plan.pools})
         write_atomically(self._out / "trace.chrome.json", chrome_trace([run]))

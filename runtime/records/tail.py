@@ -23,7 +23,7 @@ class Tail:
     """
 
     def __init__(self, path: Path, most: int = 100_000) -> None:
-        self._most = most
+        self._max_lines = most
         self._path, self._offset, self._file = path, 0, 0
 
     def read(self) -> tuple[bool, list[str]]:
@@ -37,7 +37,7 @@ class Tail:
             if is_replaced:
                 self._offset = 0
             file.seek(self._offset)
-            lines: deque[bytes] = deque(maxlen=self._most)
+            lines: deque[bytes] = deque(maxlen=self._max_lines)
             for _, line in numbered_lines(self._path, file):
                 if line.endswith(b"\n"):
                     self._offset += len(line)
