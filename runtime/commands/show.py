@@ -187,16 +187,26 @@ def calibration(found: Calibration, path: Path) -> None:
     console.print(f"written to {path}")
 
 
-def _proof(found: Plan) -> str:
-    solver: Solver = found.solver
-    sources = Counter(item.cost.source for item in items(found))
-    named = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
-    return (
-        f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
-        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%}{_asked(solver)})\ncosts: {named}"
-    )
+def _proof(plan: Plan) -> str:
+    """The step time, how far it can be from the best, and where the costs come from."""
+    solver: Solver = plan.solver
+    if solver.gap:
+        request = "; --gap 0 searches to optimality" if solver.asked_gap else ""
+        proven = (
+            f"at most {solver.gap:.1%} slower than the best plan in the space "
+            f"(bound {solver.bound_seconds:.3f} s{request})"
+        )
+    else:
+        proven = "the fastest plan in the space"
+    return f"step {plan.period_seconds:.3f} s, by this cost model {proven}\n{_cost_sources(plan)}"
 
 
-def _asked(solver: Solver) -> str:
-    """At which gap the search was to end, where that left anything open."""
-    return f", {solver.asked_gap:.1%} was asked; --gap 0 for the last digit" if solver.asked_gap and solver.gap else ""
+def _cost_sources(plan: Plan) -> str:
+    """How many costs of the plan were measured, and how many come from equations."""
+    sources = Counter(item.cost.source for item in items(plan))
+    if set(sources) == {"analytic"}:
+        return (
+            f"all {sources['analytic']} costs come from equations and none was measured; "
+            "`meshwright profile` measures them"
+        )
+    return "costs: " + ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))

@@ -27,8 +27,9 @@ def export(found: Exported, output: Path) -> None:
     if found.unsaid:
         before = step - found.lost_seconds
         console.print(
-            f"it cannot say {len(found.unsaid)} of the plan's choices; the best plan that it can say is written, "
-            f"with a step {difference(found.lost_seconds / before)} that of the plan ({before:.3f} s):"
+            f"{found.trainer} has no setting for {len(found.unsaid)} of the plan's choices; the best plan that it has "
+            f"settings for is written, with a step {difference(found.lost_seconds / before)} that of the plan "
+            f"({before:.3f} s):"
         )
         for clause in found.unsaid[:_MOST_CLAUSES]:
             console.print(f"- {clause}", markup=False)
