@@ -1,6 +1,6 @@
-"""The command line: every command parses its options, calls what answers and shows the answer.
+"""The command line.
 
-A command is loaded when it is called, and torch by what computes on a device: help comes at once, and so does planning.
+A command is imported when it is called, and torch only by commands that use a device, so help and planning start fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.runtime.commands.listed import Commands
 from meshwright.runtime.records.lasting_output import open_standard_streams
 
 _INTERRUPTED = 130
-"""What a shell makes of Ctrl-C."""
+"""Exit code of a shell after Ctrl-C."""
 
 app = typer.Typer(
     cls=Commands,
@@ -42,14 +42,14 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def of_all_commands(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before a command."""
 
 
 def main() -> None:
-    """Runs the command line; an error is one sentence and an exit code."""
+    """Run the command line; an error is one sentence and an exit code."""
     open_standard_streams()
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
@@ -58,7 +58,7 @@ def main() -> None:
         code = _tell(error)
     except TyperException as error:
         code = _tell(BadInput(_of_usage(error)))
-    except BrokenPipeError:  # who reads has read enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
@@ -70,20 +70,20 @@ def main() -> None:
     except MemoryError:
         code = _tell(BadInput("this takes more memory than there is; ask for less."))
     if code == _INTERRUPTED:
-        print("stopped by the user; what was written before stays.", file=sys.stderr, flush=True)
-        os._exit(code)  # nothing is left to do, and torch takes seconds to be taken down
+        print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
+        os._exit(code)  # at once, because torch takes seconds to shut down
     sys.exit(code or 0)
 
 
 def _of_usage(error: TyperException) -> str:
-    """What is wrong with an option or an argument, and where they are listed."""
+    """Return a usage error as one sentence that names the help."""
     told = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
 def _tell(error: MeshwrightError) -> int:
-    """Prints the error on one line, whatever it names."""
+    """Print the error on one line and return its exit code."""
     told = escape(printable(" ".join(str(error).split("\n"))))
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
     return error.exit_code

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a plan is searched: the first asks the search to stop with what it has, the next ends it."""
+"""Ctrl-C and SIGTERM during a search: the first stops it with the best plan so far, the second ends the program."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""What ends with what it has, because it was asked: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a search or a run that stopped on request: EX_TEMPFAIL of sysexits.h."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _AGAIN_SECONDS = 1.0
-"""A signal that comes sooner after the first is the same wish: timeout(1) sends each twice."""
+"""A signal within this time after the first is the same request: timeout(1) sends each signal twice."""
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
-    """Is set when the user asks. Raises KeyboardInterrupt inside when that was a while ago. Of the main thread."""
+    """Yield an event that the first signal sets; a later signal raises KeyboardInterrupt. Main thread only."""
     stop, first = threading.Event(), time.monotonic()
 
     def ask(_signal: int, _frame: FrameType | None) -> None:

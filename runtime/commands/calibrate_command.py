@@ -1,4 +1,4 @@
-"""The command that corrects a table by a run: reads the documents, calls the planner, writes and shows the answer."""
+"""The command that corrects a profile by the measured times of a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EXAMPLES = "Example: meshwright calibrate plan.json run --profile table.json -o 
 def calibrate(
     plan: PlanPath,
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the corrected table goes; a new file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the corrected table here; a new file.")],
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a table by what a run measured; the measurements stay, the corrections and their origin are added."""
+    """Correct a profile by the times of a run; its measurements stay, corrections are added with their origin."""
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
     require_outputs(Output("-o", output, OutputKind.TABLE))

@@ -1,4 +1,4 @@
-"""The command that lays two plans side by side: reads them, compares them, shows the answer."""
+"""The command that compares two plans."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EXAMPLES = "Example: meshwright compare plan.json other-plan.json"
 
 def compare(
     plan: PlanPath,
-    other: Annotated[Path, typer.Argument(metavar="OTHER.json", help="The plan that it is compared with.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER.json", help="The plan to compare with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Lay two plans side by side: steps, stages, and what their jobs have otherwise."""
+    """Compare two plans: steps, stages, and how their jobs differ."""
     found = compared(read_plan(plan), read_plan(other))
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))

@@ -1,4 +1,4 @@
-"""The command that says why a plan is as it is: reads the plan, calls the planner, shows the answers."""
+"""The command that explains a plan."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def explain(
     *,
     profile: Profile = None,
     runner_ups: Annotated[
-        bool, typer.Option("--runner-ups", help="Search again without each choice, to say what it buys.")
+        bool, typer.Option("--runner-ups", help="Search again without each choice, to show what it gains.")
     ] = False,
     sizes: Annotated[
-        str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
+        str | None, typer.Option(help="Also plan the job on these numbers of ranks, as 8,16,32; each takes a search.")
     ] = None,
     price: Price = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys."""
+    """Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains."""
     document, wanted = read_plan(plan), parse_sizes(sizes)
     with progress_bars() as progress:
         found = reasons(

@@ -1,4 +1,4 @@
-"""The commands by name and first sentence, each loaded when it is called: help and completion need no planner."""
+"""The registry of commands: names and help sentences, so that help and completion import no command."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typer.core import TyperCommand, TyperGroup
 
 @dataclass(frozen=True)
 class Listed:
-    """A command: its name, the module under `commands` that has it, and the first sentence of its help."""
+    """A command: its name, its module under `commands`, and the first sentence of its help."""
 
     name: str
     module: str
     sentence: str
 
     def load(self) -> TyperCommand:
-        """The command itself, with its options."""
+        """Import the command and return it with its options."""
         module = import_module(f"meshwright.runtime.commands.{self.module}")
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         function = getattr(module, f"{self.name}_" if iskeyword(self.name) else self.name)
@@ -109,7 +109,7 @@ LISTED = (
     Listed(
         "replan",
         "after_run.replan_command",
-        "Re-plan a run from its own lengths and speeds: the best plan from here, the cost of switching, when it is repaid.",
+        "Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.",
     ),
     Listed(
         "replay",
@@ -124,37 +124,37 @@ LISTED = (
     Listed("report", "report_command", "Draw a plan, its simulation and its runs as one self-contained HTML file."),
     Listed("schema", "starting.schema_command", "Print the JSON Schema of a document."),
 )
-"""In the order of a first job."""
+"""All commands, in the order in which a new user needs them."""
 
 _BY_NAME = {one.name: one for one in LISTED}
 
 
 class Commands(TyperGroup):
-    """All commands. A listing shows their sentences; the one that is called is loaded."""
+    """The group of all commands; only the called one is imported."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": {}})
         self.commands = _Loaded()  # type: ignore[assignment]  # nothing is added to them
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of a first job."""
+        """The names, in the order in which a new user needs them."""
         del ctx
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """The command as it is listed: its name and sentence."""
+        """The command as listed, with name and sentence only."""
         del ctx
         found = _BY_NAME.get(cmd_name)
         return TyperCommand(found.name, help=found.sentence) if found else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that is called, loaded, and its arguments."""
+        """Import the called command and return it with its arguments."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, self.commands[name] if name and command else None, rest
 
 
 class _Loaded(Mapping[str, TyperCommand]):
-    """Each command by name, loaded when it is asked for."""
+    """The commands by name, each imported on access."""
 
     def __getitem__(self, name: str) -> TyperCommand:
         return _BY_NAME[name].load()

@@ -12,11 +12,11 @@ import typer
 from meshwright.runtime.records.outputs import Output, OutputKind
 
 MOST_STEPS = 10_000
-"""Of a simulation or a rehearsal: their spans are kept in memory."""
+"""Largest number of simulated or rehearsed steps, whose spans are kept in memory."""
 
 
 def finite(value: float | None) -> float | None:
-    """The value as it is. Raises typer.BadParameter for what is no number, and for what no bound refuses: infinity."""
+    """Return the value. Raises typer.BadParameter for NaN and infinity, which option ranges accept."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -29,7 +29,7 @@ PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan writ
 
 
 class TrainerName(StrEnum):
-    """The trainers that a plan may be for."""
+    """Trainers that a plan can be made for."""
 
     VERL = "verl"
     NEMO_RL = "nemo-rl"
@@ -67,8 +67,8 @@ Gap = Annotated[
         min=0,
         max=0.99,
         callback=finite,
-        help="Stop when the plan is proven to be within this share of the best; 0 searches to optimality. Default: 0.01 "
-        "up to 1,024 ranks, 0.03 above.",
+        help="Stop when the plan is proven to be within this share of the best; 0 searches to optimality. "
+        "Default: 0.01 up to 1,024 ranks, 0.03 above.",
     ),
 ]
 
@@ -82,7 +82,7 @@ ProofIn = Annotated[
 
 
 class DurationsFrom(StrEnum):
-    """Where a simulation takes its seconds from."""
+    """Source of a simulation's durations."""
 
     SAMPLED = "sampled"
     PLANNED = "planned"
@@ -97,7 +97,7 @@ TracePath = Annotated[Path | None, typer.Option(help="Write a timeline for Perfe
 
 
 def timeline_at(trace: Path | None) -> Output | None:
-    """What `--trace` asks for, if it is given."""
+    """The output of `--trace`, if it is given."""
     return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
 
 

@@ -1,4 +1,4 @@
-"""The command that searches for a plan: reads the job, calls the planner, writes and shows the answer."""
+"""The command that searches for a plan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from meshwright.runtime.commands.trainers.plan_for_trainer import Kept, best_for
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 _NOISY = 0.5
-"""Spread of a table's measurements beyond which its plans are said to rest on noise."""
+"""Spread of repeated measurements above which the table is called noisy."""
 
 TimeLimit = Annotated[
     float | None,
@@ -60,18 +60,18 @@ TimeLimit = Annotated[
         min=0.1,
         max=1e6,
         callback=finite,
-        help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
-        "count of its own, so that every machine finds the same plan.",
+        help="Time limit in seconds; the best plan so far is written with its gap. Without it, a search ends by a "
+        "deterministic count of work, so that every machine finds the same plan.",
     ),
 ]
 Top = Annotated[
     int,
     typer.Option(
-        min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
+        min=1, max=100, help="Write this many plans of different structure, as plan.json, plan.2.json and so on."
     ),
 ]
 Start = Annotated[
-    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a job that differs little, to start from.")
+    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a similar job to start from.")
 ]
 
 EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
@@ -96,7 +96,7 @@ meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 
 def plan(
     job: JobPath,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the plan here.")],
     *,
     profile: Profile = None,
     pin: PinTexts = None,
@@ -114,11 +114,10 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
 
-    With --for, --top and --from keep to what the trainer can say; --proof proves a bound on all plans, which holds for
-    the trainer's too.
+    With --for, --top and --from stay within the settings of the trainer; --proof proves a bound on all plans.
 
-    With --json, standard error has a line of JSON for each step of the search and one for what the plan is most
-    sensitive to.
+    With --json, standard error has a line of JSON for each change of the search's progress, and one for what the plan
+    is most sensitive to.
     """
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, start, from_trace))
@@ -158,7 +157,7 @@ def plan(
 
 def _tell_of_a_new_start(start: Path, trainer: TrainerName | None) -> None:
     allows = f"the job, or {trainer}, does" if trainer else "the job does"
-    show.tell(f"{allows} not allow the placements of {start}: the search began anew.")
+    show.tell(f"{allows} not allow the placements of {start}; the search started without it.")
 
 
 def _structures(
@@ -179,8 +178,9 @@ def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
 
 
 def _tell_what_leads(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:
-    """What the plan is most sensitive to, and what would make its costs better; only the former, beside the plan, where
-    that is printed as JSON. Rewards of unknown latency are named on standard error."""
+    """Print what the plan is most sensitive to and, unless the output is JSON, how to improve its costs.
+
+    Rewards of unknown latency are named on standard error."""
     for sentence in unknown_latencies(document, best.facts):
         show.tell(sentence)
     found = leading(best, remodel(table), measured=table is not None)
@@ -193,7 +193,7 @@ def _tell_what_leads(best: Plan, table: Table | None, job: Path, document: Job, 
 
 
 def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
-    """What would make the costs better."""
+    """Print how to improve the costs."""
     if table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
     if table is not None and table.spread > _NOISY:
@@ -204,7 +204,7 @@ def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
 
 
 def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
-    """The first plan where it was asked for, the others beside it, and a proof where one is asked for."""
+    """Yield the outputs: the first plan, the others beside it, and the proof."""
     yield Output("-o", output, OutputKind.PLAN)
     for place in range(2, count + 1):
         yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), OutputKind.PLAN)

@@ -1,4 +1,4 @@
-"""The memory that planning may take: a share of what is free when it begins, so that it never takes it all."""
+"""The memory limit of planning: a share of the memory that is free when it starts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import psutil
 from meshwright.profiles.errors import Infeasible
 
 _SHARE = 0.75
-"""Of the memory that is free: the rest is for what else begins meanwhile."""
+"""Share of the free memory; the rest is for other programs."""
 _SECONDS = 0.25
-"""Of computing between two looks."""
+"""Seconds of processor time between two checks."""
 
 
 @contextmanager
 def within_memory(most_bytes: float | None = None) -> Iterator[None]:
-    """Raises Infeasible inside as soon as this process and its children take more than `most_bytes`, by default three
-    quarters of what is available now. Of the main thread."""
+    """Raises Infeasible in the block once this process and its children take more than `most_bytes`.
+
+    The default is three quarters of the memory that is available now. Call it in the main thread.
+    """
     most = _SHARE * psutil.virtual_memory().available if most_bytes is None else most_bytes
 
     def look(_signal: int, _frame: FrameType | None) -> None:
@@ -40,7 +42,7 @@ def within_memory(most_bytes: float | None = None) -> Iterator[None]:
 
 
 def _bytes_taken() -> int:
-    """Resident in this process and its children."""
+    """Resident bytes of this process and its children."""
     this = psutil.Process()
     total = 0
     for process in (this, *this.children(recursive=True)):

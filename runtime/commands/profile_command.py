@@ -1,4 +1,4 @@
-"""The command that makes a table, by measuring here or of operators that others have measured."""
+"""The command that makes a table of costs, by measuring here or from published operator timings."""
 
 from __future__ import annotations
 
@@ -25,42 +25,44 @@ _KINDS = ("cpu", "cuda")
 
 
 class From(StrEnum):
-    """Where a table comes from that is not measured here."""
+    """Sources of tables that are not measured here."""
 
     AICONFIGURATOR = "aiconfigurator"
 
 
 def profile(
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Write the table here; an interrupted profile is continued.")
+    ],
     job: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="Whose shapes are timed; may be left out with --from.")
+        Path | None, typer.Argument(metavar="JOB.yaml", help="The job whose shapes are timed; optional with --from.")
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu or cuda; with --from a name such as h200_sxm. By default what the job's cluster is made of."
+            help="cpu or cuda; with --from a name such as h200_sxm. By default the device of the job's cluster."
         ),
     ] = None,
     source: Annotated[
         From | None,
         typer.Option(
             "--from",
-            help="Measure nothing: put forward, prefill and decode together from operators that NVIDIA measured (pip "
-            "install 'meshwright\\[aiconfigurator]'); training stays analytic. Without a job, for the dense models "
-            "that the package names.",
+            help="Measure nothing: compose forward, prefill and decode from timings that NVIDIA published (pip "
+            "install 'meshwright\\[aiconfigurator]'); training costs stay equations. Without a job, for the dense "
+            "models that the package names.",
         ),
     ] = None,
     minutes: Annotated[
         float,
-        typer.Option(min=0.05, max=10_000, callback=finite, help="Time to spend; what is left out is extrapolated."),
+        typer.Option(min=0.05, max=10_000, callback=finite, help="Time limit; what is not measured is extrapolated."),
     ] = 2.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over and drop earlier measurements.")] = False,
     allow_module: AllowModule = None,
 ) -> None:
-    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.
+    """Time the job's stages and collectives on this machine; an interrupted profile is continued.
 
-    Rewards and the tool are called too, where the job states no latency of them.
+    Rewards and the tool are called too, unless the job states their latency.
     """
     require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:

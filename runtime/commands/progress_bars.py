@@ -1,4 +1,4 @@
-"""Bars on the terminal while searches are under way."""
+"""Progress bars of searches on the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.runtime.api.planning import Progress as Told
 
 @contextmanager
 def progress_bars() -> Iterator[Told]:
-    """Shows what it is told on standard error: a bar for each kind of searches, gone when the next one begins."""
+    """Yield a callback that shows progress on standard error, one bar per kind of search; the next one replaces it."""
     bars: dict[str, tuple[Progress, TaskID]] = {}
     with ExitStack() as shown:
 

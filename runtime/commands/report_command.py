@@ -1,4 +1,4 @@
-"""The command that draws a plan and its runs as one HTML file: reads documents, calls the planner, writes the page."""
+"""The command that draws a plan and its runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def report(
         ),
     ] = None,
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page here.")] = Path("report.html"),
     sizes: Annotated[
-        str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
+        str | None, typer.Option(help="Also plan the job on these numbers of ranks, as 8,16,32; each takes a search.")
     ] = None,
     steps: Steps = 20,
     seed: Seed = 0,
     profile: Profile = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Where one timeline for Perfetto goes, the simulation and every DIR side by side."),
+        typer.Option(help="Write a timeline for Perfetto here, with the simulation and every DIR side by side."),
     ] = None,
 ) -> None:
-    """Draw a plan, its simulation and its runs as one HTML file that needs no network."""
+    """Draw a plan, its simulation and its runs as one self-contained HTML file."""
     traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
     require_outputs(Output("-o", output, OutputKind.PAGE), timeline_at(trace), inputs=(plan, profile, *traces))
     document = read_plan(plan)
@@ -67,7 +67,7 @@ def report(
 
 
 def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
-    """The runs in these directories, named by them."""
+    """Read the runs in these directories; each is named by its directory."""
     for place, directory in enumerate(directories):
         if directory.resolve() in [other.resolve() for other in directories[:place]]:
             raise BadInput(f"{directory} is given twice; give every run once.")

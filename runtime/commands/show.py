@@ -1,4 +1,4 @@
-"""How answers look on a terminal. Nothing is computed here."""
+"""The terminal output of plans and runs. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
 _NEAR_LENGTHS = 0.1
-"""Of a mean response, within which predicted and measured seconds are of the same work."""
+"""Relative difference of mean response lengths within which predicted and measured times compare the same work."""
 
 _LEAST_SHARE = 0.01
-"""What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
+"""Share of a step below which no error is shown."""
 
 
 def plan(found: Plan, path: Path) -> None:
-    """The plan as a table, and how good it is."""
+    """Print the plan as a table, and its bound."""
     console = Console()
     cluster = found.facts.cluster
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
@@ -49,8 +49,8 @@ def plan(found: Plan, path: Path) -> None:
         names = ranks(found.pool_of(item.stage).ranks)
         told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), told)
-    ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""
-    table.caption = f"rows, tokens: of a micro-batch{ahead}"
+    ahead = "; ahead: steps before training" if any(found.ahead.values()) else ""
+    table.caption = f"rows, tokens: per micro-batch{ahead}"
     console.print(table)
     console.print(_proof(found))
     console.print(search_work(found.solver.work))
@@ -67,24 +67,24 @@ def plan(found: Plan, path: Path) -> None:
 
 
 def tell(sentence: str) -> None:
-    """A sentence beside the answer."""
+    """Print a sentence on standard error."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)
 
 
 def no_plan(answer: NoPlan) -> None:
-    """What binds, and the smallest changes that leave a plan."""
+    """Print the binding limits, and the smallest changes that make the job feasible."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
     for limit in answer.limits:
         console.print(f"  {limit.sentence}", markup=False)
     if answer.changes:
-        console.print("any one of these changes leaves a plan:")
+        console.print("any one of these changes makes a plan possible:")
     for change in answer.changes:
         console.print(f"  {change.sentence}", markup=False)
 
 
 def run_summary(summary: RunSummary, out: Path) -> None:
-    """Predicted beside measured seconds, and what training did to held-out prompts."""
+    """Print predicted and measured seconds, and the held-out rewards."""
     console = Console()
     table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
     for heading in ("", "predicted s", "measured s", "error"):
@@ -102,8 +102,8 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     if summary.memory:
         console.print(_memory(summary.memory))
         console.print(
-            "memory is that of the fullest rank: planned for rows of the greatest length, measured without what a "
-            "process uses before it has models"
+            "memory of the fullest rank: planned for sequences of maximum length, measured without what a process uses "
+            "before it loads models"
         )
     if summary.overhead is not None:
         console.print(
@@ -133,18 +133,18 @@ def run_summary(summary: RunSummary, out: Path) -> None:
 
 
 def _way_to_others(summary: RunSummary) -> str:
-    """Where the lengths were others, what predicts for those."""
+    """Return a hint if the responses were longer or shorter than planned."""
     is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_NEAR_LENGTHS)
-    return "" if is_near else "; `meshwright calibrate` predicts for the lengths that came"
+    return "" if is_near else "; `meshwright calibrate` predicts for the observed lengths"
 
 
 def _told_of(evaluation: EvaluationRecord) -> tuple[str, str, str]:
-    """What an evaluation measures, in which unit, and which way it is to go."""
+    """Return the metric of an evaluation, its unit, and the verb for an improvement."""
     return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
 
 
 def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
-    """That a run has stopped because it was asked, and how it goes on."""
+    """Print that a run stopped on request, and how to continue it."""
     way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
     if saved is None:
         way_on = "no step was finished, so there is nothing to resume; run it again"
@@ -152,16 +152,16 @@ def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
 
 
 def search_stopped(found: Plan, path: Path) -> None:
-    """That a search has stopped because it was asked, what is kept, and how it goes on."""
+    """Print that a search stopped on request, and how to continue it."""
     tell(
         f"stopped: {path} is the best plan so far, proven to be within {found.solver.gap:.1%} of the best; "
-        f"--from {path} goes on from it."
+        f"--from {path} continues from it."
     )
 
 
 def _memory(uses: Sequence[MemoryUse]) -> Table:
-    """Planned beside measured bytes while each stage runs."""
-    table = Table("memory while it runs", box=box.SIMPLE)
+    """Planned and measured peak memory of each stage."""
+    table = Table("peak memory", box=box.SIMPLE)
     for heading in ("planned", "measured"):
         table.add_column(heading, justify="right")
     for use in uses:
@@ -170,7 +170,7 @@ def _memory(uses: Sequence[MemoryUse]) -> Table:
 
 
 def calibration(found: Calibration, path: Path) -> None:
-    """Each stage's predicted seconds before and after, beside the measured ones."""
+    """Print each stage's predicted seconds before and after the correction, and the measured seconds."""
     console = Console()
     table = Table(title=f"seconds of each stage, median of {found.num_steps} steps", box=box.SIMPLE)
     for heading in ("", "planned", "before", "measured", "after"):

@@ -1,4 +1,4 @@
-"""The command that runs a plan in virtual time: reads the plan, simulates it, writes a timeline, shows the answer."""
+"""The command that runs a plan in virtual time."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def simulate(
     profile: Profile = None,
     trace: TracePath = None,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal, shown in the same timeline.")
+        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal to show in the same timeline.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
+    """Run the plan in virtual time: how long steps take, and what each rank waits for."""
     require_outputs(timeline_at(trace), inputs=(plan, profile, *(beside or ())))
     document = read_plan(plan)
     others = [_beside(path, document) for path in beside or ()]
@@ -67,7 +67,7 @@ def simulate(
 
 
 def _beside(path: Path, plan: Plan) -> Run:
-    """Raises BadInput for the trace of another plan, as far as can be told where no plan lies beside it."""
+    """Read a trace of this plan. Raises BadInput for a trace of another plan, where that can be detected."""
     spans, planned = read_most_spans(path), path.with_name("plan.json")
     if planned.exists() and read_plan(planned) != plan:
         raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")

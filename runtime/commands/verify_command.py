@@ -1,4 +1,4 @@
-"""The command that checks a plan: says what is wrong, what could not be looked at, and what a proof of it proves."""
+"""The command that checks a plan, and a proof of its bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verify(
     proof: ProofIn = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every rule of a plan, every cost that it states and a proof, without the solver."""
+    """Check the rules, the costs and optionally a proof of a plan, without the solver."""
     found, proven = read_plan(plan), read_proof(proof) if proof else None
     sentences = wrong(found, table_in(profile), proven)
     costs_checked = profile is not None or not names_table(found)

@@ -1,4 +1,4 @@
-"""The command that answers what-if questions: reads the plan, asks, draws a plot, shows the answers."""
+"""The command that answers what-if questions about a plan."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ EXAMPLES = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set wor
 def whatif(
     plan: PlanPath,
     setting: Annotated[
-        list[str], typer.Option("--set", help="A field of the plan's facts, as field=value or field=value,value,...")
+        list[str], typer.Option("--set", help="A field of the job, as field=value or field=value,value,...")
     ],
     replan: Annotated[
-        bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
+        bool, typer.Option(help="Search for the best plan of each question, instead of costing this plan.")
     ] = False,
     gap: Gap = None,
     profile: Profile = None,
     price: Price = None,
     plot: Annotated[
-        Path | None, typer.Option(help="An HTML page of step time and tokens/s against the first field with a range.")
+        Path | None,
+        typer.Option(
+            help="Write an HTML plot of step time and tokens/s against the first field with several values here."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would change if the models, the cluster, the workload or the precision were others."""
+    """Predict a plan with another cluster, workload, precision or other models."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
     settings = parse_settings(setting)
@@ -61,7 +64,7 @@ def whatif(
 
 
 def _require_plot(path: Path, settings: Sequence[Setting]) -> None:
-    """Raises BadInput before any costing for a plot that could not be drawn after it."""
+    """Raises BadInput, before anything is costed, for a plot that cannot be drawn."""
     if path.suffix != ".html":
         raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
     swept_field(settings)

@@ -1,4 +1,4 @@
-"""The command that plans anew in the middle of a run: reads plan and run, calls the planner, writes and shows it."""
+"""The command that re-plans a running job."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def replan(
     plan: PlanPath,
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
     *,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the new plan goes.")] = None,
-    job: Annotated[Path | None, typer.Option(help="A job to go on with; by default the plan's.")] = None,
-    lost_nodes: Annotated[int, typer.Option(min=0, help="Nodes that are no longer there.")] = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the new plan here.")] = None,
+    job: Annotated[Path | None, typer.Option(help="The job to continue with; by default that of the plan.")] = None,
+    lost_nodes: Annotated[int, typer.Option(min=0, help="Number of nodes that were lost.")] = 0,
     profile: Profile = None,
     gap: Gap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.
+    """Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.
 
-    The plan is looked for near the first one, at once; with --gap a search goes on until it is proven.
+    The search looks near the current plan and ends at once; with --gap it continues until the new plan is proven.
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
     document, table = read_plan(plan), table_in(profile)
@@ -59,7 +59,7 @@ def replan(
 
 
 def _told(found: Replanned) -> dict[str, object]:
-    """The answer as plain data."""
+    """Return the answer as plain data."""
     return {
         "period_seconds": found.plan.period_seconds,
         "kept_seconds": found.kept_seconds,

@@ -1,4 +1,4 @@
-"""The command that trains on a skipped batch again: reads the file, says what each of its updates is."""
+"""The command that trains again on a batch that a run skipped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ EXAMPLES = "Example: meshwright replay run/skipped/step-000012-actor_train.safet
 
 
 def replay(
-    batch: Annotated[Path, typer.Argument(metavar="FILE", help="A batch under skipped/ in the directory of a run.")],
+    batch: Annotated[Path, typer.Argument(metavar="FILE", help="A file under skipped/ in the directory of a run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Train again on a batch that a run skipped for numbers that are not finite, and say which rows are to blame.
+    """Train again on a batch that a run skipped because of numbers that are not finite, and name the rows.
 
-    It runs in one process on the CPU, with the weights of the newest checkpoint from before, and changes nothing.
+    It runs in one process on the CPU, with the weights of the newest earlier checkpoint, and changes nothing.
     """
     found = replayed(batch)
     if as_json:
@@ -44,7 +44,7 @@ def _show(found: BatchReplay) -> None:
 
 
 def _plain(value: object) -> object:
-    """What JSON can hold: numbers that are not finite as text."""
+    """Return the value as JSON can hold it, with numbers that are not finite as text."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How a run that goes on looks on a terminal. Nothing is computed here."""
+"""The tables of `watch`. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PRO
 
 _SIGNALS = (
     ("score", "reward"),
-    ("kl_to_teachers", "KL to the teachers, k1 of a response"),
-    (KL_TO_TEACHERS, "the same of a token"),
-    ("kl_to_ref", "KL to the reference, k1 of a response"),
-    ("kl_to_ref_per_token", "the same of a token"),
+    ("kl_to_teachers", "KL to the teachers per response, k1"),
+    (KL_TO_TEACHERS, "KL to the teachers per token, k1"),
+    ("kl_to_ref", "KL to the reference per response, k1"),
+    ("kl_to_ref_per_token", "KL to the reference per token, k1"),
     ("entropy", "entropy"),
-    ("approx_kl", "KL of an update, k3"),
-    ("clip_fraction", "clipped share"),
-    ("actor_grad_norm", "gradient norm of the actor"),
+    ("approx_kl", "KL per update, k3"),
+    ("clip_fraction", "clip fraction"),
+    ("actor_grad_norm", "actor gradient norm"),
     ("explained_variance", "explained variance"),
-    ("response_tokens", "tokens of a response"),
-    ("truncated_fraction", "truncated share"),
+    ("response_tokens", "response tokens"),
+    ("truncated_fraction", "truncated fraction"),
     (PROB_ERROR, f"generator against trainer, {PROB_ERROR}"),
     (KL_ERROR, f"generator against trainer, {KL_ERROR}"),
 )
-"""What is shown of the metrics of training, and how it is called."""
+"""The training metrics that are shown, and their labels."""
 
 _TAKEN_FOR_FAULTS = {PROB_ERROR: 1.05, KL_ERROR: 0.02}
-"""Above these the generator and the trainer are taken to disagree, as NeMo-RL's own tests have it."""
+"""Thresholds above which generator and trainer disagree, from NeMo-RL's tests."""
 
 _MOST_CAUSES, _LEAST_SHARE = 4, 0.001
 
 _LEAST_PART = 0.01
-"""Of a step: what takes less has no error beside it."""
+"""Share of a step below which no error is shown."""
 
 
 def view(found: RunStanding) -> RenderableType:
-    """Tables of what a run has shown lately."""
+    """The tables of a run's recent steps."""
     if not found.num_recent:
         return Text(f"{found.directory}: {_state(found)}, no step has been finished yet")
     return Group(Text(_head(found)), _times(found), _uses(found), _signals(found), *_held_out(found))
@@ -108,7 +108,7 @@ def _fault(name: str, learned: Mapping[str, float]) -> str:
 def _held_out(found: RunStanding) -> Iterator[Text]:
     if found.held_out:
         first, last, by_teachers = found.held_out[0], found.held_out[-1], KL_TO_TEACHERS in found.learned
-        what, sign = ("KL to the teachers of a token", -1) if by_teachers else ("reward", 1)
+        what, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
         yield Text(
             f"held-out {what} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
             f"{last['standard_error']:.3f}, {sign * first['mean_score']:.3f} at the first evaluation"

@@ -1,4 +1,4 @@
-"""The command that lists the devices and networks whose facts are known."""
+"""The command that lists the known devices and networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIB, _GIGA, _TERA, _MICRO = 2**30, 1e9, 1e12, 1e-6
 
 
 def devices(as_json: AsJson = False) -> None:
-    """List the devices and networks that a job may name, with the facts they stand for."""
+    """List the devices and networks that a job may name, with their data."""
     if as_json:
         typer.echo(json.dumps(known_hardware(), indent=2))
     else:

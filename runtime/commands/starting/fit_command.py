@@ -1,4 +1,4 @@
-"""The command that says how many devices a job needs, and what several numbers of them give."""
+"""The command that finds how many devices a job needs, and plans it on several sizes."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ def fit(
     *,
     sizes: Annotated[
         str | None,
-        typer.Option(help="Numbers of devices to plan on, as 8,16,32; by default the least and its doublings."),
+        typer.Option(help="Numbers of devices to plan on, as 8,16,32; by default the smallest and its doublings."),
     ] = None,
     price: Price = None,
     gap: Gap = None,
     profile: Profile = None,
     from_trace: FromTrace = None,
     trace_field: TraceFields = None,
-    plot: Annotated[Path | None, typer.Option(help="An HTML page of step time against the number of devices.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write an HTML plot of step time against the number of devices here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many devices a job needs at least, and what the best plan gives on several numbers of them."""
+    """Find the smallest number of devices for a job, and the best plan on each of several sizes."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
     table, asked, seen = table_in(profile), parse_sizes(sizes), lengths_in(from_trace, trace_field)
     facts = resolve(read_job(job), job.parent, table)

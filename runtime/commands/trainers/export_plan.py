@@ -1,4 +1,4 @@
-"""The part of `export` that takes a plan to another trainer."""
+"""The part of `export` that writes a plan as the configuration of another trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.runtime.commands.trainers import show_trainers
 
 
 def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile: Path | None, as_json: bool) -> None:
-    """Writes the configuration and says what is in it. Raises typer.Exit where no plan fits."""
+    """Write the configuration and show what is in it. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
         generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
@@ -32,7 +32,7 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
             job=document,
             directory=job.parent if job else Path(),
             table=table_in(profile),
-            progress=lambda done, total: progress(f"searching what {to} can say", done, total),
+            progress=lambda done, total: progress(f"searching within the settings of {to}", done, total),
         )
     if isinstance(found, NoPlan):
         typer.echo(json.dumps(asdict(found), indent=2)) if as_json else show.no_plan(found)

@@ -1,4 +1,4 @@
-"""How other trainers' configurations look on a terminal. Nothing is computed here."""
+"""The terminal output about configurations of other trainers. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from meshwright.planner.report.words import difference, percent
 from meshwright.profiles.stages import GENERATE
 
 _MOST_CLAUSES = 12
-"""Of what a trainer cannot say; export.json has them all."""
+"""Choices without a setting that are listed; export.json has them all."""
 
 
 def export(found: Exported, output: Path) -> None:
-    """What was written, what could not be said, and what that costs."""
+    """Print what was written, the choices that the trainer has no setting for, and what that costs."""
     console = Console(soft_wrap=True, highlight=False)
     step = found.plan.period_seconds
     console.print(f"{found.trainer}, {found.way}: step {step:.3f} s, predicted", markup=False)
@@ -42,17 +42,17 @@ def export(found: Exported, output: Path) -> None:
 
 
 def configuration(found: Imported, trainer: str) -> None:
-    """The keys that decide the plan, the step as configured, and the steps of better plans."""
+    """Print the keys that decide the plan, the step as configured, and the steps of better plans."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print("what decides the plan:")
+    console.print("settings that decide the plan:")
     for one in found.deciding:
         others = f" and {len(one.keys) - 1} more" if len(one.keys) > 1 else ""
         console.print(f"  {one.what} = {one.value}  ({one.keys[0]}{others})", markup=False)
-    steps = _table("predicted", "", "step s", "against", "generation", "idle")
+    steps = _table("predicted", "", "step s", "difference", "generation", "idle")
     free = "not found in time" if found.is_unfinished else "no plan fits"
     rows = (
         ("as configured", found.plan, "does not fit"),
-        (f"best that {trainer} can say", found.within, "none found"),
+        (f"best within the settings of {trainer}", found.within, "none found"),
         ("best of all", found.best, free),
     )
     for name, plan, none in rows:

@@ -26,7 +26,7 @@ def test_a_configuration_becomes_a_job_and_a_plan(call: Call, configuration: Pat
     job, plan = tmp_path / "job.yaml", tmp_path / "configured.json"
     outcome = call("import", configuration, *ASKED, "-o", job, "--plan", plan)
     assert outcome.code == 0
-    for told in ("ds.tensor_parallel_size", "as configured", "best that openrlhf can say", "best of all"):
+    for told in ("ds.tensor_parallel_size", "as configured", "best within the settings of openrlhf", "best of all"):
         assert told in outcome.out
     assert call("verify", plan).code == 0
     assert call("plan", job, "--pins", plan, "--gap", 0.5, "-o", tmp_path / "again.json").code == 0
