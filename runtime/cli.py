@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
@@ -42,7 +42,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def of_all_commands(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before a command."""
@@ -55,35 +55,37 @@ def main() -> None:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
-        code = _tell(error)
+        code = _print_error(error)
     except TyperException as error:
-        code = _tell(BadInput(_of_usage(error)))
+        code = _print_error(BadInput(_usage_sentence(error)))
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
         path = f" {error.filename}" if error.filename else ""
         if is_full(error):
-            code = _tell(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
+            code = _print_error(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
         else:
-            code = _tell(BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions."))
+            code = _print_error(
+                BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions.")
+            )
     except MemoryError:
-        code = _tell(BadInput("this takes more memory than there is; ask for less."))
+        code = _print_error(BadInput("this takes more memory than there is; ask for less."))
     if code == _INTERRUPTED:
         print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
         os._exit(code)  # at once, because torch takes seconds to shut down
     sys.exit(code or 0)
 
 
-def _of_usage(error: TyperException) -> str:
+def _usage_sentence(error: TyperException) -> str:
     """Return a usage error as one sentence that names the help."""
-    told = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
+    return f"{message[:1].lower()}{message[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
-def _tell(error: MeshwrightError) -> int:
+def _print_error(error: MeshwrightError) -> int:
     """Print the error on one line and return its exit code."""
-    told = escape(printable(" ".join(str(error).split("\n"))))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
+    message = escape(printable(" ".join(str(error).split("\n"))))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {message}")
     return error.exit_code

@@ -14,26 +14,26 @@ STOPPED = 75
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_AGAIN_SECONDS = 1.0
+_REPEAT_SECONDS = 1.0
 """A signal within this time after the first is the same request: timeout(1) sends each signal twice."""
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
     """Yield an event that the first signal sets; a later signal raises KeyboardInterrupt. Main thread only."""
-    stop, first = threading.Event(), time.monotonic()
+    stop, first_signal = threading.Event(), time.monotonic()
 
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal first
+    def handle_signal(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal first_signal
         if not stop.is_set():
-            first = time.monotonic()
+            first_signal = time.monotonic()
             stop.set()
-        elif time.monotonic() - first > _AGAIN_SECONDS:
+        elif time.monotonic() - first_signal > _REPEAT_SECONDS:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    old_handlers = {number: signal.signal(number, handle_signal) for number in _SIGNALS}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

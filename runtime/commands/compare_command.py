@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import compare as compared
+from meshwright.runtime.api.planning import compare as compare_plans
 from meshwright.runtime.commands import show_plans
 from meshwright.runtime.commands.options import AsJson, PlanPath
 
@@ -23,8 +23,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two plans: steps, stages, and how their jobs differ."""
-    found = compared(read_plan(plan), read_plan(other))
+    comparison = compare_plans(read_plan(plan), read_plan(other))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(comparison), indent=2))
     else:
-        show_plans.both(found, plan.stem, other.stem)
+        show_plans.both(comparison, plan.stem, other.stem)

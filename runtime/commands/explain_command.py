@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import explain as reasons
+from meshwright.runtime.api.planning import explain as explain_plan
 from meshwright.runtime.commands import show_search
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Price, Profile
@@ -38,12 +38,12 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains."""
-    document, wanted = read_plan(plan), parse_sizes(sizes)
+    document, num_ranks = read_plan(plan), parse_sizes(sizes)
     with progress_bars() as progress:
-        found = reasons(
-            document, table_in(profile), runner_ups=runner_ups, sizes=wanted, price=price, progress=progress
+        explanation = explain_plan(
+            document, table_in(profile), runner_ups=runner_ups, sizes=num_ranks, price=price, progress=progress
         )
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(explanation), indent=2))
     else:
-        show_search.why(found)
+        show_search.why(explanation)

@@ -23,12 +23,12 @@ class Listed:
     def load(self) -> TyperCommand:
         """Import the command and return it with its options."""
         module = import_module(f"meshwright.runtime.commands.{self.module}")
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        group = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         function = getattr(module, f"{self.name}_" if iskeyword(self.name) else self.name)
-        alone.command(self.name, epilog=module.EXAMPLES)(function)
-        found = typer.main.get_command(alone)
-        assert isinstance(found, TyperCommand)
-        return found
+        group.command(self.name, epilog=module.EXAMPLES)(function)
+        command = typer.main.get_command(group)
+        assert isinstance(command, TyperCommand)
+        return command
 
 
 LISTED = (
@@ -126,7 +126,7 @@ LISTED = (
 )
 """All commands, in the order in which a new user needs them."""
 
-_BY_NAME = {one.name: one for one in LISTED}
+_COMMANDS = {listed.name: listed for listed in LISTED}
 
 
 class Commands(TyperGroup):
@@ -134,7 +134,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": {}})
-        self.commands = _Loaded()  # type: ignore[assignment]  # nothing is added to them
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # nothing is added to them
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order in which a new user needs them."""
@@ -144,8 +144,8 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         """The command as listed, with name and sentence only."""
         del ctx
-        found = _BY_NAME.get(cmd_name)
-        return TyperCommand(found.name, help=found.sentence) if found else None
+        listed = _COMMANDS.get(cmd_name)
+        return TyperCommand(listed.name, help=listed.sentence) if listed else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Import the called command and return it with its arguments."""
@@ -153,14 +153,14 @@ class Commands(TyperGroup):
         return name, self.commands[name] if name and command else None, rest
 
 
-class _Loaded(Mapping[str, TyperCommand]):
+class _LazyCommands(Mapping[str, TyperCommand]):
     """The commands by name, each imported on access."""
 
     def __getitem__(self, name: str) -> TyperCommand:
-        return _BY_NAME[name].load()
+        return _COMMANDS[name].load()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_BY_NAME)
+        return iter(_COMMANDS)
 
     def __len__(self) -> int:
-        return len(_BY_NAME)
+        return len(_COMMANDS)

@@ -14,14 +14,14 @@ from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.measuring import num_missing
-from meshwright.runtime.api.measuring import profile as measured
+from meshwright.runtime.api.measuring import profile as profile_job
 from meshwright.runtime.commands.import_operators import import_table
 from meshwright.runtime.commands.options import AllowModule, finite
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
 
-_KINDS = ("cpu", "cuda")
+_DEVICE_KINDS = ("cpu", "cuda")
 
 
 class From(StrEnum):
@@ -70,14 +70,14 @@ def profile(
         return
     if job is None:
         raise BadInput("name a job.yaml, whose shapes are timed; only --from makes a table without one.")
-    if device is not None and device not in _KINDS:
+    if device is not None and device not in _DEVICE_KINDS:
         raise BadInput(
             f"--device {device!r} is not cpu or cuda; the name of a device goes with --from aiconfigurator, which "
             "measures nothing here."
         )
     document = read_job(job)
     facts = resolve(document, job.parent)
-    table = measured(
+    table = profile_job(
         facts,
         output,
         minutes=minutes,
@@ -88,12 +88,12 @@ def profile(
         allow_modules=allow_module or (),
     )
     _show(table, output)
-    _tell_of_uncalled(document)
-    if left := num_missing(facts, table):
-        typer.echo(f"{left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
+    _report_uncalled(document)
+    if num_left := num_missing(facts, table):
+        typer.echo(f"{num_left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
 
 
-def _tell_of_uncalled(job: Job) -> None:
+def _report_uncalled(job: Job) -> None:
     if job.data is None and open_calls(job.rewards, job.tool, job.workload):
         typer.echo(
             "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans take "

@@ -13,8 +13,8 @@ from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.api.clocks import rehearse as rehearsed
-from meshwright.runtime.api.clocks import simulate as simulated
+from meshwright.runtime.api.clocks import rehearse as rehearse_plan
+from meshwright.runtime.api.clocks import simulate as simulate_plan
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_for
@@ -65,7 +65,7 @@ def rehearse(
     if out:
         _require_new(out)
     table, sampled = table_for(durations, profile), durations is DurationsFrom.SAMPLED
-    found = rehearsed(
+    rehearsal = rehearse_plan(
         document,
         table,
         steps=steps,
@@ -75,20 +75,20 @@ def rehearse(
         sampled=sampled,
     )
     if trace:
-        predicted = simulated(document, table, steps=steps, seed=seed, sampled=sampled, traced=True)
-        write_atomically(trace, timeline(document, predicted, found))
+        simulation = simulate_plan(document, table, steps=steps, seed=seed, sampled=sampled, traced=True)
+        write_atomically(trace, timeline(document, simulation, rehearsal))
     if out:
         write_plan(out / "plan.json", document)
-        write_spans(out / "trace.jsonl", found.spans)
+        write_spans(out / "trace.jsonl", rehearsal.spans)
     if as_json:
-        typer.echo(json.dumps(asdict(replace(found, spans=())), indent=2))
+        typer.echo(json.dumps(asdict(replace(rehearsal, spans=())), indent=2))
     else:
-        show_time.rehearsal(found, trace)
+        show_time.rehearsal(rehearsal, trace)
 
 
 def _require_new(directory: Path) -> None:
     """Raises BadInput for a directory that is not empty or cannot be made."""
     require_directory("--out", directory)
     if directory.exists() and any(directory.iterdir()):
-        what = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
-        raise BadInput(f"--out {directory} holds {what}, and nothing is overwritten; name a new directory.")
+        contents = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
+        raise BadInput(f"--out {directory} holds {contents}, and nothing is overwritten; name a new directory.")

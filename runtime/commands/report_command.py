@@ -14,7 +14,7 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
 from meshwright.runtime.api.clocks import simulate
-from meshwright.runtime.api.drawing import report as drawn
+from meshwright.runtime.api.drawing import report as draw_report
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.api.planning import whatif
 from meshwright.runtime.api.reading import read_learned, read_run
@@ -53,22 +53,24 @@ def report(
     traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
     require_outputs(Output("-o", output, OutputKind.PAGE), timeline_at(trace), inputs=(plan, profile, *traces))
     document = read_plan(plan)
-    asked = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
-    found = _read_runs(document, runs or ())
+    settings = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
+    measured_runs = _read_runs(document, runs or ())
     table = table_in(profile)
     simulation = simulate(document, table, steps=steps, seed=seed, traced=True)
-    planned = whatif(document, asked, table, replan=True) if asked else None
+    planned_sizes = whatif(document, settings, table, replan=True) if settings else None
     learned = [read_learned(directory) for directory in runs or ()]
-    write_atomically(output, drawn(document, simulation, runs=found, learned=learned, sizes=planned))
+    write_atomically(
+        output, draw_report(document, simulation, runs=measured_runs, learned=learned, sizes=planned_sizes)
+    )
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
     if trace:
-        write_atomically(trace, timeline(document, simulation, *found))
-        typer.echo(f"{trace}: {1 + len(found)} runs side by side; open it in Perfetto")
+        write_atomically(trace, timeline(document, simulation, *measured_runs))
+        typer.echo(f"{trace}: {1 + len(measured_runs)} runs side by side; open it in Perfetto")
 
 
 def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
     """Read the runs in these directories; each is named by its directory."""
-    for place, directory in enumerate(directories):
-        if directory.resolve() in [other.resolve() for other in directories[:place]]:
+    for index, directory in enumerate(directories):
+        if directory.resolve() in [other.resolve() for other in directories[:index]]:
             raise BadInput(f"{directory} is given twice; give every run once.")
     return tuple(read_run(directory, plan) for directory in directories)

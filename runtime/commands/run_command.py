@@ -9,7 +9,7 @@ import typer
 
 from meshwright.planner.plan.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.runtime.api.running import run as trained
+from meshwright.runtime.api.running import run as train
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
@@ -121,7 +121,7 @@ def run(
 
 
 def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
-    summary = trained(plan, job, out, steps=steps, export_every=export_every, **options)
+    summary = train(plan, job, out, steps=steps, export_every=export_every, **options)
     if isinstance(summary, Stopped):
         show.stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)

@@ -49,8 +49,8 @@ def line(now: Standing, seconds: float) -> str:
 
 def sentence(now: Standing, seconds: float) -> str:
     """Return the progress as a line to read."""
-    what = {"costing": "costing stage", "searching": "searching case"}[now.phase]
-    place = f"{seconds:5.1f} s  {what} {min(now.done + 1, now.total)} of {now.total}"
+    activity = {"costing": "costing stage", "searching": "searching case"}[now.phase]
+    progress = f"{seconds:5.1f} s  {activity} {min(now.done + 1, now.total)} of {now.total}"
     if now.period_seconds is None:
-        return f"{place}: no plan yet"
-    return f"{place}: step {now.period_seconds:.3f} s, none below {now.bound_seconds:.3f} s, gap {now.gap:.1%}"
+        return f"{progress}: no plan yet"
+    return f"{progress}: step {now.period_seconds:.3f} s, none below {now.bound_seconds:.3f} s, gap {now.gap:.1%}"

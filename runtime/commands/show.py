@@ -26,10 +26,10 @@ from meshwright.profiles.model_parts.planned_only import planned_only
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
-_NEAR_LENGTHS = 0.1
+_LENGTH_TOLERANCE = 0.1
 """Relative difference of mean response lengths within which predicted and measured times compare the same work."""
 
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 """Share of a step below which no error is shown."""
 
 
@@ -47,16 +47,23 @@ def plan(found: Plan, path: Path) -> None:
             table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
         names = ranks(found.pool_of(item.stage).ranks)
-        told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
-        table.add_row(*timing, item.stage, names, str(item.layout), told)
+        schedule_text = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
+        table.add_row(*timing, item.stage, names, str(item.layout), schedule_text)
     ahead = "; ahead: steps before training" if any(found.ahead.values()) else ""
     table.caption = f"rows, tokens: per micro-batch{ahead}"
     console.print(table)
-    console.print(_proof(found))
+    console.print(_bound_sentence(found))
     console.print(search_work(found.solver.work))
     rewards, latencies = host_rewards(found), measured_latencies(found.facts)
-    for known in (adapted(found), quantised_copy(found), rewards, latencies, drawn_waves(found), best_samples(found)):
-        for sentence in known.sentences if known else ():
+    for analysis in (
+        adapted(found),
+        quantised_copy(found),
+        rewards,
+        latencies,
+        drawn_waves(found),
+        best_samples(found),
+    ):
+        for sentence in analysis.sentences if analysis else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     specs = found.facts.models.by_name.values()
     for sentence in dict.fromkeys(sentence for spec in specs for sentence in planned_only(spec)):
@@ -89,15 +96,15 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
     for heading in ("", "predicted s", "measured s", "error"):
         table.add_column(heading, justify="right" if heading else "left")
-    least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
+    min_seconds = _MIN_SHARE * max(row.measured_seconds for row in summary.comparisons)
     for row in summary.comparisons:
-        share = difference(row.error) if row.measured_seconds > least else ""
-        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", share)
+        error_text = difference(row.error) if row.measured_seconds > min_seconds else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error_text)
     console.print(table)
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
         f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
-        + _way_to_others(summary)
+        + _length_hint(summary)
     )
     if summary.memory:
         console.print(_memory(summary.memory))
@@ -115,40 +122,40 @@ def run_summary(summary: RunSummary, out: Path) -> None:
             f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
     for evaluation in summary.evaluations:
-        what, unit, _ = _told_of(evaluation)
+        metric, unit, _ = _metric_words(evaluation)
         console.print(
-            f"held-out {what} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
+            f"held-out {metric} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
             f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
             f"{evaluation.mean_response_tokens:.0f} tokens a response)"
         )
     improvement = summary.improvement()
     if improvement:
-        rise, error = improvement
-        times = f", {rise / error:.1f} standard errors" if error else ""
-        what, unit, way = _told_of(summary.evaluations[-1])
-        console.print(f"held-out {what} {way} by {rise:.3f} ± {error:.3f}{unit}{times}")
+        gain, error = improvement
+        times = f", {gain / error:.1f} standard errors" if error else ""
+        metric, unit, verb = _metric_words(summary.evaluations[-1])
+        console.print(f"held-out {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
     for restart in summary.restarts:
         console.print(restart.told, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 
-def _way_to_others(summary: RunSummary) -> str:
+def _length_hint(summary: RunSummary) -> str:
     """Return a hint if the responses were longer or shorter than planned."""
-    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_NEAR_LENGTHS)
+    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
     return "" if is_near else "; `meshwright calibrate` predicts for the observed lengths"
 
 
-def _told_of(evaluation: EvaluationRecord) -> tuple[str, str, str]:
+def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:
     """Return the metric of an evaluation, its unit, and the verb for an improvement."""
     return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
 
 
 def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
     """Print that a run stopped on request, and how to continue it."""
-    way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
+    next_step = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
     if saved is None:
-        way_on = "no step was finished, so there is nothing to resume; run it again"
-    tell(f"stopped after {done} of {steps} steps: {way_on}.")
+        next_step = "no step was finished, so there is nothing to resume; run it again"
+    tell(f"stopped after {done} of {steps} steps: {next_step}.")
 
 
 def search_stopped(found: Plan, path: Path) -> None:
@@ -187,7 +194,7 @@ def calibration(found: Calibration, path: Path) -> None:
     console.print(f"written to {path}")
 
 
-def _proof(plan: Plan) -> str:
+def _bound_sentence(plan: Plan) -> str:
     """The step time, how far it can be from the best, and where the costs come from."""
     solver: Solver = plan.solver
     if solver.gap:

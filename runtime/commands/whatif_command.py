@@ -16,8 +16,8 @@ from meshwright.planner.report.sweep import swept_field
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.api.drawing import plot as plotted
-from meshwright.runtime.api.planning import whatif as answers
+from meshwright.runtime.api.drawing import plot as draw_plot
+from meshwright.runtime.api.planning import whatif as predict
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Price, Profile
@@ -54,13 +54,13 @@ def whatif(
         _require_plot(plot, settings)
     table = table_in(profile)
     with within_memory():
-        found = answers(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
+        prediction = predict(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
     if plot:
-        write_atomically(plot, plotted(found))
+        write_atomically(plot, draw_plot(prediction))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(prediction), indent=2))
     else:
-        show_time.whatif(found, plot)
+        show_time.whatif(prediction, plot)
 
 
 def _require_plot(path: Path, settings: Sequence[Setting]) -> None:

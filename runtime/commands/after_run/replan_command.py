@@ -14,7 +14,7 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.solver.result import Limits
 from meshwright.runtime.api.reading import resolve
-from meshwright.runtime.api.replanning import replan as planned_anew
+from meshwright.runtime.api.replanning import replan as replan_run
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Profile
@@ -49,16 +49,16 @@ def replan(
     facts = resolve(read_job(job), job.parent, table) if job else None
     limits = None if gap is None else Limits(gap=gap)
     with within_memory():
-        found = planned_anew(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
+        replanned = replan_run(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
     if output:
-        write_plan(output, found.plan)
+        write_plan(output, replanned.plan)
     if as_json:
-        typer.echo(json.dumps(_told(found), indent=2))
+        typer.echo(json.dumps(_plain(replanned), indent=2))
     else:
-        show_time.replanned(found, output)
+        show_time.replanned(replanned, output)
 
 
-def _told(found: Replanned) -> dict[str, object]:
+def _plain(found: Replanned) -> dict[str, object]:
     """Return the answer as plain data."""
     return {
         "period_seconds": found.plan.period_seconds,

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.profiles.printable import printable
-from meshwright.runtime.api.replaying import replay as replayed
+from meshwright.runtime.api.replaying import replay as replay_batch
 from meshwright.runtime.commands.options import AsJson
 from meshwright.runtime.records.replayed import BatchReplay
 
@@ -26,11 +26,11 @@ def replay(
 
     It runs in one process on the CPU, with the weights of the newest earlier checkpoint, and changes nothing.
     """
-    found = replayed(batch)
+    replayed = replay_batch(batch)
     if as_json:
-        typer.echo(json.dumps(_plain(asdict(found)), indent=2))
+        typer.echo(json.dumps(_plain(asdict(replayed)), indent=2))
     else:
-        _show(found)
+        _show(replayed)
 
 
 def _show(found: BatchReplay) -> None:
@@ -38,9 +38,11 @@ def _show(found: BatchReplay) -> None:
     for reason in found.reasons:
         typer.echo(f"skipped: {printable(reason)}")
     for number, update in enumerate(found.updates):
-        bad = f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
+        rows = (
+            f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
+        )
         loss = next(value for name, value in update.metrics.items() if name.endswith("_loss"))
-        typer.echo(f"update {number}: loss {loss:.6g}, gradient norm {update.metrics['grad_norm']:.6g}; {bad}")
+        typer.echo(f"update {number}: loss {loss:.6g}, gradient norm {update.metrics['grad_norm']:.6g}; {rows}")
 
 
 def _plain(value: object) -> object:

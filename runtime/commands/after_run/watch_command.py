@@ -33,28 +33,28 @@ def watch(
     It reads the files of the run, on this machine or a shared file system, and ends with the run or on Ctrl-C. --json
     prints the current state once.
     """
-    watching, console = Watching(run), Console()
-    standing = watching.look()
+    watcher, console = Watching(run), Console()
+    standing = watcher.look()
     if as_json:
-        typer.echo(json.dumps(_told(standing), indent=2, sort_keys=True))
+        typer.echo(json.dumps(_plain(standing), indent=2, sort_keys=True))
     elif once or not console.is_terminal:
         console.print(view(standing))
     else:
-        _follow(watching, standing, every, console)
+        _follow(watcher, standing, every, console)
 
 
-def _follow(watching: Watching, standing: RunStanding, every: float, console: Console) -> None:
+def _follow(watcher: Watching, standing: RunStanding, every: float, console: Console) -> None:
     with Live(view(standing), console=console, auto_refresh=False) as live:
         try:
             while standing.is_running:
                 time.sleep(every)
-                standing = watching.look()
+                standing = watcher.look()
                 live.update(view(standing), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _told(standing: RunStanding) -> dict[str, object]:
+def _plain(standing: RunStanding) -> dict[str, object]:
     """Return the state as plain data, each comparison with its error."""
     rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in standing.comparisons]
     return asdict(standing) | {"comparisons": rows}

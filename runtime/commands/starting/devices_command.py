@@ -57,7 +57,7 @@ def _network_table() -> Table:
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        is_text = place == 0 or heading == "source"
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=place == 0)
+    for column, heading in enumerate(headings):
+        is_text = column == 0 or heading == "source"
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=column == 0)
     return table

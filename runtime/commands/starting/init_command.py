@@ -18,18 +18,18 @@ EXAMPLES = """Example: meshwright init Llama-3.1-8B --device h100-sxm --batch 51
 then: meshwright plan job.yaml -o plan.json
 """
 
-_MOST = 2**20
+_MAX_NUMBER = 2**20
 
 
 def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face directory, or a config.json.")],
     *,
     device: Annotated[str, typer.Option(help="A device of `meshwright devices`, or local.")],
-    batch: Annotated[int, typer.Option(min=1, max=_MOST, help="Sequences per step.")],
-    prompt: Annotated[int, typer.Option(min=1, max=_MOST, help="Length limit of prompts, in tokens.")],
-    response: Annotated[int, typer.Option(min=1, max=_MOST, help="Length limit of responses, in tokens.")],
+    batch: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Sequences per step.")],
+    prompt: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of prompts, in tokens.")],
+    response: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of responses, in tokens.")],
     gpus: Annotated[
-        int, typer.Option(min=1, max=_MOST, help="Number of devices: whole nodes of 8, or part of one.")
+        int, typer.Option(min=1, max=_MAX_NUMBER, help="Number of devices: whole nodes of 8, or part of one.")
     ] = 8,
     network: Annotated[str, typer.Option(help="The network between nodes, of `meshwright devices`.")] = "ib-hdr-200",
     algorithm: Annotated[Algorithm, typer.Option(help="The RL algorithm.")] = "ppo",

@@ -22,5 +22,5 @@ def rollouts(
     tokenizer: Annotated[Path, typer.Option(help="The tokenizer.json, or its directory, to count tokens with.")],
 ) -> None:
     """Print the lengths, turns and latencies of agent rollouts as the workload of a job."""
-    found = agent_workload(trace, tokenizer)
-    typer.echo(yaml.safe_dump({"workload": found}, sort_keys=False, default_flow_style=None, width=100).rstrip())
+    workload = agent_workload(trace, tokenizer)
+    typer.echo(yaml.safe_dump({"workload": workload}, sort_keys=False, default_flow_style=None, width=100).rstrip())

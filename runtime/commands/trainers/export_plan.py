@@ -22,10 +22,10 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
     """Write the configuration and show what is in it. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
-        generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
-        plan.require_of(generated_alike, job.parent)
+        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
+        plan.require_of(as_generated, job.parent)
     with progress_bars() as progress:
-        found = export_plan(
+        exported = export_plan(
             plan,
             output,
             to=to,
@@ -34,10 +34,10 @@ def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile
             table=table_in(profile),
             progress=lambda done, total: progress(f"searching within the settings of {to}", done, total),
         )
-    if isinstance(found, NoPlan):
-        typer.echo(json.dumps(asdict(found), indent=2)) if as_json else show.no_plan(found)
+    if isinstance(exported, NoPlan):
+        typer.echo(json.dumps(asdict(exported), indent=2)) if as_json else show.no_plan(exported)
         raise typer.Exit(3)
     if as_json:
-        typer.echo(found.told())
+        typer.echo(exported.told())
     else:
-        show_trainers.export(found, output)
+        show_trainers.export(exported, output)

@@ -75,7 +75,7 @@ def import_(
         raise BadInput(f"{output} exists, and an import overwrites no job; name a new file with -o.")
     require_outputs(Output("--plan", plan, OutputKind.PLAN) if plan else None, inputs=(configuration, profile))
     with within_memory(), progress_bars() as progress:
-        text, found = import_configuration(
+        text, imported = import_configuration(
             configuration,
             output.parent,
             trainer=trainer,
@@ -89,18 +89,18 @@ def import_(
             progress=progress,
         )
     write_atomically(output, text)
-    if plan and found.plan:
-        write_plan(plan, found.plan)
+    if plan and imported.plan:
+        write_plan(plan, imported.plan)
     if as_json:
-        typer.echo(json.dumps(_told(found), indent=2))
+        typer.echo(json.dumps(_plain(imported), indent=2))
     else:
-        show_trainers.configuration(found, trainer)
-        typer.echo(f"{output}{f' and {plan}' if plan and found.plan else ''}")
+        show_trainers.configuration(imported, trainer)
+        typer.echo(f"{output}{f' and {plan}' if plan and imported.plan else ''}")
 
 
 def _shapes(texts: Sequence[str]) -> dict[str, Path]:
     """Return the paths by role; a path without a role has the empty name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for text in texts:
         role, equals, path = text.partition("=")
         if not equals:
@@ -109,16 +109,22 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
             raise BadInput(
                 f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"
             )
-        if role in found:
-            of = f"the {role} model already has" if role else "models without a role already have"
-            raise BadInput(f"--model {text}: {of} {found[role]}; give one path.")
-        found[role] = Path(path)
-    return found
+        if role in paths:
+            already = f"the {role} model already has" if role else "models without a role already have"
+            raise BadInput(f"--model {text}: {already} {paths[role]}; give one path.")
+        paths[role] = Path(path)
+    return paths
 
 
-def _told(found: Imported) -> dict[str, object]:
+def _plain(imported: Imported) -> dict[str, object]:
     """Return the answer as plain data."""
-    plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
+    plans = {"step_seconds": imported.plan, "within_seconds": imported.within, "best_seconds": imported.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
-    deciding = [asdict(one) for one in found.deciding]
-    return {**seconds, "deciding": deciding, "notes": found.notes, "named": found.named, "unread": found.unread}
+    deciding = [asdict(one) for one in imported.deciding]
+    return {
+        **seconds,
+        "deciding": deciding,
+        "notes": imported.notes,
+        "named": imported.named,
+        "unread": imported.unread,
+    }

@@ -31,9 +31,9 @@ class Kept(TypedDict):
 
 def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Kept, limits: Limits) -> Plan | NoPlan:
     """Return the best plan within the settings of the trainer, with a progress bar."""
-    what = f"searching within the settings of {trainer}"
+    title = f"searching within the settings of {trainer}"
     with progress_bars() as progress:
-        return plan_for(trainer, facts, table, **wanted, limits=limits, progress=lambda *done: progress(what, *done))
+        return plan_for(trainer, facts, table, **wanted, limits=limits, progress=lambda *done: progress(title, *done))
 
 
 def structures_of(
