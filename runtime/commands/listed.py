@@ -126,7 +126,7 @@ LISTED = (
 )
 """All commands, in the order in which a new user needs them."""
 
-_COMMANDS = {listed.name: listed for listed in LISTED}
+_COMMANDS_BY_NAME = {listed.name: listed for listed in LISTED}
 
 
 class Commands(TyperGroup):
@@ -144,7 +144,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         """The command as listed, with name and sentence only."""
         del ctx
-        listed = _COMMANDS.get(cmd_name)
+        listed = _COMMANDS_BY_NAME.get(cmd_name)
         return TyperCommand(listed.name, help=listed.sentence) if listed else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -157,10 +157,10 @@ class _LazyCommands(Mapping[str, TyperCommand]):
     """The commands by name, each imported on access."""
 
     def __getitem__(self, name: str) -> TyperCommand:
-        return _COMMANDS[name].load()
+        return _COMMANDS_BY_NAME[name].load()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_COMMANDS)
+        return iter(_COMMANDS_BY_NAME)
 
     def __len__(self) -> int:
-        return len(_COMMANDS)
+        return len(_COMMANDS_BY_NAME)

@@ -32,7 +32,7 @@ def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
         changes = "\n".join(_differences(rows[0], row)) or "-"
         seconds = (f"{row.simulated_seconds:.3f}", f"{plan.period_seconds:.3f}")
         table.add_row(path.name, *seconds, f"{plan.solver.gap:.2%}", str(plan.staleness), changes)
-    table.caption = "SIMULATED: mean of 20 steps with sampled lengths; gap: to the bound on all plans"
+    table.caption = "SIMULATED: mean of 20 steps, sampled lengths; gap: to the bound on all plans"
     Console().print(table)
 
 
