@@ -209,7 +209,7 @@ def _bound_sentence(plan: Plan) -> str:
 
 
 def _cost_sources(plan: Plan) -> str:
-    """How many costs of the plan were measured, and how many come from equations."""
+    """Return the number of costs of the plan by source."""
     sources = Counter(item.cost.source for item in items(plan))
     if set(sources) == {"analytic"}:
         return (

@@ -75,9 +75,9 @@ def sizes(points: Sequence[SizePoint]) -> Table:
     return table
 
 
-def _numbers(found: TwoPlans, one: str, other: str) -> Table:
+def _numbers(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
     table = _table("", "step s>", "tokens/s>", "idle>", "free>", "GPU-hours of 1000 steps>")
-    for name, row in ((one, found.one), (other, found.other)):
+    for name, row in ((first_name, comparison.one), (second_name, comparison.other)):
         table.add_row(
             name,
             f"{row.step_seconds:.3f}",
@@ -86,19 +86,19 @@ def _numbers(found: TwoPlans, one: str, other: str) -> Table:
             size(row.headroom_bytes),
             f"{row.gpu_hours:,.1f}",
         )
-    share = found.difference.step_seconds / found.one.step_seconds
-    table.caption = f"the step of {other} is {difference(share)} that of {one}"
+    share = comparison.difference.step_seconds / comparison.one.step_seconds
+    table.caption = f"the step of {second_name} is {difference(share)} that of {first_name}"
     return table
 
 
-def _stages(found: TwoPlans, one: str, other: str) -> Table:
+def _stages(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
     table = _table("stage", "plan", "seconds>", "pool", "layout", "schedule")
-    for row in found.stages:
+    for row in comparison.stages:
         if _choice(row.one) == _choice(row.other):
             assert row.one is not None
             table.add_row(row.stage, "both", *_cells(row.one))
             continue
-        for place, (name, placed) in enumerate(((one, row.one), (other, row.other))):
+        for place, (name, placed) in enumerate(((first_name, row.one), (second_name, row.other))):
             table.add_row("" if place else row.stage, name, *(_cells(placed) if placed else ("-",) * 4))
     return table
 

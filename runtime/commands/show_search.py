@@ -67,24 +67,24 @@ def why(found: Why) -> None:
             console.print(f"{what}: {', '.join(names)}")
 
 
-def _path(found: Explanation) -> Table:
+def _path(explanation: Explanation) -> Table:
     table = _table(
-        f"critical path of a period of {found.period_seconds:.3f} s",
+        f"critical path of a period of {explanation.period_seconds:.3f} s",
         "start s>",
         "seconds>",
         "task",
         "because it",
         "mostly",
     )
-    for wait in found.critical_path:
+    for wait in explanation.critical_path:
         terms = ", ".join(f"{term.name} {term.amount:.3f}" for term in wait.largest_terms)
         table.add_row(f"{wait.start_seconds:.3f}", f"{wait.seconds:.3f}", wait.task, wait.because, terms)
     return table
 
 
-def _pools(found: Explanation) -> Table:
+def _pools(explanation: Explanation) -> Table:
     table = _table("pools, the critical one first", "", "critical s>", "idle>", "fullest>", "free>", "stages")
-    for use in found.pools:
+    for use in explanation.pools:
         sizes = (size(use.peak_bytes), size(use.free_bytes))
         table.add_row(use.name, f"{use.critical_seconds:.3f}", f"{use.idle_share:.0%}", *sizes, "\n".join(use.stages))
     return table
@@ -112,10 +112,10 @@ def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
     return table
 
 
-def _runners_up(found: Why) -> Table:
+def _runners_up(answer: Why) -> Table:
     table = _table("what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
-    alone = {one.stage: one.runners_up[0] for one in found.alternatives if one.runners_up}
-    for row in found.runners_up:
+    alone = {one.stage: one.runners_up[0] for one in answer.alternatives if one.runners_up}
+    for row in answer.runners_up:
         alternative = alone.get(row.stage or "")
         numbers = (alternative.delta_seconds if alternative else None, row.delta_seconds, row.proven_seconds)
         cells = ("-" if number is None else f"{number:+.3f}" for number in numbers)
@@ -127,9 +127,9 @@ def _runners_up(found: Why) -> Table:
     return table
 
 
-def _ranks(found: Explanation) -> Table:
+def _ranks(explanation: Explanation) -> Table:
     table = _table("ranks", "rank>", "idle>", "peak memory>", "largest resident")
-    for use in found.ranks[:_MAX_RANKS]:
+    for use in explanation.ranks[:_MAX_RANKS]:
         largest = f"{use.largest_resident} {size(use.largest_resident_bytes)}"
         table.add_row(str(use.rank), f"{use.idle_share:.0%}", size(use.peak_bytes), largest)
     return table

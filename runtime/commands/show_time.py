@@ -153,11 +153,11 @@ def _formatted(outlook: Outlook, sign: str) -> tuple[str, ...]:
     )
 
 
-def _money(console: Console, found: WhatIf) -> None:
-    if found.baseline.money is None:
+def _money(console: Console, prediction: WhatIf) -> None:
+    if prediction.baseline.money is None:
         return
-    console.print(f"1000 steps as planned cost {found.baseline.money:.2f}")
-    for answer in found.answers:
+    console.print(f"1000 steps as planned cost {prediction.baseline.money:.2f}")
+    for answer in prediction.answers:
         if answer.outlook and answer.difference and answer.outlook.money is not None:
             difference = answer.difference.money or 0.0
             console.print(f"{_setting_text(answer)}: {answer.outlook.money:.2f} ({difference:+.2f})", markup=False)
@@ -178,13 +178,13 @@ def _settings(settings: Sequence[Setting]) -> str:
     return f"controllers, with rewards that are ASSUMED to rise and level off: {'; '.join(parts)}"
 
 
-def _staleness(found: Simulation) -> Table:
+def _staleness(simulation: Simulation) -> Table:
     """Return the shares of the response tokens by staleness, with a bar for each."""
-    title = f"SIMULATED staleness: {found.mean_staleness:.2f} actor updates on average"
+    title = f"SIMULATED staleness: {simulation.mean_staleness:.2f} actor updates on average"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("updates", "tokens", ""):
         table.add_column(heading, justify="left" if not heading else "right")
-    for row in found.staleness:
+    for row in simulation.staleness:
         table.add_row(str(row.staleness), f"{row.share:.1%}", "#" * round(_BAR_CHARACTERS * row.share))
     return table
 

@@ -33,10 +33,10 @@ def require_tool(tool: Tool, allowed: Collection[str]) -> None:
         _require_allowed("tool", tool.function, allowed)
 
 
-def _require_allowed(what: str, function: str, allowed: Collection[str]) -> None:
+def _require_allowed(subject: str, function: str, allowed: Collection[str]) -> None:
     module = function.partition(":")[0]
     if module not in allowed:
         raise BadInput(
-            f"{what}: {function} would run code of the module {module}, which was not allowed; give --allow-module "
+            f"{subject}: {function} would run code of the module {module}, which was not allowed; give --allow-module "
             f"{module} if you trust it."
         )

@@ -61,7 +61,7 @@ def are_equal(one: Answer, other: Answer) -> bool:
         return all(are_equal(a, b) for a, b in zip(one.parts, other.parts, strict=True))
     remaining = list(other.parts)
     for part in one.parts:
-        match = next((index for index, wanted in enumerate(remaining) if are_equal(part, wanted)), None)
+        match = next((index for index, candidate in enumerate(remaining) if are_equal(part, candidate)), None)
         if match is None:
             return False
         del remaining[match]

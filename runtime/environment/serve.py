@@ -23,7 +23,7 @@ FunctionKind: TypeAlias = Literal["reward", "tool"]
 
 
 class _KindSpec(NamedTuple):
-    """How a kind of function is called: the type of its samples, the type of its answers, and the word for them."""
+    """The types of the samples and answers of a kind of function, and the word for its answers."""
 
     sample: Callable[[Mapping[str, Any]], RewardSample]
     answer: Callable[[Any], object]

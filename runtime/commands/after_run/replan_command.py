@@ -58,14 +58,14 @@ def replan(
         show_time.replanned(replanned, output)
 
 
-def _plain(found: Replanned) -> dict[str, object]:
+def _plain(replanned: Replanned) -> dict[str, object]:
     """Return the answer as plain data."""
     return {
-        "period_seconds": found.plan.period_seconds,
-        "kept_seconds": found.kept_seconds,
-        "broken": found.broken,
-        "moving": [asdict(one) for one in found.moving],
-        "moving_seconds": found.moving_seconds,
-        "earned_after_steps": found.earned_after_steps,
-        "plan": found.plan.model_dump(mode="json"),
+        "period_seconds": replanned.plan.period_seconds,
+        "kept_seconds": replanned.kept_seconds,
+        "broken": replanned.broken,
+        "moving": [asdict(transfer) for transfer in replanned.moving],
+        "moving_seconds": replanned.moving_seconds,
+        "earned_after_steps": replanned.earned_after_steps,
+        "plan": replanned.plan.model_dump(mode="json"),
     }

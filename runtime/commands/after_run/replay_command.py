@@ -33,11 +33,11 @@ def replay(
         _show(replayed)
 
 
-def _show(found: BatchReplay) -> None:
-    typer.echo(f"{found.stage} of step {found.step}, with the weights after {found.weights_of_step} steps")
-    for reason in found.reasons:
+def _show(replayed: BatchReplay) -> None:
+    typer.echo(f"{replayed.stage} of step {replayed.step}, with the weights after {replayed.weights_of_step} steps")
+    for reason in replayed.reasons:
         typer.echo(f"skipped: {printable(reason)}")
-    for number, update in enumerate(found.updates):
+    for number, update in enumerate(replayed.updates):
         rows = (
             f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
         )

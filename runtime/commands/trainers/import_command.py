@@ -120,7 +120,7 @@ def _plain(imported: Imported) -> dict[str, object]:
     """Return the answer as plain data."""
     plans = {"step_seconds": imported.plan, "within_seconds": imported.within, "best_seconds": imported.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
-    deciding = [asdict(one) for one in imported.deciding]
+    deciding = [asdict(setting) for setting in imported.deciding]
     return {
         **seconds,
         "deciding": deciding,
