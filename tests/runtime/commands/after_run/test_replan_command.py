@@ -18,8 +18,8 @@ def test_the_new_plan_is_written_and_what_it_costs_is_said(call: Call, plan: Pat
     run, output = run_of(plan, tmp_path / "run"), tmp_path / "plan2.json"
     outcome = call("replan", plan, run, "-o", output)
     assert outcome.code == 0
-    assert "as things are, with the plan as it is" in outcome.out
-    assert "moving takes" in outcome.out
+    assert "with the current plan at the observed speeds" in outcome.out
+    assert "switching takes" in outcome.out
     assert call("verify", output).code == 0
 
 

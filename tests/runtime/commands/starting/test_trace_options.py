@@ -73,5 +73,5 @@ def test_a_trace_that_is_no_use_is_refused_in_a_sentence(call: Call, job: Path, 
     assert "does not exist" in missing.err
     alone = call("plan", job, "--trace-field", "prompt=n", "-o", output)
     assert alone.code == 2
-    assert "give that too" in alone.err
+    assert "give --from-trace too" in alone.err
     assert not output.exists()
