@@ -108,9 +108,9 @@ def test_a_stage_on_two_kinds_deals_its_rows_by_speed(dealt: Plan) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ((32, 31), "does not deal 64 sequences to two kinds of nodes"),
-        ((64,), "does not deal 64 sequences to two kinds of nodes"),
-        ((), "rows=[] does not deal 64 sequences"),
+        ((32, 31), "does not split 64 sequences over two kinds of nodes"),
+        ((64,), "does not split 64 sequences over two kinds of nodes"),
+        ((), "rows=[] does not split 64 sequences"),
     ],
 )
 def test_other_rows_are_told_of(dealt: Plan, rows: tuple[int, ...], says: str) -> None:

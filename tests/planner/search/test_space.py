@@ -120,7 +120,8 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
-        "vpp=2 needs as many sequences on every replica, and dp=2 does not divide the 3 of a minibatch; use vpp=1.": 1,
+        "vpp=2 needs equally many sequences on every replica, and dp=2 does not divide the 3 of a minibatch; use "
+        "vpp=1.": 1,
         "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 2,
     }
 
@@ -172,12 +173,12 @@ def test_a_stage_on_all_ranks_does_not_stream() -> None:
     facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
     alone = choices_by_layout(facts, scored, 4, (), rejected)
     assert not any(schedule.chunk_tokens for _, schedules in alone for schedule in schedules)
-    assert rejected["a stage on all 4 ranks has none beside it to stream from; use chunk_tokens=0."] > 0
+    assert rejected["a stage on all 4 ranks cannot stream from a generation beside it; use chunk_tokens=0."] > 0
     assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, ()))
 
 
 def test_two_pinned_pools_do_not_cross() -> None:
     facts = small_facts(nodes=3, ranks_per_node=2)
     check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:2", "ref_logprob.pool=4:2"], PPO_GRAPH))
-    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0-3 and ranks 2-5 have only a part in"):
+    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0-3 and ranks 2-5 overlap in part"):
         check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:4"], PPO_GRAPH))

@@ -74,4 +74,4 @@ def test_a_job_that_would_work_ahead_of_its_scores_is_refused(tmp_path: Path, ca
     job.write_text(job.read_text() + "staleness: 1\n")
     found = call("plan", job, "-o", tmp_path / "plan.json")
     assert found.code == 2
-    assert "workload.best_of with staleness=1 is not known yet" in found.err
+    assert "workload.best_of with staleness=1 is not supported" in found.err
