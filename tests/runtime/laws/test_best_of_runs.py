@@ -53,7 +53,7 @@ def test_a_run_corrects_a_table_and_lengths_and_goes_on_with_as_many_samples_alo
     job, plan, out = write_best(tmp_path), tmp_path / "plan.json", tmp_path / "run"
     planned = call("plan", job, "-o", plan)
     assert planned.code == 0
-    assert "6 samples of each of 8 prompts are drawn and scored, and the best 2 are trained on" in planned.out
+    assert "6 samples of each of 8 prompts are generated and scored, and the best 2 are trained on" in planned.out
     assert call("run", plan, job, "--steps", 3, "--out", out, *MODULE).code == 0
     drawn = [line["drawn_tokens"] for line in lines(out)]
     assert call("plan", job, "--from-trace", out, "-o", tmp_path / "again.json").code == 0
