@@ -135,7 +135,7 @@ def test_a_stage_on_two_kinds_is_simulated_explained_and_reported(dealt: Plan) -
         dealt.period_seconds, rel=0.2
     )
     rows = dealt.placement("actor_train").schedule.rows
-    assert f"{rows[0]} and {rows[1]} rows dealt by speed" in report(contents_of(dealt))
+    assert f"{rows[0]} and {rows[1]} rows split by speed" in report(contents_of(dealt))
     assert {use.name for use in explain(dealt).pools} == {pool.name for pool in dealt.pools}
 
 
