@@ -60,12 +60,12 @@ def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Consid
     )
 
 
-def _best(tried: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
+def _best(alternatives: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
     """The fastest alternatives, one for each layout, so that they differ in more than a position or a micro-batch."""
     best: dict[Layout, Alternative] = {}
-    for alternative in tried:
-        known = best.get(alternative.layout)
-        if known is None or alternative.period_seconds < known.period_seconds:
+    for alternative in alternatives:
+        fastest = best.get(alternative.layout)
+        if fastest is None or alternative.period_seconds < fastest.period_seconds:
             best[alternative.layout] = alternative
     return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:most])
 
@@ -104,12 +104,12 @@ def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
     """
     role = plan.stage(stage).role
 
-    def kept(rank: int) -> float:
+    def kept_bytes(rank: int) -> float:
         others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
         return sum(resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others)
 
     first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
-    return plan.facts.cluster.usable_bytes(first) - max(kept(rank) for rank in range(first, last))
+    return plan.facts.cluster.usable_bytes(first) - max(kept_bytes(rank) for rank in range(first, last))
 
 
 def _fits(plan: Plan) -> bool:

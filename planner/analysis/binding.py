@@ -33,8 +33,8 @@ class HeldBack:
 def held_back(plan: Plan, model: CostModel) -> tuple[HeldBack, ...]:
     """Return the stages that memory limits, the largest gain first. `model` is the cost model of the plan's own
     facts."""
-    found = (_held_back(plan, model, placement.stage) for placement in plan.placements)
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.gain_seconds))
+    stages = (_held_back(plan, model, placement.stage) for placement in plan.placements)
+    return tuple(sorted((one for one in stages if one is not None), key=lambda one: -one.gain_seconds))
 
 
 def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:

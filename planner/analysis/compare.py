@@ -36,11 +36,11 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
 
     A stage is compared over the steps in which it was recorded; one that works ahead lacks some of the first.
     """
-    found: dict[int, list[Span]] = defaultdict(list)
+    spans_of_step: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.step].append(span)
+        spans_of_step[span.step].append(span)
     times = MeasuredSteps(plan)
-    for step, step_spans in found.items():
+    for step, step_spans in spans_of_step.items():
         times.add(step, step_spans)
     return times.beside(step_seconds)
 
@@ -54,14 +54,14 @@ class MeasuredSteps:
 
     def add(self, step: int, spans: Iterable[Span]) -> None:
         """Add all spans of a step."""
-        found: dict[str, list[Span]] = defaultdict(list)
+        spans_of: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
-            found[span.instruction if span.kind == "stage" else span.kind].append(span)
+            spans_of[span.instruction if span.kind == "stage" else span.kind].append(span)
         for p in self._plan.placements:
-            if p.stage in found:
-                self._seconds[p.stage][step] = stage_seconds(self._plan.stage(p.stage), p.layout, found[p.stage])
-        if "refit" in found:
-            self._seconds["refit"][step] = refit_seconds(found["refit"])
+            if p.stage in spans_of:
+                self._seconds[p.stage][step] = stage_seconds(self._plan.stage(p.stage), p.layout, spans_of[p.stage])
+        if "refit" in spans_of:
+            self._seconds["refit"][step] = refit_seconds(spans_of["refit"])
 
     def beside(self, step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
         """Return the comparison over the added steps; see `compare`."""
@@ -98,9 +98,9 @@ def step_seconds(graph: StageGraph, spans: Sequence[Span]) -> dict[int, float]:
     """
     ends = step_ends(graph, spans)
     began = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
-    other = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PART_OF_A_STEP}.values()
-    found: dict[int, float] = {}
+    pauses = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PART_OF_A_STEP}.values()
+    seconds: dict[int, float] = {}
     for step, end in ends.items():
-        found[step] = end - began - sum(s.seconds for s in other if began <= s.start_seconds < end)
+        seconds[step] = end - began - sum(s.seconds for s in pauses if began <= s.start_seconds < end)
         began = end
-    return found
+    return seconds

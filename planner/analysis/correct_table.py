@@ -128,11 +128,11 @@ def require_telling(plan: Plan, table: Table | None) -> None:
 def _rows(plan: Plan, observation: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
     """Rows of the stages by start time, of the refits if the trace has them, and of the step."""
     for p in sorted(plan.placements, key=lambda p: p.start_seconds):
-        costs = (found.placement(p.stage).cost.total for found in (plan, before, after))
+        costs = (each.placement(p.stage).cost.total for each in (plan, before, after))
         yield _row(p.stage, observation.seconds[p.stage], *costs)
     if observation.refit_seconds is not None:
-        yield _row("refits", observation.refit_seconds, *(_refit_seconds(found) for found in (plan, before, after)))
-    yield _row("step", observation.step_seconds, *(found.period_seconds for found in (plan, before, after)))
+        yield _row("refits", observation.refit_seconds, *(_refit_seconds(each) for each in (plan, before, after)))
+    yield _row("step", observation.step_seconds, *(each.period_seconds for each in (plan, before, after)))
 
 
 def _row(name: str, measured: float, planned: float, before: float, after: float) -> StageRow:
@@ -149,8 +149,8 @@ def _with_collectives(
     parts = []
     for group in _groups(plan, observation, date):
         predicted, computing, exchanging = (
-            _seconds(plan, observed_workload, tried, group.stages)
-            for tried in (table, group.applied(table, 2.0), slower)
+            _seconds(plan, observed_workload, candidate, group.stages)
+            for candidate in (table, group.applied(table, 2.0), slower)
         )
         shares = []
         for stage in group.stages:
@@ -159,10 +159,10 @@ def _with_collectives(
             measured = observation.seconds[stage]
             shares.append(((measured - fixed) / measured, computed / measured, exchanged / measured))
         parts.append(shares)
-    found = traffic_factor(parts)
-    if found is None:
+    slowdown = traffic_factor(parts)
+    if slowdown is None:
         return table
-    return _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=found)
+    return _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=slowdown)
 
 
 def _with_refits(
@@ -172,8 +172,8 @@ def _with_refits(
     predicted = _refit_seconds(_recosted(plan, observed_workload, table))
     if observation.refit_seconds is None or not predicted:
         return table
-    found = factor(observation.refit_seconds, predicted, 2 * predicted)
-    return _corrected(table, plan, observation, date, traffic=Traffic.REFIT, factor=found)
+    slowdown = factor(observation.refit_seconds, predicted, 2 * predicted)
+    return _corrected(table, plan, observation, date, traffic=Traffic.REFIT, factor=slowdown)
 
 
 def _with_handovers(
@@ -185,10 +185,10 @@ def _with_handovers(
     def later(seconds: float) -> Table:
         return _corrected(table, plan, observation, date, traffic=Traffic.HANDOVER, seconds=seconds)
 
-    found = extra_seconds(
+    seconds = extra_seconds(
         observation.step_seconds, lambda s: _recosted(plan, observed_workload, later(s)).period_seconds
     )
-    return later(found) if found else table
+    return later(seconds) if seconds else table
 
 
 def _corrected(table: Table, plan: Plan, observation: RunObservation, date: str, **changes: object) -> Table:
@@ -225,12 +225,12 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
 
 def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Group]:
     """The groups of the plan's stages, in the order of the stages: forward before training."""
-    found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
+    groups: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
     for stage in plan.graph.stages:
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
-        found.setdefault((shape, bodies_of(stage)), []).append(stage.name)
-    for (shape, bodies), stages in found.items():
+        groups.setdefault((shape, bodies_of(stage)), []).append(stage.name)
+    for (shape, bodies), stages in groups.items():
         corrections = (
             Correction(
                 shape=shape,
@@ -250,18 +250,18 @@ def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Gro
 def _factor(plan: Plan, group: _Group, observation: RunObservation, observed_workload: Workload, table: Table) -> float:
     """The factor of the group's kernel passes. Raises BadInput if no factor explains the measured seconds."""
     predicted, doubled = (
-        sum(_seconds(plan, observed_workload, tried, group.stages).values())
-        for tried in (table, group.applied(table, 2.0))
+        sum(_seconds(plan, observed_workload, candidate, group.stages).values())
+        for candidate in (table, group.applied(table, 2.0))
     )
     measured = sum(observation.seconds[stage] for stage in group.stages)
-    found = factor(measured, predicted, doubled)
-    if found <= 0:
+    solved = factor(measured, predicted, doubled)
+    if solved <= 0:
         raise BadInput(
             f"{' and '.join(group.stages)}: messages and scheduling alone are predicted to take "
             f"{2 * predicted - doubled:.3g} s and the whole was measured to take {measured:.3g} s; "
             "profile this machine and calibrate that table."
         )
-    return found
+    return solved
 
 
 def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:

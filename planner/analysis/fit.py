@@ -61,17 +61,19 @@ def fit(
         return Fit(least_ranks=None, most_ranks=most, points=(), answers=None)
     requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
     answers: dict[int, Consequence] = {}
-    found: WhatIf | None = None
+    answer: WhatIf | None = None
     for place, size in enumerate(requested):
         report("planning sizes", place, len(requested))
-        found = whatif(smallest, size_settings(facts.cluster, [size]), remodel, replan=True, price=price, limits=limits)
-        answers[size] = found.answers[0]
-    assert found is not None
+        answer = whatif(
+            smallest, size_settings(facts.cluster, [size]), remodel, replan=True, price=price, limits=limits
+        )
+        answers[size] = answer.answers[0]
+    assert answer is not None
     return Fit(
         least_ranks=smallest.facts.cluster.num_ranks,
         most_ranks=most,
         points=size_points(answers),
-        answers=replace(found, answers=tuple(answers.values())),
+        answers=replace(answer, answers=tuple(answers.values())),
     )
 
 
@@ -80,27 +82,27 @@ def _smallest_fitting(facts: Facts, remodel: Remodel, report: Callable[[str, int
     sizes, too_few = _tried_sizes(facts), 0
     for place, size in enumerate(sizes):
         report("looking for the least", place, len(sizes))
-        found = _plan_on(facts, size, remodel)
-        if found:
-            return _fewer_nodes(facts, remodel, found, too_few)
+        plan = _plan_on(facts, size, remodel)
+        if plan:
+            return _fewer_nodes(facts, remodel, plan, too_few)
         too_few = size
     return None
 
 
-def _fewer_nodes(facts: Facts, remodel: Remodel, found: Plan, too_few: int) -> Plan:
+def _fewer_nodes(facts: Facts, remodel: Remodel, fitting: Plan, too_few: int) -> Plan:
     """Bisect for a plan on the fewest whole nodes, between `too_few` ranks and those of a plan that fits."""
-    per_node, size = facts.cluster.ranks_per_node, found.facts.cluster.num_ranks
+    per_node, size = facts.cluster.ranks_per_node, fitting.facts.cluster.num_ranks
     if size - too_few <= per_node:
-        return found
+        return fitting
     middle = (size + too_few) // (2 * per_node) * per_node
-    other = _plan_on(facts, middle, remodel)
-    return _fewer_nodes(facts, remodel, other or found, too_few if other else middle)
+    in_between = _plan_on(facts, middle, remodel)
+    return _fewer_nodes(facts, remodel, in_between or fitting, too_few if in_between else middle)
 
 
 def _plan_on(facts: Facts, size: int, remodel: Remodel) -> Plan | None:
     facts_on_size = with_setting(facts, size_settings(facts.cluster, [size])[0])
-    found = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
-    return found if isinstance(found, Plan) else None
+    plan = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
+    return plan if isinstance(plan, Plan) else None
 
 
 def _tried_sizes(facts: Facts) -> list[int]:

@@ -82,8 +82,8 @@ def _other_engine(facts: Facts) -> EngineName | None:
     """The engine of this project that the plan does not use; None if it is not possible for the job."""
     if facts.engine == GRAPH:
         return EAGER
-    own = own_engine(facts.cluster.kind, has_experts=facts.models.actor.experts is not None)
-    return None if own == facts.engine else own
+    default = own_engine(facts.cluster.kind, has_experts=facts.models.actor.experts is not None)
+    return None if default == facts.engine else default
 
 
 def _seconds(plan: Plan, facts: Facts, remodel: Remodel) -> float:

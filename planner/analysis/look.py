@@ -39,10 +39,10 @@ class Look:
     def answer(self) -> Replanned | str:
         """Wait for the result; a string is a sentence on why there is none."""
         try:
-            found: Replanned | str = self._receiver.recv()
+            result: Replanned | str = self._receiver.recv()
         except EOFError:
             return "the search for another plan ended without an answer."
-        return found
+        return result
 
     def close(self) -> None:
         """Kill the search process."""
@@ -57,9 +57,9 @@ def _search_in_process(sender: Connection, parent: int, plan: Plan, directory: P
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     end_with(parent)
     os.nice(_NICENESS)
-    found: Replanned | str
+    result: Replanned | str
     try:
-        found = replan_and_simulate(plan, directory, table)
+        result = replan_and_simulate(plan, directory, table)
     except MeshwrightError as error:
-        found = str(error)
-    sender.send(found)
+        result = str(error)
+    sender.send(result)

@@ -23,8 +23,8 @@ class MeasuredLatencies:
 
 def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
     """Return the measured latencies of rewards and of the tool; None if none was measured."""
-    found = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
+    latencies = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
     if facts.workload.turns:
-        found["the tool"] = facts.workload.turns.latency_seconds
-    told = {name: latency.told for name, latency in found.items() if latency.measured}
+        latencies["the tool"] = facts.workload.turns.latency_seconds
+    told = {name: latency.told for name, latency in latencies.items() if latency.measured}
     return MeasuredLatencies(told=told) if told else None

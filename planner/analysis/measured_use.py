@@ -102,8 +102,10 @@ def _average_use(
         for rank in ranks:
             for what, seconds in part[rank].items():
                 total[what] += seconds
-        found = [TimeShare(what, seconds / (elapsed * len(ranks))) for what, seconds in total.items() if seconds > 0]
-        return tuple(sorted(found, key=lambda one: -one.share))
+        time_shares = [
+            TimeShare(what, seconds / (elapsed * len(ranks))) for what, seconds in total.items() if seconds > 0
+        ]
+        return tuple(sorted(time_shares, key=lambda one: -one.share))
 
     worked = shares(busy)
     return Use(

@@ -82,9 +82,9 @@ def best_wave(plan: Plan, remodel: Remodel, *, pins: Sequence[str] = (), limits:
     if start is plan:
         return plan
     model = remodel(start.facts)
-    found = compile_plan(start.facts, model, pins=pins, digests=plan.origins, limits=limits, start=start)
-    assert isinstance(found, Plan), found  # the start is a solution
-    return found
+    searched = compile_plan(start.facts, model, pins=pins, digests=plan.origins, limits=limits, start=start)
+    assert isinstance(searched, Plan), searched  # the start is a solution
+    return searched
 
 
 def waves(facts: Facts) -> tuple[int, ...]:

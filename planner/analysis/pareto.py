@@ -44,8 +44,8 @@ def pareto(
     settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
     answers: dict[int, Consequence] = {}
     for size in sorted(settings):
-        found = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
-        answers[size] = found.answers[0]
+        answer = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
+        answers[size] = answer.answers[0]
         if progress:
             progress()
     return size_points(answers)

@@ -200,8 +200,8 @@ def replan(
     """
     kept = start_from(plan, facts, model, pins)
     is_kept = isinstance(kept, Plan)
-    found = [one for one in (kept, near_plan(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
-    best = min(found, key=lambda one: one.period_seconds, default=None)
+    candidates = [one for one in (kept, near_plan(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
+    best = min(candidates, key=lambda one: one.period_seconds, default=None)
     if limits is not None or best is None:
         searched = best_plan(facts, model, pins=pins, limits=limits, progress=progress, start=best)
         if not isinstance(searched, Plan):

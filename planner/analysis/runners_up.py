@@ -40,18 +40,18 @@ def runners_up(
     """
     pins = parse_pins(plan.pins, plan.graph)
     fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
-    found = []
+    results = []
     for placement in plan.placements:
         if placement.stage not in fixed:
             forbidden = Pin(placement.stage, "layout", placement.layout, forbids=True)
             other = best_plan(plan.facts, model, pins=(*pins, forbidden), limits=limits)
-            found.append(_runner_up(plan, other, placement.stage))
+            results.append(_runner_up(plan, other, placement.stage))
         if progress:
             progress()
     if plan.staleness:
         synchronous = plan.facts.model_copy(update={"staleness": 0})
-        found.append(_runner_up(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
-    return tuple(sorted(found, key=lambda one: -(one.delta_seconds or float("inf"))))
+        results.append(_runner_up(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
+    return tuple(sorted(results, key=lambda one: -(one.delta_seconds or float("inf"))))
 
 
 def _runner_up(plan: Plan, other: object, stage: str | None) -> RunnerUp:

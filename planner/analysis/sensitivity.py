@@ -53,8 +53,8 @@ def rate_sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
 
 def _sensitivities(plan: Plan, remodel: Remodel, inputs: Iterable[_LargerInput]) -> tuple[Sensitivity, ...]:
     before = recost(plan, plan.facts, remodel(plan.facts)).period_seconds
-    found = [_sensitivity(plan, remodel, before, larger) for larger in inputs]
-    return tuple(sorted(found, key=lambda one: -abs(one.elasticity or 0.0)))
+    results = [_sensitivity(plan, remodel, before, larger) for larger in inputs]
+    return tuple(sorted(results, key=lambda one: -abs(one.elasticity or 0.0)))
 
 
 class _LargerInput(NamedTuple):

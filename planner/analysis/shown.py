@@ -104,20 +104,20 @@ def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None)
     """Re-plan like `replan_as_shown`; if the new plan is predicted to be faster, both plans are also simulated with the
     same sampled lengths. Raises BadInput like `replan_as_shown`."""
     shown = shown_by(plan, directory, table)
-    found = _replanned(plan, shown, None)
-    if found.kept_seconds is None or found.earned_after(0.0) is None:
-        return found
+    replanned = _replanned(plan, shown, None)
+    if replanned.kept_seconds is None or replanned.earned_after(0.0) is None:
+        return replanned
     kept, new = (
         simulate(one, Sampled(one, shown.remodel, seed=0), steps=RECENT).steps.mean
-        for one in (recost(plan, shown.facts, shown.model), found.plan)
+        for one in (recost(plan, shown.facts, shown.model), replanned.plan)
     )
-    return replace(found, simulated=Simulated(kept_seconds=kept, seconds=new))
+    return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
 
 
 def _replanned(plan: Plan, shown: Shown, limits: Limits | None) -> Replanned:
     model = shown.model
-    found = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
-    return replace(found, plan=of_run(found.plan, model, shown.table), off_by=shown.off_by)
+    replanned = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
+    return replace(replanned, plan=of_run(replanned.plan, model, shown.table), off_by=shown.off_by)
 
 
 def _last_steps(trace: Path) -> tuple[Span, ...]:

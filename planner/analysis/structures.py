@@ -48,9 +48,9 @@ def best_structures(
     Each is the best of all structures that are left, as far as `search` finds it; its bound and gap are those of the
     whole space. There are fewer if no more exist. `progress` is called after each new search.
     """
-    found, candidates = [best], []
+    plans, candidates = [best], []
     subspaces = _subspaces(best, tuple(asked))
-    while len(found) < count:
+    while len(plans) < count:
         for subspace in subspaces:
             plan = search(subspace)
             if isinstance(plan, Plan):
@@ -61,9 +61,9 @@ def best_structures(
             break
         pins, next_best = min(candidates, key=lambda one: one[1].period_seconds)
         candidates = [one for one in candidates if one[1] is not next_best]
-        found.append(_with_bound_of(next_best, best, {*map(str, pins)} - {*map(str, asked)}))
+        plans.append(_with_bound_of(next_best, best, {*map(str, pins)} - {*map(str, asked)}))
         subspaces = _subspaces(next_best, pins)
-    return tuple(found)
+    return tuple(plans)
 
 
 def every_plan(best: Plan, model: CostModel, limits: Limits) -> Search:

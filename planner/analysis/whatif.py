@@ -102,8 +102,8 @@ def whatif(
     for setting in settings:
         facts = with_setting(plan.facts, setting)
         most_ranks = max(most_ranks, facts.cluster.num_ranks)
-        found = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
-        broken, after = found
+        answer = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
+        broken, after = answer
         consequence_outlook = outlook(after, price) if after else None
         answers.append(
             Consequence(
@@ -157,10 +157,10 @@ def _replanned(
     model = remodel(facts)
     kept = start_from(plan, facts, model, parse_pins(plan.pins, plan.graph))
     start = kept if isinstance(kept, Plan) else None
-    found = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
-    if isinstance(found, NoPlan):
-        return tuple(limit.sentence for limit in found.limits) or ("no plan was found in time.",), None
-    return (), found
+    planned = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
+    if isinstance(planned, NoPlan):
+        return tuple(limit.sentence for limit in planned.limits) or ("no plan was found in time.",), None
+    return (), planned
 
 
 def _extrapolated(plan: Plan) -> tuple[str, ...]:

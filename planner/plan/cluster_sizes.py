@@ -17,8 +17,8 @@ def size_settings(cluster: AnyCluster, sizes: Sequence[int]) -> tuple[Setting, .
     for size in sizes:
         if size < 1 or (size > per_node and size % per_node):
             below, above = size // per_node * per_node, -(-size // per_node) * per_node
-            near = f"use {below} or {above}" if size > per_node else "use 1 or more"
-            raise BadInput(f"--sizes {size} is not a number of whole nodes of {per_node} ranks; {near}.")
+            hint = f"use {below} or {above}" if size > per_node else "use 1 or more"
+            raise BadInput(f"--sizes {size} is not a number of whole nodes of {per_node} ranks; {hint}.")
         nodes, ranks = (size // per_node, per_node) if size >= per_node else (1, size)
         settings.append({"cluster.nodes": nodes, "cluster.ranks_per_node": ranks})
     return tuple(settings)

@@ -107,6 +107,6 @@ staleness: 0  # updates that a token may be old; 1 or more lets generation work 
     def _cluster_shape(self) -> tuple[int, int]:
         nodes, rest = divmod(self.num_ranks, _RANKS_PER_NODE)
         if nodes and rest:
-            near = f"{nodes * _RANKS_PER_NODE} or {(nodes + 1) * _RANKS_PER_NODE}"
-            raise BadInput(f"{self.num_ranks} devices are not whole nodes of {_RANKS_PER_NODE}; use {near}.")
+            hint = f"{nodes * _RANKS_PER_NODE} or {(nodes + 1) * _RANKS_PER_NODE}"
+            raise BadInput(f"{self.num_ranks} devices are not whole nodes of {_RANKS_PER_NODE}; use {hint}.")
         return (nodes, _RANKS_PER_NODE) if nodes else (1, self.num_ranks)

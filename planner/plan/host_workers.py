@@ -131,11 +131,11 @@ def _with_wait(plan: Plan, seconds: float) -> Plan:
 
 def with_its_workers(plan: Plan) -> Plan:
     """The plan with the wait for rewards that follows from its own numbers of workers."""
-    known = {one.reward: one.workers for one in plan.workers}
+    workers = {one.reward: one.workers for one in plan.workers}
     if not plan.facts.rewards:
         return plan
     return _with_wait(
-        plan, tail(plan, _planned_response_ends(plan), [known[reward.name] for reward in plan.facts.rewards])
+        plan, tail(plan, _planned_response_ends(plan), [workers[reward.name] for reward in plan.facts.rewards])
     )
 
 
@@ -169,11 +169,11 @@ def served(plan: Plan, workers: Sequence[int]) -> list[Served]:
 
 def worker_violations(plan: Plan) -> Iterator[str]:
     """Rules that the workers of a plan break."""
-    named, known = [one.reward for one in plan.workers], {reward.name: reward for reward in plan.facts.rewards}
+    named, rewards = [one.reward for one in plan.workers], {reward.name: reward for reward in plan.facts.rewards}
     for name in named:
-        if name not in known:
-            yield f"workers are given to {name!r}, which is no reward of the job; {suggestion(name, known)}"
-    for name, reward in known.items():
+        if name not in rewards:
+            yield f"workers are given to {name!r}, which is no reward of the job; {suggestion(name, rewards)}"
+    for name, reward in rewards.items():
         if named.count(name) != 1:
             yield f"the reward {name} has {named.count(name)} entries of workers; give it one."
             continue

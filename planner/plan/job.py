@@ -149,11 +149,11 @@ class Job(Document):
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults, and the settings of other algorithms."""
-        found = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
-        found = without(found, None, "engine", "tool", "generation_weights")
+        dumped = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
+        dumped = without(dumped, None, "engine", "tool", "generation_weights")
         return {
             key: value
-            for key, value in found.items()
+            for key, value in dumped.items()
             if key not in SETTINGS_KEYS.values() or (self.preset and key == SETTINGS_KEYS[self.preset])
         }
 
@@ -172,11 +172,11 @@ class Job(Document):
 
     def _require_settings(self) -> None:
         """Raises ValueError for settings of another algorithm, or that need a model that is not named."""
-        given, own = self._settings_keys, [SETTINGS_KEYS[preset] for preset in self.presets]
+        keys, allowed = self._settings_keys, [SETTINGS_KEYS[preset] for preset in self.presets]
         if isinstance(self.algorithm, OwnGraph):
-            require_settings_of_graph(own, given)
+            require_settings_of_graph(allowed, keys)
         else:
-            require_own_settings(self.algorithm, own[0], given)
+            require_own_settings(self.algorithm, allowed[0], keys)
         if self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
             require_reference(SETTINGS_KEYS[self.preset], self.settings, self.models.roles)
@@ -198,8 +198,8 @@ class Job(Document):
     def preset(self) -> Algorithm | None:
         """The algorithm whose settings and losses apply. Of several presets with the job's own graph, it is the one
         whose settings the job gives; None where there is no such preset."""
-        given, alike = self._settings_keys, self.presets
-        named = alike if len(alike) == 1 else [preset for preset in alike if SETTINGS_KEYS[preset] in given]
+        keys, presets = self._settings_keys, self.presets
+        named = presets if len(presets) == 1 else [preset for preset in presets if SETTINGS_KEYS[preset] in keys]
         return next(iter(named), None)
 
     @property
@@ -208,8 +208,8 @@ class Job(Document):
         if self.preset is None:
             return LearningSettings()
         key = SETTINGS_KEYS[self.preset]
-        found: LearningSettings | None = getattr(self, key)
-        return DEFAULT_SETTINGS[key] if found is None else found
+        settings: LearningSettings | None = getattr(self, key)
+        return DEFAULT_SETTINGS[key] if settings is None else settings
 
     @property
     def reward_weights(self) -> tuple[float, ...]:
@@ -270,8 +270,8 @@ class Facts(Document):
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults."""
-        found = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return without(without(without(found, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
+        dumped = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        return without(without(without(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
@@ -287,14 +287,14 @@ class Facts(Document):
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
-        found = graph_for(
+        graph = graph_for(
             self.algorithm,
             tuple(map(Role, self.models.by_name)),
             self.workload,
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
         )
-        return found.with_quantised(GENERATE) if self.generation_weights else found
+        return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -313,7 +313,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEAD_ROLES) for role in directories}
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
-    places = {role: os.path.realpath(path) for role, path in directories.items()}
+    real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
     require_one_vocabulary(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
@@ -321,7 +321,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_possible(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
-    own = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
+    own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
     return Facts(
         algorithm=job.algorithm,
         models=RoleModels(**by_name),
@@ -331,10 +331,10 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
-        engine=job.engine or own,
+        engine=job.engine or own_engine_name,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
-        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR] and not _trains_ref(job),
+        ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
     )
 
 
@@ -354,9 +354,9 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
     facts = resolve(job, directory)
     if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
         facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
-    own, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
-    if own and chosen:
-        sampling = own.as_planned(chosen, shares_are_seen=lengths_are_seen)
+    stated, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
+    if stated and chosen:
+        sampling = stated.as_planned(chosen, shares_are_seen=lengths_are_seen)
         facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"dynamic_sampling": sampling})})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
@@ -369,7 +369,7 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
             "the job; plan this job again."
         )
     facts = facts.model_copy(update={"models": facts.models.named_as(planned.models)})
-    for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
+    for difference in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
         raise BadInput(
-            f"the plan was made for another job: {found.between('the plan', 'the job')}; plan this job again."
+            f"the plan was made for another job: {difference.between('the plan', 'the job')}; plan this job again."
         )

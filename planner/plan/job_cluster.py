@@ -75,8 +75,8 @@ class MixedSpec(Document):
         if any(part.device == "local" for part in self.parts):
             raise BadInput("cluster.parts: a part is local, which is this machine alone; name the device of each part.")
         between = network_named(self.network) if isinstance(self.network, str) else self.network
-        found = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
-        return parse(MixedCluster, found.model_dump_json(), "cluster")
+        mixed = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
+        return parse(MixedCluster, mixed.model_dump_json(), "cluster")
 
 
 def _with_default_links(device: Device) -> tuple[Device, Link, Link]:

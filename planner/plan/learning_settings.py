@@ -37,8 +37,10 @@ class LearningRateSchedule(Document):
     @model_validator(mode="after")
     def _decay_over_known_steps(self) -> Self:
         if self.decay == "constant" and (self.decay_steps is not None or self.min_ratio):
-            given = "min_ratio" if self.decay_steps is None else "decay_steps"
-            raise ValueError(f"{given}={getattr(self, given)} has no effect with decay=constant; choose another decay")
+            setting = "min_ratio" if self.decay_steps is None else "decay_steps"
+            raise ValueError(
+                f"{setting}={getattr(self, setting)} has no effect with decay=constant; choose another decay"
+            )
         if self.decay != "constant" and self.decay_steps is None:
             raise ValueError(f"decay={self.decay} needs decay_steps, {_DECAY_STEPS}; add it")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:

@@ -70,8 +70,8 @@ class Pin:
 def value_of(layout: Layout, schedule: Schedule, key: str) -> Value:
     """The value of a choice under a pin's key (other than `pool`): its layout, one degree of it, or a field of its
     schedule."""
-    found: Value = layout if key == "layout" else getattr(layout if key in DEGREES else schedule, key)
-    return found
+    value: Value = layout if key == "layout" else getattr(layout if key in DEGREES else schedule, key)
+    return value
 
 
 def forbidden(text: str) -> str:

@@ -35,13 +35,13 @@ def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
 def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
     """The legal first ranks of a pool of this size: multiples of the step (or of the size, if smaller) among nodes of
     one kind, and the first rank of two neighbouring kinds that have this many ranks together."""
-    found = [
+    starts = [
         before + first
         for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
         if num_ranks in _sizes(part)
         for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
     ]
-    return tuple(sorted([*found, *(ranks.start for ranks in _pairs(cluster) if len(ranks) == num_ranks)]))
+    return tuple(sorted([*starts, *(ranks.start for ranks in _pairs(cluster) if len(ranks) == num_ranks)]))
 
 
 def pool_step(part: Cluster) -> int:
@@ -106,20 +106,20 @@ def pair_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[s
     parts = facts.cluster.parts_of(part)
     if len(parts) == 1:
         return ()
-    found, where = [], " and ".join(one.name for one in parts)
+    sentences, where = [], " and ".join(one.name for one in parts)
     if not may_deal(facts, stage):
-        found.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
+        sentences.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
     if layout.pp > 1:
-        found.append(f"pp={layout.pp} splits replicas over the kinds of nodes of a pool of {where}; use pp=1.")
+        sentences.append(f"pp={layout.pp} splits replicas over the kinds of nodes of a pool of {where}; use pp=1.")
     if layout.ep > 1:
-        found.append(
+        sentences.append(
             f"ep={layout.ep} needs equally many sequences on every replica, and on {where} some have more; use ep=1."
         )
     replica_ranks = layout.tp * layout.cp
     if any(one.num_ranks % replica_ranks for one in parts):
         legal = nearest_divisor(replica_ranks, *(one.num_ranks for one in parts))
-        found.append(f"replicas of {replica_ranks} ranks do not fit {where} evenly; use tp x cp = {legal}.")
-    return tuple(found)
+        sentences.append(f"replicas of {replica_ranks} ranks do not fit {where} evenly; use tp x cp = {legal}.")
+    return tuple(sentences)
 
 
 def dealing_rules(facts: Facts, num_rows: int, layout: Layout, schedule: Schedule, part: int) -> tuple[str, ...]:

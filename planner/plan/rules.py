@@ -105,32 +105,36 @@ def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: Wanted
 
 def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> tuple[str, ...]:
     """Rules that the layout of a stage breaks on a part of the cluster."""
-    found = [
+    sentences = [
         *(workload_violations(facts) if stage.trains else ()),
         *layout_violations(layout, facts.models.spec(stage.role)),
     ]
     per_node = facts.cluster.ranks_per_node
     if per_node % layout.tp:
         legal = nearest_divisor(layout.tp, per_node)
-        found.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
-    found += _batch_split_rules(facts, stage, layout)
+        sentences.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
+    sentences += _batch_split_rules(facts, stage, layout)
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
-        verb = "cuts" if layout.folded == 1 else "deals out"
-        found.append(f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on.")
+        verb = "shards" if layout.folded == 1 else "distributes"
+        sentences.append(
+            f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on."
+        )
     if stage.generates and layout.sp:
-        found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
-    if stage.is_quantised and facts.cluster.kind != "cpu" and not found:
-        found += odd_sides(facts.models.spec(stage.role), layout.tp)
+        sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
+        sentences += odd_sides(facts.models.spec(stage.role), layout.tp)
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
-        found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
+        sentences.append(
+            f"cp={layout.cp} shards sequences, and generation samples one token after the other; use cp=1."
+        )
     elif layout.cp > most and not facts.models.spec(stage.role).experts:
         tokens = facts.workload.max_tokens
-        found.append(
+        sentences.append(
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
             f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
         )
-    return (*found, *pair_rules(facts, stage, layout, part))
+    return (*sentences, *pair_rules(facts, stage, layout, part))
 
 
 def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
@@ -155,25 +159,25 @@ def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[s
 
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
     """Rules that the schedule of a stage breaks on a legal layout on a part of the cluster."""
-    found: list[str] = []
+    sentences: list[str] = []
     rows, is_even = rows_per_replica(facts, stage, layout), has_even_rows(facts, stage, layout)
     if schedule.micro_batch_tokens:
-        found += token_rules(stage, layout, schedule, rows, facts.workload.max_tokens)
+        sentences += token_rules(stage, layout, schedule, rows, facts.workload.max_tokens)
     else:
-        found += row_rules(layout, schedule, rows, is_even=is_even)
+        sentences += row_rules(layout, schedule, rows, is_even=is_even)
     if schedule.recompute is not Recompute.NONE and not stage.trains:
-        found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
+        sentences.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
     if schedule.offload not in offloads(stage):
         legal_kinds = " or ".join(offloads(stage))
-        found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
+        sentences.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
     if schedule.chunk_tokens and not stage.may_stream:
         names = ", ".join(facts.graph.streaming) or "no stage of this job"
-        found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
+        sentences.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
     generation = (
         _generation_rules(facts, layout, schedule, rows) if stage.generates else _inference_only_rules(schedule)
     )
     return (
-        *found,
+        *sentences,
         *streaming_rules(facts, layout, schedule, part),
         *dealing_rules(facts, rows_per_update(facts, stage), layout, schedule, part),
         *generation,

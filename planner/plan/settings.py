@@ -87,9 +87,9 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
             raise BadInput(f"--set {path}: the plan's facts have no such field; {_suggestion(path, known)}")
         _assign(tree, path, value)
     described = ", ".join(f"{path}={value}" for path, value in setting.items())
-    found = parse(Facts, json.dumps(tree), f"--set {described}")
-    require_possible(found.models.by_name, found.cluster, found.workload, f"--set {described}")
-    return found
+    changed = parse(Facts, json.dumps(tree), f"--set {described}")
+    require_possible(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
+    return changed
 
 
 def _assign(tree: dict[str, Any], path: str, value: Value) -> None:

@@ -63,12 +63,12 @@ def patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
     With generation two steps ahead, stages of untrained models are one step ahead. Within a period only training then
     waits for other stages, those of values and proximal log-probabilities.
     """
-    found = [synchronous(graph)]
+    patterns_allowed = [synchronous(graph)]
     if staleness >= 1:
-        found.append(_steps_ahead(graph, generate=1, scored=0))
+        patterns_allowed.append(_steps_ahead(graph, generate=1, scored=0))
     if staleness >= 2:
-        found.append(_steps_ahead(graph, generate=2, scored=1))
-    return tuple(found)
+        patterns_allowed.append(_steps_ahead(graph, generate=2, scored=1))
+    return tuple(patterns_allowed)
 
 
 def pattern_ahead(graph: StageGraph, steps: int) -> StepsAhead:
@@ -113,8 +113,8 @@ def _steps_ahead(graph: StageGraph, *, generate: int, scored: int) -> StepsAhead
 def _untrained_stages(graph: StageGraph) -> tuple[str, ...]:
     """Stages of untrained models that read only from generation and from each other. What they write does not depend on
     when they run."""
-    found: list[str] = []
+    names: list[str] = []
     for stage in graph.stages:
-        if not stage.is_trained and {graph.writer[field] for field in stage.reads} <= {GENERATE, *found}:
-            found.append(stage.name)
-    return tuple(found)
+        if not stage.is_trained and {graph.writer[field] for field in stage.reads} <= {GENERATE, *names}:
+            names.append(stage.name)
+    return tuple(names)

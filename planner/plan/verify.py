@@ -46,9 +46,9 @@ def verify(plan: Plan) -> tuple[str, ...]:
     """Return one sentence for each broken rule; empty for a valid plan. Names are checked first, then choices, then
     their consequences; a group of rules is checked only if the plan keeps the groups before it."""
     for checks in (_NAMES, _CHOICES, _CONSEQUENCES):
-        found = tuple(sentence for check in checks for sentence in check(plan))
-        if found:
-            return found
+        sentences = tuple(sentence for check in checks for sentence in check(plan))
+        if sentences:
+            return sentences
     return ()
 
 

@@ -42,7 +42,7 @@ def proof(plan: Plan) -> Html:
 
 def facts(plan: Plan) -> Html:
     """Return the section with models, cluster, workload, and the digests of all inputs."""
-    found = plan.facts
+    plan_facts = plan.facts
     return section(
         "facts",
         "Facts",
@@ -58,7 +58,7 @@ def facts(plan: Plan) -> Html:
         *_waves(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
-        *(note(f"{part.device.name}: {part.device.source}") for part in found.cluster.parts),
+        *(note(f"{part.device.name}: {part.device.source}") for part in plan_facts.cluster.parts),
     )
 
 
@@ -113,26 +113,26 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
 
 def _adapter(plan: Plan) -> Iterable[Html]:
     """The adapter of the actor, if it has one."""
-    found = adapted(plan)
-    return (tag("h3", "Adapter"), *map(note, found.sentences)) if found else ()
+    adapter = adapted(plan)
+    return (tag("h3", "Adapter"), *map(note, adapter.sentences)) if adapter else ()
 
 
 def _rewards(plan: Plan) -> Iterable[Html]:
     """The rewards on hosts, if there are any."""
-    found = host_rewards(plan)
-    return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
+    rewards = host_rewards(plan)
+    return (tag("h3", "Rewards on hosts"), *map(note, rewards.sentences)) if rewards else ()
 
 
 def _latencies(plan: Plan) -> Iterable[Html]:
     """The measured latencies of rewards and of the tool, if there are any."""
-    found = measured_latencies(plan.facts)
-    return (tag("h3", "Measured latencies"), *map(note, found.sentences)) if found else ()
+    latencies = measured_latencies(plan.facts)
+    return (tag("h3", "Measured latencies"), *map(note, latencies.sentences)) if latencies else ()
 
 
 def _waves(plan: Plan) -> Iterable[Html]:
     """The samples of a step with best of or dynamic sampling."""
-    if found := best_samples(plan):
-        return (tag("h3", "Best of several samples"), *map(note, found.sentences))
+    if best := best_samples(plan):
+        return (tag("h3", "Best of several samples"), *map(note, best.sentences))
     sampling_waves = drawn_waves(plan)
     return (tag("h3", "Dynamic sampling"), *map(note, sampling_waves.sentences)) if sampling_waves else ()
 

@@ -38,10 +38,10 @@ def swept_field(settings: Sequence[Setting]) -> str:
     return field
 
 
-def _swept(found: WhatIf) -> _Swept:
-    field = swept_field([answer.setting for answer in found.answers])
+def _swept(answered: WhatIf) -> _Swept:
+    field = swept_field([answer.setting for answer in answered.answers])
     lines: dict[str, list[Consequence]] = {}
-    for answer in found.answers:
+    for answer in answered.answers:
         other_values = {path: value for path, value in answer.setting.items() if path != field}
         lines.setdefault(words.setting(other_values), []).append(answer)
     return _Swept(field, {name: tuple(answers) for name, answers in lines.items()})
@@ -115,10 +115,12 @@ def _plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook],
     return plot(series, across=across, names=places.names, what=swept.field, up=up, describe=f"{up} by {swept.field}")
 
 
-def _table(found: WhatIf) -> Html:
+def _table(answered: WhatIf) -> Html:
     headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
-    rows = [("as planned", *_numbers(found.baseline, None), "yes" if found.baseline.headroom_bytes >= 0 else "no")]
-    for answer in found.answers:
+    rows = [
+        ("as planned", *_numbers(answered.baseline, None), "yes" if answered.baseline.headroom_bytes >= 0 else "no")
+    ]
+    for answer in answered.answers:
         numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
         rows.append((words.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
     return table(headings, rows, numbers=range(1, 7))

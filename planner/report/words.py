@@ -87,10 +87,14 @@ def schedule(found: Schedule) -> str:
     return ", ".join(settings)
 
 
-def _batching(found: Schedule) -> str:
-    if found.generation_slots:
-        return f"{found.generation_slots} slots"
-    return f"{found.micro_batch_tokens:,} tokens" if found.micro_batch_tokens else f"{found.micro_batch_size} rows"
+def _batching(schedule: Schedule) -> str:
+    if schedule.generation_slots:
+        return f"{schedule.generation_slots} slots"
+    return (
+        f"{schedule.micro_batch_tokens:,} tokens"
+        if schedule.micro_batch_tokens
+        else f"{schedule.micro_batch_size} rows"
+    )
 
 
 def setting(found: Mapping[str, object]) -> str:

@@ -194,11 +194,11 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2)),
-            "actor_train: tp=2 cuts experts, which are trained with sequence parallelism only; turn sp on.",
+            "actor_train: tp=2 shards experts, which are trained with sequence parallelism only; turn sp on.",
         ),
         (
             lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2, ep=2, etp=1)),
-            "actor_train: tp=2 deals out experts, which are trained with sequence parallelism only; turn sp on.",
+            "actor_train: tp=2 distributes experts, which are trained with sequence parallelism only; turn sp on.",
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(tp=2, dp=2, ep=2, etp=1)),

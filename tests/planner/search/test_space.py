@@ -69,7 +69,9 @@ def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
             assert cut == {True}
         else:
             assert cut == ({False} if stage.generates else {False, True})
-    with pytest.raises(BadInput, match="tp=2 cuts experts, which are trained with sequence parallelism only; turn sp"):
+    with pytest.raises(
+        BadInput, match="tp=2 shards experts, which are trained with sequence parallelism only; turn sp"
+    ):
         check_pins(facts, parse_pins(["actor_train.layout=tp2"], PPO_GRAPH))
 
 
@@ -105,7 +107,7 @@ def test_a_stage_of_spread_experts_may_be_pinned() -> None:
     check_pins(facts, parse_pins(["ref_logprob.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=8 does not divide the 4 experts of actor; use ep=4"):
         check_pins(facts, parse_pins(["actor_train.layout=tp2,dp4,ep8,etp1,sp"], PPO_GRAPH))
-    with pytest.raises(BadInput, match="tp=2 deals out experts, which are trained with sequence parallelism only"):
+    with pytest.raises(BadInput, match="tp=2 distributes experts, which are trained with sequence parallelism only"):
         check_pins(facts, parse_pins(["actor_train.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
         check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"], PPO_GRAPH))
