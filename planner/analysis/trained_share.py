@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Plan
 
-_GIB = 2**30
+_BYTES_PER_GIB = 2**30
 _MILLION = 10**6
 
 
@@ -36,7 +36,7 @@ class Adapted:
             f"an adapter of rank {self.rank} on {', '.join(self.linears)}: {self.trained_params / _MILLION:,.1f} "
             f"million parameters are trained and refit, {self.num_params / _MILLION:,.1f} million are frozen"
         )
-        size = f"{self.copy_bytes / _GIB:.2f} GiB a rank"
+        size = f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank"
         for stage, owner in self.serves:
             yield f"no ref copy: {stage} runs on the weights of {owner} without the adapter, which saves {size}"
         for stage in self.apart:

@@ -125,9 +125,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         sentences += odd_sides(facts.models.spec(stage.role), layout.tp)
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
-        sentences.append(
-            f"cp={layout.cp} shards sequences, and generation samples one token after the other; use cp=1."
-        )
+        sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
     elif layout.cp > most and not facts.models.spec(stage.role).experts:
         tokens = facts.workload.max_tokens
         sentences.append(

@@ -31,7 +31,7 @@ def compared(contents: Contents) -> Html:
     for place, name in enumerate(names):
         predicted = next(iter(runs.values()))[name].predicted_seconds
         bars = [("predicted", predicted), *((run, rows[name].measured_seconds) for run, rows in runs.items())]
-        boxes += [_bar(plan, place * size + lane, name, run, value) for lane, (run, value) in enumerate(bars)]
+        boxes += [_seconds_bar(plan, place * size + lane, name, run, value) for lane, (run, value) in enumerate(bars)]
         labels.append(Label(place * size, place * size + len(bars) - 1, name))
     longest = max(box.end for box in boxes)
     chart = picture(
@@ -52,7 +52,7 @@ def compared(contents: Contents) -> Html:
     if any(clock(run) == "REHEARSAL" for run in contents.runs):
         notes.append("A rehearsal waits where a device would compute: it shows scheduling and messages, not computing.")
     return section(
-        "compared", "Predicted and observed", note(" ".join(notes)), legend(entries), chart, _table(names, runs)
+        "compared", "Predicted and observed", note(" ".join(notes)), legend(entries), chart, _seconds_table(names, runs)
     )
 
 
@@ -61,7 +61,7 @@ def _rows(plan: Plan, run: Run) -> dict[str, Comparison]:
     return {row.name: row for row in compare(plan, run.spans, seconds)}
 
 
-def _bar(plan: Plan, lane: int, name: str, run: str, seconds: float) -> Box:
+def _seconds_bar(plan: Plan, lane: int, name: str, run: str, seconds: float) -> Box:
     return Box(
         first=lane,
         last=lane,
@@ -73,7 +73,7 @@ def _bar(plan: Plan, lane: int, name: str, run: str, seconds: float) -> Box:
     )
 
 
-def _table(names: list[str], runs: Mapping[str, Mapping[str, Comparison]]) -> Html:
+def _seconds_table(names: list[str], runs: Mapping[str, Mapping[str, Comparison]]) -> Html:
     rows = []
     for name in names:
         cells = [f"{next(iter(runs.values()))[name].predicted_seconds:.3f}"]

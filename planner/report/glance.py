@@ -24,7 +24,7 @@ def glance(plan: Plan) -> Html:
     nodes = _nodes(plan)
     height = min(max(_RANK_HEIGHT * cluster.num_ranks, _MIN_HEIGHT), _MAX_HEIGHT)
     chart = picture(
-        _boxes(plan),
+        _task_boxes(plan),
         axis=linear(0.0, plan.period_seconds),
         unit="s",
         num_lanes=cluster.num_ranks,
@@ -33,7 +33,7 @@ def glance(plan: Plan) -> Html:
         rules=[*(label.first for label in nodes), cluster.num_ranks],
         describe="which stage runs on which ranks at what time of a period",
     )
-    return section("glance", "The plan at a glance", note(_caption(plan)), chart, _table(plan))
+    return section("glance", "The plan at a glance", note(_caption(plan)), chart, _placements_table(plan))
 
 
 def works_ahead(plan: Plan) -> bool:
@@ -48,7 +48,7 @@ def _caption(plan: Plan) -> str:
     return f"{period} Stages that work ahead of training name their step; ranks are idle where nothing is drawn."
 
 
-def _boxes(plan: Plan) -> Iterator[Box]:
+def _task_boxes(plan: Plan) -> Iterator[Box]:
     for item in items(plan):
         if item.end_seconds == item.start_seconds:
             continue
@@ -86,7 +86,7 @@ def _nodes(plan: Plan) -> list[Label]:
     return labels
 
 
-def _table(plan: Plan) -> Html:
+def _placements_table(plan: Plan) -> Html:
     rows = [
         (
             p.stage,

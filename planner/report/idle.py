@@ -9,10 +9,10 @@ from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.planner.simulation.simulate import Simulation, Use
 from meshwright.profiles.stages import StageGraph
 
-_LANE_HEIGHT = 30.0
+_POOL_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
-_MAX_CAUSES, _MIN_SHARE = 4, 0.0005
+_MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
 """The causes of waiting that are listed for a pool: their number, and the smallest share, which does not round to 0."""
 
 
@@ -20,11 +20,11 @@ def idle(simulation: Simulation, graph: StageGraph) -> Html:
     """Return the section: a bar for each pool, busy time in full colour, waiting hatched in the colour of its cause."""
     pools = simulation.pools
     chart = picture(
-        [box for lane, use in enumerate(pools) for box in _bar(lane, use, graph)],
+        [box for lane, use in enumerate(pools) for box in _pool_bar(lane, use, graph)],
         axis=linear(0.0, 100.0),
         unit="%",
         num_lanes=len(pools),
-        lane_height=_LANE_HEIGHT,
+        lane_height=_POOL_LANE_HEIGHT,
         labels=[Label(lane, lane, use.name) for lane, use in enumerate(pools)],
         describe="what the pools are busy with and what they wait for",
     )
@@ -40,7 +40,7 @@ def idle(simulation: Simulation, graph: StageGraph) -> Html:
     return section("idle", "Idle time", summary, legend(entries), chart, table(("pool", "idle", "waiting for"), rows))
 
 
-def _bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
+def _pool_bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(share, "solid", share.what) for share in use.busy]
     parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
@@ -63,5 +63,5 @@ def _bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
 
 def _causes(use: Use) -> str:
     """The largest causes of waiting, without those that round to 0.0%."""
-    shares = [share for share in use.waits[:_MAX_CAUSES] if share.share >= _MIN_SHARE] or use.waits[:1]
+    shares = [share for share in use.waits[:_MAX_CAUSES] if share.share >= _MIN_CAUSE_SHARE] or use.waits[:1]
     return ", ".join(f"{share.what} {words.percent(share.share)}" for share in shares) or "nothing"

@@ -50,7 +50,7 @@ def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: 
     margin = 0.08 * (highest - lowest)
     upwards = linear(lowest - margin if lowest < 0 else 0.0, highest + margin or 1.0)
     elements = [
-        *_grid(across, upwards, names),
+        *_plot_grid(across, upwards, names),
         *(_line(one, across, upwards) for one in series),
         tag("text", what, x="100%", y=_HEIGHT + 36, text_anchor="end", class_="tick"),
     ]
@@ -66,7 +66,7 @@ def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: 
     return tag("div", tag("h3", up), tag("div", tag("div", *ticks, class_="margin"), chart, class_="picture lines"))
 
 
-def _grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
+def _plot_grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
     for tick in upwards.ticks:
         yield tag("line", x1="0", x2="100%", y1=_y(upwards, tick), y2=_y(upwards, tick), class_="grid")
     for tick, name in zip(across.ticks, names, strict=True):

@@ -12,7 +12,7 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
 
-_LANE_HEIGHT = 30.0
+_RANKS_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _MAX_NAME_LENGTH = 20
@@ -60,11 +60,11 @@ def memory(plan: Plan) -> Html:
     fullest = max((f.peak_bytes for f in memory_fillings), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
     chart = picture(
-        [box for lane, filling in enumerate(memory_fillings) for box in _bar(plan, lane, filling, scale)],
+        [box for lane, filling in enumerate(memory_fillings) for box in _memory_bar(plan, lane, filling, scale)],
         axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
         unit=unit,
         num_lanes=len(memory_fillings),
-        lane_height=_LANE_HEIGHT,
+        lane_height=_RANKS_LANE_HEIGHT,
         labels=[Label(lane, lane, _ranks_label(filling)) for lane, filling in enumerate(memory_fillings)],
         marks=[Mark(limit / scale, f"usable: {words.size(limit)}", limit=True) for limit in limits],
         describe="peak memory of the ranks against the limit",
@@ -105,7 +105,7 @@ def _ranks_label(filling: Filling) -> str:
     return name if len(name) <= _MAX_NAME_LENGTH else f"{len(filling.ranks)} ranks"
 
 
-def _bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
+def _memory_bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
     if filling.worst:

@@ -17,11 +17,11 @@ def sizes(found: WhatIf | None) -> Html:
         return section("sizes", "Other numbers of GPUs", note("Not requested: --sizes 8,16,32 plans the job on each."))
     outlooks = {_num_ranks(answer.setting): answer for answer in found.answers}
     planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
-    plots = [_plot(planned)] if planned else []
+    plots = [_sizes_plot(planned)] if planned else []
     rows = [
         (
             str(size),
-            *(_numbers(size, answer.outlook, planned) if answer.outlook else ("",) * 5),
+            *(_size_numbers(size, answer.outlook, planned) if answer.outlook else ("",) * 5),
             "" if answer.fits else " ".join(answer.broken),
         )
         for size, answer in sorted(outlooks.items())
@@ -36,7 +36,7 @@ def _num_ranks(setting: Setting) -> int:
     return int(setting["cluster.nodes"]) * int(setting["cluster.ranks_per_node"])
 
 
-def _plot(planned: dict[int, Outlook]) -> Html:
+def _sizes_plot(planned: dict[int, Outlook]) -> Html:
     smallest = min(planned)
     work = planned[smallest].step_seconds * smallest
     points = tuple(
@@ -57,7 +57,7 @@ def _plot(planned: dict[int, Outlook]) -> Html:
     return join([legend(entries), chart])
 
 
-def _numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
+def _size_numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
     smallest = min(planned)
     faster = planned[smallest].step_seconds / outlook.step_seconds
     return (

@@ -55,7 +55,7 @@ def sweep(found: WhatIf) -> str:
         f"What if {swept.field} changes",
         tag("header", tag("h1", f"What if {swept.field} changes"), tag("p", f"Predicted, {method}.", class_="lead")),
         _plots(swept),
-        _table(found),
+        _sweep_table(found),
         *(
             note(f"{words.setting(answer.setting)}: {sentence}")
             for answer in found.answers
@@ -69,7 +69,7 @@ def _plots(swept: _Swept) -> Html:
     """The plots of step time and tokens/s, side by side where there is room."""
     places = _places(swept)
     plots = [
-        _plot(swept, places, up, value_of)
+        _sweep_plot(swept, places, up, value_of)
         for up, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
     ]
     entries = [(colour, "solid", name) for colour, name in zip(words.COLOURS, swept.lines, strict=False) if name]
@@ -95,7 +95,7 @@ def _places(swept: _Swept) -> _Places:
     return _Places({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
 
 
-def _plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook], float]) -> Html:
+def _sweep_plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook], float]) -> Html:
     """A plot of one number of the answers."""
     series = []
     for number, (name, answers) in enumerate(swept.lines.items()):
@@ -115,18 +115,22 @@ def _plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook],
     return plot(series, across=across, names=places.names, what=swept.field, up=up, describe=f"{up} by {swept.field}")
 
 
-def _table(answered: WhatIf) -> Html:
+def _sweep_table(answered: WhatIf) -> Html:
     headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
     rows = [
-        ("as planned", *_numbers(answered.baseline, None), "yes" if answered.baseline.headroom_bytes >= 0 else "no")
+        (
+            "as planned",
+            *_sweep_numbers(answered.baseline, None),
+            "yes" if answered.baseline.headroom_bytes >= 0 else "no",
+        )
     ]
     for answer in answered.answers:
-        numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
+        numbers = _sweep_numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
         rows.append((words.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
     return table(headings, rows, numbers=range(1, 7))
 
 
-def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+def _sweep_numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
     return (
         f"{outlook.step_seconds:.3f}",
         words.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))

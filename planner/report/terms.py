@@ -12,13 +12,13 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table, tag
 from meshwright.planner.report.lanes import Box, Label, legend, picture
 
-_LANE_HEIGHT = 30.0
+_TASK_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
 
 _OPACITIES = (1.0, 0.8, 0.62, 0.47, 0.35)
 """Opacities of the terms of a bar, the largest term first; further terms have the last opacity."""
 
-_MIN_SHARE = 0.001
+_MIN_TERM_SHARE = 0.001
 """The smallest share of a cost with which a term is listed in the table."""
 
 
@@ -27,11 +27,11 @@ def terms(plan: Plan) -> Html:
     hatched."""
     shown = sorted((item for item in items(plan) if item.cost.total), key=lambda item: item.start_seconds)
     chart = picture(
-        [box for lane, item in enumerate(shown) for box in _bar(plan, lane, item)],
+        [box for lane, item in enumerate(shown) for box in _task_bar(plan, lane, item)],
         axis=linear(0.0, max(item.cost.total for item in shown)),
         unit="s",
         num_lanes=len(shown),
-        lane_height=_LANE_HEIGHT,
+        lane_height=_TASK_LANE_HEIGHT,
         labels=[Label(lane, lane, name_of(item)) for lane, item in enumerate(shown)],
         describe="the terms of the cost of each task",
     )
@@ -54,7 +54,7 @@ def _largest_first(item: Item) -> Sequence[Term]:
     return sorted(item.cost.merged().terms, key=lambda term: -term.amount)
 
 
-def _bar(plan: Plan, lane: int, item: Item) -> list[Box]:
+def _task_bar(plan: Plan, lane: int, item: Item) -> list[Box]:
     boxes, start = [], 0.0
     for place, term in enumerate(_largest_first(item)):
         extrapolated = term.source is Source.EXTRAPOLATED
@@ -81,5 +81,5 @@ def _terms_text(item: Item) -> str:
     return ", ".join(
         f"{term.name} {words.seconds(term.amount)}" + (f" ({term.source})" if term.source is not source else "")
         for term in _largest_first(item)
-        if term.amount >= _MIN_SHARE * item.cost.total
+        if term.amount >= _MIN_TERM_SHARE * item.cost.total
     )

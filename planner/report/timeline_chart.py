@@ -25,7 +25,7 @@ _MAX_LANES = 64
 _MAX_LABELS = 16
 """The most labels beside the lanes."""
 
-_MIN_HEIGHT, _MAX_HEIGHT, _RANK_HEIGHT = 60.0, 400.0, 22.0
+_MIN_TIMELINE_HEIGHT, _MAX_TIMELINE_HEIGHT, _TIMELINE_RANK_HEIGHT = 60.0, 400.0, 22.0
 """Heights in pixels: limits of a chart, and of a rank where there are few."""
 
 _TWO_LINE_HEIGHT = 28.0
@@ -52,9 +52,9 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
     start, end, ends = _window(plan.graph, run.spans)
     num_ranks = plan.facts.cluster.num_ranks
     shown = shown_ranks(plan)
-    height = min(max(_RANK_HEIGHT * len(shown), _MIN_HEIGHT), _MAX_HEIGHT)
+    height = min(max(_TIMELINE_RANK_HEIGHT * len(shown), _MIN_TIMELINE_HEIGHT), _MAX_TIMELINE_HEIGHT)
     charts = picture(
-        _boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
+        _span_boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
         axis=linear(0.0, end - start),
         unit="s",
         num_lanes=len(shown),
@@ -107,7 +107,7 @@ def _between(spans: Sequence[Span], start: float, end: float) -> list[Span]:
     return [span for span in spans if span.end_seconds > start and span.start_seconds < end]
 
 
-def _boxes(
+def _span_boxes(
     graph: StageGraph, spans: Sequence[Span], shown: Sequence[int], window_start: float, height: float
 ) -> Iterator[Box]:
     """Boxes of the spans; neighbouring lanes with the same instruction of a step at the same time share a box."""

@@ -11,7 +11,7 @@ from meshwright.planner.report.glance import works_ahead
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
-_LANE_HEIGHT = 24.0
+_PERIOD_LANE_HEIGHT = 24.0
 """Height of a task in pixels, with room for its text."""
 
 
@@ -41,7 +41,7 @@ def turn(plan: Plan) -> Html:
         axis=linear(0.0, plan.period_seconds),
         unit="s",
         num_lanes=len(shown),
-        lane_height=_LANE_HEIGHT,
+        lane_height=_PERIOD_LANE_HEIGHT,
         labels=[Label(lane, lane, name_of(item)) for lane, item in enumerate(shown)],
         describe="when each task of a period runs, as predicted",
     )

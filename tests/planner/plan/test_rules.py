@@ -161,7 +161,7 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
         ),
         ("ref_logprob", "pp2,vpp2", "vpp=2 on a stage that does not train; use vpp=1."),
         ("actor_generate", "tp2,sp", "sp is on, and a single new token cannot be divided along the sequence"),
-        ("actor_generate", "cp2", "cp=2 shards sequences, and generation samples one token after the other; use cp=1."),
+        ("actor_generate", "cp2", "cp=2 shards sequences, and generation samples one token at a time; use cp=1."),
         ("ref_logprob", "cp2", "cp=2 leaves 96 of the 192 tokens of the longest sequence to a rank, fewer than 2048"),
     ],
 )
