@@ -88,10 +88,10 @@ class Replanned:
         """
         if self.kept_seconds is None:
             return 0
-        saved, usual = self.kept_seconds - self.plan.period_seconds, Limits().on(self.plan.facts.cluster.num_ranks)
+        saved, limits = self.kept_seconds - self.plan.period_seconds, Limits().on(self.plan.facts.cluster.num_ranks)
         if self.simulated:
             saved = min(saved, self.simulated.kept_seconds - self.simulated.seconds)
-        if saved <= self.kept_seconds * max(usual.tolerance, self.off_by):
+        if saved <= self.kept_seconds * max(limits.tolerance, self.off_by):
             return None
         return math.ceil((self.moving_seconds + pause_seconds) / saved)
 
@@ -132,8 +132,8 @@ class Paced(PassedOn):
         return self.pace(call.stage.name, call.layout)
 
     def _least_factor(self, stage: Stage) -> float:
-        there = (factor for (name, _), factor in self.in_layouts.items() if name == stage.name)
-        return min(self.factors.get(stage.name, 1.0), *there, math.inf)
+        layout_factors = (factor for (name, _), factor in self.in_layouts.items() if name == stage.name)
+        return min(self.factors.get(stage.name, 1.0), *layout_factors, math.inf)
 
 
 def factors_of(found: Calibration) -> dict[str, float]:
