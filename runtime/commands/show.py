@@ -213,7 +213,6 @@ def _cost_sources(plan: Plan) -> str:
     sources = Counter(item.cost.source for item in items(plan))
     if set(sources) == {"analytic"}:
         return (
-            f"all {sources['analytic']} costs come from equations and none was measured; "
-            "`meshwright profile` measures them"
+            f"all {sources.total()} costs come from equations and none was measured; `meshwright profile` measures them"
         )
     return "costs: " + ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))

@@ -44,7 +44,7 @@ def test_a_look_that_is_ended_from_outside_has_no_answer(tmp_path: Path) -> None
     look = Look(OTHER, run_of_two_plans(tmp_path, before=1.0, now=1.0), None)
     [process] = multiprocessing.active_children()
     process.kill()
-    assert ended(look) == "looking for another plan ended without an answer."
+    assert ended(look) == "the search for another plan ended without an answer."
 
 
 def test_a_look_that_is_closed_ends(tmp_path: Path) -> None:

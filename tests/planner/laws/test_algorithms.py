@@ -145,7 +145,7 @@ def test_a_group_is_delivered_whole() -> None:
     generate, scope = facts.graph.stages[0], Scope(ahead=synchronous(facts.graph), runs_on=True)
     assert not any(schedule.overcommit for schedule in schedules(facts, generate, Layout(dp=2), scope))
     found = schedule_rules(facts, generate, Layout(dp=2), Schedule(generation_slots=8, overcommit=2))
-    assert "overcommit=2 puts single sequences off, and the 4 of a prompt are compared with each other; use 0." in found
+    assert "overcommit=2 defers single sequences, and the 4 of a prompt are compared with each other; use 0." in found
 
 
 def generation_terms(facts: Facts, layout: Layout, slots: int) -> dict[str, float]:

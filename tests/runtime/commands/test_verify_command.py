@@ -75,7 +75,7 @@ def test_a_stage_as_slow_as_a_run_has_shown_it_names_the_run(call: Call, plan: P
 
     outcome = call("verify", edited_plan(plan, edit))
     assert outcome.code == 2
-    assert "actor_train: pace=0.5 is what a run has shown, and the plan names no trace of one" in outcome.err
+    assert "actor_train: pace=0.5 must come from a run, and the plan names no trace of one" in outcome.err
 
 
 def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan: Path) -> None:
