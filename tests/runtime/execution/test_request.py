@@ -158,7 +158,7 @@ def test_a_run_that_cannot_tell_how_long_stages_take_is_not_planned_again(asked:
     looking = replace(asked, replan_every=5)
     check(looking, Rendezvous())
     profiled = asked.plan.model_copy(update={"digests": {**asked.plan.digests, "profile": "0" * 64}})
-    refused(replace(looking, plan=profiled), "--replan-every needs stage times .* table; name it with --profile")
+    refused(replace(looking, plan=profiled), "--replan-every needs stage times .* a measured table; give it with --profile")
     check(replace(asked, plan=profiled), Rendezvous())
 
 
