@@ -1,1 +1,1 @@
-"""What a choice would cost: pure arithmetic in seconds and bytes, as named terms with their sources."""
+"""Predicted seconds and bytes of a stage under a layout and schedule: pure arithmetic, as named terms with sources."""

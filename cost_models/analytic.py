@@ -1,7 +1,7 @@
-"""The whole of a stage's cost by equation: a shard's times, the collectives and the schedule put together.
+"""The cost model that needs no measurement: datasheets and efficiencies, put into equations.
 
-It needs no measurement: datasheets and efficiencies are enough. Everything that a question leaves fixed (length strata,
-rounds of generation, times of a shard) is computed once.
+It combines the times of a shard, the collectives and the schedule into the cost of a stage. Whatever several questions
+share (length strata, rounds of generation, times of a shard) is computed once.
 """
 
 from __future__ import annotations
@@ -41,16 +41,21 @@ from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 
 _FEW = 8
-"""Workloads whose dealings are kept."""
+"""Number of workloads whose batch splits are cached."""
 
 ShardOf: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
-"""The times of one of `tp` shards of a model, from those by equation; and whether an engine of its own runs it."""
+"""Return the times of one tensor-parallel shard of a model.
+
+Arguments: the model, tp, the analytic times of the shard, and whether a separate generation engine runs it.
+"""
 
 
 class Dealings(NamedTuple):
-    """What the rows of one workload are dealt into, whatever computes them: micro-batches, chunks that are read while
-    they are generated, turns, and the work of those by rows, slots, stages, rows of a prompt and most tokens; rollouts
-    where there are any."""
+    """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
+    generation, and multi-turn rollouts if the workload has turns.
+
+    `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the most tokens of a prefill.
+    """
 
     batches: Deals
     streams: Streams
@@ -61,17 +66,16 @@ class Dealings(NamedTuple):
     @classmethod
     @lru_cache(maxsize=_FEW)
     def of(cls, workload: Workload) -> Dealings:
-        """The same for all models of a workload: nodes of several kinds have some each, and questions of other facts
-        more. Nothing of it is dealt before it is asked for."""
+        """Return the split, which all cost models of a workload share; nothing is computed until it is used."""
         rollouts = RolloutCosts(workload) if workload.turns else None
         return cls(Deals(workload.sequence_lengths), Streams(workload), Turns(workload), Once(), rollouts)
 
 
 class AnalyticModel:
-    """A cost model for one cluster, workload and precision, of this project's runtime unless told of another.
+    """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
-    `shard_of` may replace the analytic times of a shard, and is told whether it is one that generates by an engine of
-    its own; `efficiency` may replace the constants of the device's family. Without an `engine` the framework generates.
+    `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without an
+    `engine` the framework itself generates.
     """
 
     memory_grows = True
@@ -94,14 +98,14 @@ class AnalyticModel:
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
         self._shard_of, self._framework = shard_of, framework or own_framework(cluster.device.kind)
         self._engine, self._generating = engine, engine.passes_on(cluster.device.kind) if engine else self._framework
-        self._generates_apart = self._generating is not self._framework
-        self._exchanges = table.collectives if table else ()
+        self._has_own_engine = self._generating is not self._framework
+        self._collectives = table.collectives if table else ()
         self._networks: Once[bool, Network] = Once()
         self._dealings = Dealings.of(workload)
         self._costs: Once[Call, Cost] = Once()
         self._memories: Once[Call, Memory] = Once()
         self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
-        self._on_layouts: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
+        self._layout_costs: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
         self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
         self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
         self._updates: Once[tuple[ModelSpec, Layout], list[Addend]] = Once()
@@ -112,7 +116,7 @@ class AnalyticModel:
         self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """By its arithmetic, where all times are equations; some devices reach more than their datasheet's peak."""
+        """A bound from arithmetic alone; 0 if times are measured. Some devices exceed their datasheet's peak."""
         del part
         if not self.seconds_grow:
             return 0.0
@@ -120,7 +124,7 @@ class AnalyticModel:
         return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
     def least_generation_seconds(self, call: Call) -> float:
-        """By the least that its rounds take, where all times are equations."""
+        """A bound from the fewest possible rounds; 0 if times are measured."""
         if not self.seconds_grow:
             return 0.0
         replica, overlap = self._replica(call)
@@ -132,11 +136,11 @@ class AnalyticModel:
         return least_generation_seconds(generation, responses, num_slots, num_slots, longest)
 
     def dealt(self, call: Call) -> Schedule:
-        """As it is: all nodes are of one kind."""
+        """Return the schedule unchanged: all nodes are of one kind."""
         return call.schedule
 
     def seconds(self, call: Call) -> Cost:
-        """Seconds of one step; raises BadInput for a layout that does not divide the model."""
+        """Return the seconds of one step. Raises BadInput for a layout that does not divide the model."""
         return self._costs.of(call, lambda: self._seconds(call))
 
     def tail_seconds(self, call: Call) -> float:
@@ -148,7 +152,7 @@ class AnalyticModel:
         return self._memories.of(call, lambda: self._layout_memory(call).memory(call))
 
     def _layout_memory(self, call: Call) -> LayoutMemory:
-        """The same for every schedule of a layout."""
+        """Return the memory model, which every schedule of a layout shares."""
 
         def make() -> LayoutMemory:
             return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
@@ -170,13 +174,13 @@ class AnalyticModel:
         if not call.stage.generates:
             return cost_of(self._pipeline_costs(call).addends(call.schedule))
         if call.schedule.offload is not Offload.NONE:
-            kept = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
-            return self.seconds(kept) + self._offload_seconds(call)
+            without_offload = replace(call, schedule=replace(call.schedule, offload=Offload.NONE))
+            return self.seconds(without_offload) + self._offload_seconds(call)
         return self._generation_seconds(call)
 
     def _pipeline_costs(self, call: Call) -> PipelineCosts:
         key = call.stage.name, call.model, call.layout, call.replica_rows
-        return self._on_layouts.of(key, lambda: self._make_pipeline_costs(call))
+        return self._layout_costs.of(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
         layout, workload, computing = call.layout, self._workload, self._computing_of(call)
@@ -211,7 +215,7 @@ class AnalyticModel:
         )
 
     def _rows(self, call: Call) -> int:
-        """Of one replica, in one update where the stage trains."""
+        """Return the rows of one replica: of a batch, or of a minibatch if the stage trains."""
         workload = self._workload
         parts = call.layout.dp * (workload.num_minibatches if call.stage.trains else 1)
         return call.replica_rows or -(-workload.batch_size // parts)
@@ -238,13 +242,13 @@ class AnalyticModel:
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
             cost += generation.preemption(need.preemptions, need.preempted_tokens, mean_prompt)
-        carried = min(overlap.in_flight(num_rows) - num_rows, num_slots)
-        if not (call.recomputes_cache and carried):
+        num_in_flight = min(overlap.in_flight(num_rows) - num_rows, num_slots)
+        if not (call.recomputes_cache and num_in_flight):
             return cost
-        return cost + generation.recomputation(carried, self._tokens_in_flight(), min(pp, num_slots))
+        return cost + generation.recomputation(num_in_flight, self._tokens_in_flight(), min(pp, num_slots))
 
     def _replica(self, call: Call) -> tuple[Replica, Overlap]:
-        """The fullest replica of a generation, and how it runs into its next batches; raises BadInput for no slots."""
+        """Return the fullest replica and how its batches overlap. Raises BadInput if there are no slots."""
         layout, schedule, batch_size = call.layout, call.schedule, self._workload.batch_size
         num_rows, slots = -(-batch_size // layout.dp), schedule.generation_slots
         if slots < 1:
@@ -255,11 +259,11 @@ class AnalyticModel:
         return Replica(num_rows, num_slots, layout.pp, same_prompt, schedule.while_waiting), overlap
 
     def _tokens_in_flight(self) -> float:
-        """Of a sequence that is met under way."""
+        """Return the mean number of tokens of a sequence in flight."""
         return self._workload.prompt_lengths.mean + self._workload.response_lengths.half_of_one_met
 
     def _generation(self, call: Call) -> Generation:
-        """The same for every schedule of a layout."""
+        """Return the generation model, which every schedule of a layout shares."""
 
         def make() -> Generation:
             return Generation(
@@ -274,7 +278,7 @@ class AnalyticModel:
         return self._generations.of((call.model, call.layout), make)
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
-        """How one replica runs into its next batches; raises BadInput when a sequence could miss its turn."""
+        """Return how one replica's batches overlap. Raises BadInput if a sequence could exceed its deferral."""
         schedule, batch_size = call.schedule, self._workload.batch_size
         if schedule.overcommit and call.max_deferral < 1:
             raise BadInput(
@@ -291,16 +295,18 @@ class AnalyticModel:
     def _streamed(
         self, stage: Stage, computing: Computing, num_rows: int, schedule: Schedule, chunks_of: ChunksOf
     ) -> Computed:
-        """Of all chunks behind prompts sorted by length, or of the last alone; raises BadInput for a stage that cannot
-        stream."""
+        """Return the compute of the prompts and all chunks, or of the last chunks alone.
+
+        Raises BadInput for a stage that cannot stream.
+        """
         size, width = schedule.micro_batch_size, schedule.chunk_tokens
         if not stage.may_stream:
             raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
         def make() -> Computed:
             batches, contexts = self._dealings.streams.of(chunks_of, num_rows, size, width)
-            behind = ChunkShard(computing.shard, computing.analytic, contexts)
-            return Computing(behind, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
+            chunk_shard = ChunkShard(computing.shard, computing.analytic, contexts)
+            return Computing(chunk_shard, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
 
         return self._computed.of((computing, chunks_of, stage.trains, num_rows, size, width), make)
 
@@ -315,26 +321,26 @@ class AnalyticModel:
         )
 
     def _network(self, framework: Framework) -> Network:
-        """Between the ranks that run a framework."""
+        """Return the collective times between ranks that run this framework."""
         peers = framework.peer_reductions
         return self._networks.of(peers, lambda: self._make_network(peers))
 
     def _make_network(self, peers: bool) -> Network:
-        return Network(self._cluster, self._efficiency, self._exchanges, peer_reductions=peers)
+        return Network(self._cluster, self._efficiency, self._collectives, peer_reductions=peers)
 
     def _groups(self, layout: Layout) -> Groups:
         return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout, quantised = call.layout, call.stage.is_quantised
-        apart = call.stage.generates and (self._generates_apart or quantised)
+        own_engine = call.stage.generates and (self._has_own_engine or quantised)
         return self._shard_pairs.of(
-            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, apart, quantised),
-            lambda: self._make_shards(call.model, layout, apart, quantised),
+            (call.model, layout.tp, layout.sp, layout.ep, layout.etp, own_engine, quantised),
+            lambda: self._make_shards(call.model, layout, own_engine, quantised),
         )
 
     def _computing_of(self, call: Call) -> Computing:
-        """Of a rank that may hold a part of every sequence; the equations know that part without more."""
+        """Return what one rank computes. Under context parallelism, measured times of whole sequences are adjusted."""
         layout = call.layout
 
         def make() -> Computing:
@@ -345,7 +351,7 @@ class AnalyticModel:
         return self._computing.of((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
     def _make_shards(
-        self, model: ModelSpec, layout: Layout, apart: bool, quantised: bool
+        self, model: ModelSpec, layout: Layout, own_engine: bool, quantised: bool
     ) -> tuple[Shard, AnalyticShard]:
         tp = layout.tp
         analytic = AnalyticShard(
@@ -356,10 +362,10 @@ class AnalyticModel:
             1 / tp if layout.sp else 1.0,
             spread=layout.expert_replicas,
             folded=layout.folded,
-            framework=self._generating if apart else self._framework,
+            framework=self._generating if own_engine else self._framework,
             is_quantised=quantised,
         )
-        return (self._shard_of(model, tp, analytic, apart) if self._shard_of else analytic), analytic
+        return (self._shard_of(model, tp, analytic, own_engine) if self._shard_of else analytic), analytic
 
     def _micro_batches(self, num_rows: int, schedule: Schedule, cp: int) -> tuple[MicroBatches, ...]:
         key = num_rows, schedule.micro_batch_size, schedule.micro_batch_tokens

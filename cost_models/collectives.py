@@ -1,14 +1,14 @@
-"""Seconds of a collective: latency + bytes / bandwidth of the quickest way, or a measured table where one covers it.
+"""Seconds of a collective: latency + bytes / bandwidth of the fastest algorithm, or a measured table if it covers it.
 
 A ring over n ranks takes n-1 steps to gather or to reduce-scatter and 2(n-1) to all-reduce, and each rank passes
 (n-1)/n of the tensor once or twice (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005; the same factors define bus
-bandwidth in NCCL's tests, doc/PERFORMANCE.md). A switch that reduces receives the tensor from each rank once and sends
-it once, whatever n (Klenk et al., ISCA 2020). Between nodes, the ranks of a group that share a node drive their
-network adapters side by side, so a group moves `per_node` times one rank's share.
+bandwidth in NCCL's tests, doc/PERFORMANCE.md). A switch that reduces (NVLink SHARP) receives the tensor from each rank
+once and sends it once, whatever n (Klenk et al., ISCA 2020). Between nodes, the ranks of a group that share a node use
+their network adapters in parallel, so a group moves `per_node` times one rank's share.
 
-In an all-to-all each rank keeps 1/n of its tensor and sends 1/n to every other rank (Thakur et al., section 4.3): what
-stays in the node goes over its links, beside what leaves it, which goes over the rank's own adapter. Messages to the
-ranks of one node travel together (NCCL 2.12, PXN), so that a rank sends one to each other node.
+In an all-to-all each rank keeps 1/n of its tensor and sends 1/n to every other rank (Thakur et al., section 4.3):
+messages within the node use its links and, in parallel, messages to other nodes use the rank's own adapter. Messages to
+the ranks of one node are combined (NCCL 2.12, PXN), so that a rank sends one to each other node.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ALL_TO_ALL = "all_to_all"
 
 
 Law: TypeAlias = Callable[[float], tuple[float, Source]]
-"""Seconds by the bytes of a tensor, and where they come from."""
+"""Return the seconds for the bytes of a tensor, and their source."""
 
 
 class Group(NamedTuple):
-    """Ranks that exchange: how many, and how many of them sit in each node."""
+    """The ranks of a collective: how many there are, and how many of them are in each node."""
 
     size: int
     per_node: int
@@ -42,18 +42,18 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of one layout on consecutive ranks, tp fastest, then cp, then dp, then pp (see `Layout`)."""
+    """The process groups of one layout on consecutive ranks: tp varies fastest, then cp, dp and pp (see `Layout`)."""
 
     tensor: Group
-    context: Group  # those that hold parts of the same sequences
-    data: Group  # those that hold the same weights: replicas, and the context-parallel ranks of each
+    context: Group  # ranks with parts of the same sequences
+    data: Group  # ranks with the same weights: replicas, and the context-parallel ranks of each
     neighbours: Group  # two ranks of adjacent pipeline stages, over the slowest boundary
-    experts: Group  # those that send each other copies of tokens, for the experts that are spread over them
-    expert_data: Group  # those that hold the same experts
+    experts: Group  # ranks that send each other tokens, for the experts spread over them
+    expert_data: Group  # ranks with the same experts
 
 
 def groups_of(layout: Layout, cluster: Cluster) -> Groups:
-    """The groups of the smallest block of ranks that holds the layout."""
+    """Return the process groups of the smallest range of ranks that holds the layout."""
     per_node = cluster.ranks_per_node
     tensor = Group(layout.tp, min(layout.tp, per_node))
     context = Group(layout.cp, max(1, min(layout.cp, per_node // layout.tp)))
@@ -63,12 +63,14 @@ def groups_of(layout: Layout, cluster: Cluster) -> Groups:
     # Without sequence parallelism the ranks of a replica have the same tokens, and each sends those for its own column.
     spread, stride = (layout.ep, layout.etp) if layout.sp else (layout.expert_replicas, layout.tp)
     experts = Group(spread, max(1, min(spread, per_node // stride)))
-    holders, apart = layout.dp // layout.expert_replicas, layout.tp * layout.expert_replicas
-    return Groups(tensor, context, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // apart))))
+    holders, holder_stride = layout.dp // layout.expert_replicas, layout.tp * layout.expert_replicas
+    return Groups(
+        tensor, context, data, neighbours, experts, Group(holders, max(1, min(holders, per_node // holder_stride)))
+    )
 
 
 class Network:
-    """Collective times on one cluster, measured where the group is among `measured` and analytic elsewhere."""
+    """Collective times on one cluster: measured if the group is among `measured`, analytic otherwise."""
 
     def __init__(
         self,
@@ -84,39 +86,42 @@ class Network:
         self._laws: dict[tuple[str, Group], Law] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
-        """Seconds of one operation on a tensor of `num_bytes` (see `Exchange`); nothing for a group of one."""
+        """Return the seconds of one operation on a tensor of `num_bytes` (see `Exchange`); 0 for a group of one."""
         return self.law(operation, group)(num_bytes)
 
     def law(self, operation: str, group: Group) -> Law:
-        """The same by bytes, for who asks of one group often."""
-        known = self._laws.get((operation, group))
-        if known is None:
-            known = self._laws[operation, group] = self._law(operation, group)
-        return known
+        """Return the seconds as a function of bytes, for repeated use with one group."""
+        cached = self._laws.get((operation, group))
+        if cached is None:
+            cached = self._laws[operation, group] = self._law(operation, group)
+        return cached
 
     def _law(self, operation: str, group: Group) -> Law:
-        nothing = 0.0, Source.ANALYTIC
+        zero = 0.0, Source.ANALYTIC
         curve = self._curves.get((operation, group.size)) if 1 < group.size <= group.per_node else None
         if curve:
-            return lambda num_bytes: curve.at(num_bytes) if num_bytes > 0 else nothing
-        lines = ((0.0, 0.0),) if group.size == 1 else tuple(self._ways(operation, group))
+            return lambda num_bytes: curve.at(num_bytes) if num_bytes > 0 else zero
+        lines = ((0.0, 0.0),) if group.size == 1 else tuple(self._algorithms(operation, group))
 
-        def quickest(num_bytes: float) -> tuple[float, Source]:
+        def fastest(num_bytes: float) -> tuple[float, Source]:
             if num_bytes <= 0:
-                return nothing
-            least = math.inf
+                return zero
+            fewest_seconds = math.inf
             for latency, per_byte in lines:
                 seconds = latency + num_bytes * per_byte
-                least = seconds if seconds < least else least
-            return least, Source.ANALYTIC
+                fewest_seconds = seconds if seconds < fewest_seconds else fewest_seconds
+            return fewest_seconds, Source.ANALYTIC
 
-        return quickest
+        return fastest
 
-    def _ways(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
-        """Latency and seconds per byte of each way to do it; NCCL too takes the one that it expects to be quickest
-        (NCCL docs, NCCL_PROTO and NCCL_ALGO; its src/graph/tuning.cc)."""
+    def _algorithms(self, operation: str, group: Group) -> Iterator[tuple[float, float]]:
+        """Yield (latency, seconds per byte) of each algorithm and protocol.
+
+        NCCL too takes the one that it expects to be fastest (NCCL docs, NCCL_PROTO and NCCL_ALGO; its
+        src/graph/tuning.cc).
+        """
         if operation == ALL_TO_ALL:
-            yield from self._ways_to_all(group)
+            yield from self._all_to_all_algorithms(group)
             return
         message = self._efficiency.message
         if message and operation == SEND_RECEIVE:
@@ -131,8 +136,8 @@ class Network:
             bandwidth = multicast.link_bytes * self._cluster.intra_node.bytes_per_second
             yield multicast.start_seconds, 1 / bandwidth
 
-    def _ways_to_all(self, group: Group) -> Iterator[tuple[float, float]]:
-        """Latency and seconds per byte of an all-to-all."""
+    def _all_to_all_algorithms(self, group: Group) -> Iterator[tuple[float, float]]:
+        """Yield (latency, seconds per byte) of an all-to-all for each protocol."""
         intra, inter = self._cluster.intra_node, self._cluster.inter_node
         num_nodes, per_node = -(-group.size // group.per_node), min(group.size, group.per_node)
         for protocol in self._efficiency.protocols:
@@ -155,10 +160,10 @@ class Network:
 
 
 def _curves(measured: Iterable[Collective]) -> dict[tuple[str, int], Curve]:
-    """Seconds by bytes for each measured operation and group size."""
-    found: dict[tuple[str, int], dict[float, float]] = {}
+    """Return a curve of seconds over bytes for each measured operation and group size."""
+    seconds_by_bytes: dict[tuple[str, int], dict[float, float]] = {}
     for collective in measured:
         if collective.seconds is not None:
             key = (collective.exchange.operation, collective.exchange.num_ranks)
-            found.setdefault(key, {})[collective.exchange.num_bytes] = collective.seconds
-    return {key: Curve(values) for key, values in found.items()}
+            seconds_by_bytes.setdefault(key, {})[collective.exchange.num_bytes] = collective.seconds
+    return {key: Curve(values) for key, values in seconds_by_bytes.items()}

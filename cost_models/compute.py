@@ -1,7 +1,7 @@
-"""Seconds that one tensor-parallel shard computes, without any collective: the arithmetic of a decoder layer.
+"""Compute time of one tensor-parallel shard, without collectives: the arithmetic of a decoder layer.
 
-A layer's kernels run one after the other. On a device that overlaps launches the host issues kernels ahead of it, and
-the slower of the two decides; on one that does not, each kernel waits for its launch.
+A layer's kernels run one after the other. On a device that overlaps launches the host issues kernels ahead of the
+device, and the slower of the two decides; on one that does not, each kernel waits for its launch.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Body
 
 _BACKWARD_LAUNCHES = 2
-"""Kernels of a backward pass for each of the forward: gradients of the input and of the weight."""
+"""Backward kernels per forward kernel: the gradients of the input and of the weight."""
 
 _ATTENTION_BACKWARD = 2.5
-"""Five matrix products against two, scores computed again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1), at
-the speed that gradients have of the forward pass."""
+"""Backward over forward FLOPs of attention: five matrix products against two, since scores are recomputed (Dao,
+FlashAttention-2, arXiv:2307.08691, section 3.1). It is divided by the speed of the backward relative to the forward."""
 
 _ELEMENTWISE_BACKWARD = 2.0
-"""Backward reads the saved input and the gradient and writes a gradient."""
+"""Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
 
 _SCORE_BYTES, _SCORE_BACKWARD_BYTES = 13, 19
 """Traffic per score when scores are stored in 16 bits: two products, softmax, and dropout with a one-byte mask, each
 reading and writing (Korthikanti et al., arXiv:2205.05198, section 4.1, lists what is stored)."""
 
 _LAYER_KERNELS_STARTED = 5
-"""Kernels of a layer whose law counts their start: four matrix products and attention."""
+"""Kernels of a layer whose equation includes their start: four matrix products and attention."""
 
 
 Pass: TypeAlias = tuple[float, float, float, float]
-"""How often it runs, its rows, their new tokens, and the tokens cached of each row."""
+"""(number of passes, rows, new tokens per row, cached tokens per row)."""
 
 Passes: TypeAlias = Sequence[Pass]
 
 
 class Time(NamedTuple):
-    """Seconds of one body: `layer` for each layer, `ends` for embedding and head together."""
+    """Seconds of one timed pass: `layer` for each layer, `ends` for embedding and head together."""
 
     layer: float
     ends: float
@@ -55,34 +55,34 @@ class Time(NamedTuple):
 
 
 class Shard(Protocol):
-    """Times of one shard's bodies, as `profiles.harness` defines them."""
+    """Times of the passes of one shard, as `profiles.harness` defines them."""
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
-        """Seconds at `rows` rows of `tokens` new tokens with `context` cached tokens each."""
+        """Return the seconds of a pass over `rows` rows of `tokens` new tokens with `context` cached tokens each."""
         ...
 
     def total(self, body: Body, passes: Passes) -> Time:
-        """Seconds of all these passes together."""
+        """Return the seconds of all these passes together."""
         layers = ends = 0.0
-        known = None
+        worst_source = None
         for number, rows, tokens, context in passes:
             layer, end, source = self.time(body, rows, tokens, context)
             layers += number * layer
             ends += number * end
-            if source is not known:
-                known = least_trusted((known, source)) if known else source
-        return Time(layers, ends, known or Source.MEASURED)
+            if source is not worst_source:
+                worst_source = least_trusted((worst_source, source)) if worst_source else source
+        return Time(layers, ends, worst_source or Source.MEASURED)
 
 
 class _Launches(NamedTuple):
-    """What launching adds to the device seconds of some kernels, and the least that they take with it."""
+    """Seconds that launching adds to the device seconds of some kernels, and their minimum (the host's issue time)."""
 
-    more: float
-    least: float
+    extra: float
+    minimum: float
 
 
-class _BodyRun(NamedTuple):
-    """What is the same whenever a body runs, seconds of element-wise work; and what is known by numbers of tokens."""
+class _PassKind(NamedTuple):
+    """Constants of one kind of pass, and its seconds cached by number of tokens."""
 
     trains: bool
     samples: bool
@@ -96,13 +96,14 @@ class _BodyRun(NamedTuple):
 
 
 class AnalyticShard(Shard):
-    """Times by equation. `model` is already a shard (`ModelSpec.shard`); `whole_share` is the part of the hidden state
-    that norms and residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread`
-    replicas and, where they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the laws, and
-    `head_kernels` those of the head where it computes in another format. What `is_quantised` has linears in 8 bits, and
-    generates with them.
+    """Times by equation.
 
-    Raises BadInput for a precision that is not known, or for which the device has no peak.
+    `model` is already a shard (`ModelSpec.shard`). `whole_share` is the fraction of the hidden state that norms and
+    residuals of this rank touch: 1, or 1/tp under sequence parallelism. Experts are spread over `spread` replicas and,
+    if they are whole, over `folded` ranks of each (see `Mixture`). `kernels` replace the analytic kernel times, and
+    `head_kernels` those of the head. With `is_quantised` the linears have 8-bit weights and generate with them.
+
+    Raises BadInput for an unknown precision, or one for which the device has no peak.
     """
 
     def __init__(
@@ -120,50 +121,52 @@ class AnalyticShard(Shard):
         head_kernels: Kernels | None = None,
         is_quantised: bool = False,
     ) -> None:
-        numbers = precision_named(precision, device)
-        self._model, self._size, self._efficiency = model, numbers.size, efficiency
-        self._framework, self._cache_bytes = framework or own_framework(device.kind), numbers.cache_bytes
+        number_format = precision_named(precision, device)
+        self._model, self._size, self._efficiency = model, number_format.size, efficiency
+        self._framework, self._cache_bytes = framework or own_framework(device.kind), number_format.cache_bytes
         self._flash = self._framework.flash_attention
         self._attention_backward = _ATTENTION_BACKWARD / efficiency.attention.gradients
         launch = self._framework.launch_seconds
         self._launch = device.launch_seconds if launch is None else launch
 
-        def by_law(name: str, weight_bytes: float) -> Kernels:
+        def analytic_kernels(name: str, weight_bytes: float) -> Kernels:
             flops = device.flops_per_second[name] * efficiency.sustained
-            return Kernels(device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=numbers.size)
+            return Kernels(
+                device, efficiency, flops_per_second=flops, weight_bytes=weight_bytes, size=number_format.size
+            )
 
-        self._kernels = kernels or by_law(precision, numbers.weight_bytes)
-        self._head_kernels = head_kernels or kernels or by_law(numbers.head, numbers.size)
+        self._kernels = kernels or analytic_kernels(precision, number_format.weight_bytes)
+        self._head_kernels = head_kernels or kernels or analytic_kernels(number_format.head, number_format.size)
         (self._heads, cached_heads), hidden = _heads(model), model.hidden_size
         self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
-        self._decoding = self._decoding_of_layers(cached_heads)
+        self._decode_attention = self._layer_decoding(cached_heads)
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
         self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
-        self._adapter = LowRank(model, self._kernels, numbers.size) if model.adapter else None
+        self._adapter = LowRank(model, self._kernels, number_format.size) if model.adapter else None
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
-        linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, numbers.size)
+        linears = partial(QuantisedLinears, model, device, efficiency, self._kernels, number_format.size)
         self._quantised = linears(is_fused=is_fused) if is_quantised else None
         self._mixture, self._routing, self._dense_share = None, 0.0, model.num_dense_layers / model.num_layers
         if model.experts:
             self._mixture = Mixture(
-                self._kernels, efficiency, model.experts, hidden, spread=spread, folded=folded, size=numbers.size
+                self._kernels, efficiency, model.experts, hidden, spread=spread, folded=folded, size=number_format.size
             )
             widths = self._dense_share * model.ffn_size + (1 - self._dense_share) * model.experts.shared_ffn_size
             mlp_elements = (2 + model.gated_mlp) * widths
-            self._routing = (1 - self._dense_share) * self._kernels_around(model.experts, spread * folded)
-        layer_bytes = numbers.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
+            self._routing = (1 - self._dense_share) * self._routing_kernels(model.experts, spread * folded)
+        layer_bytes = number_format.size * (10 * hidden * whole_share + model.attention_elements + mlp_elements)
         self._layer_elementwise = self._kernels.elementwise(layer_bytes)
         self._layer_products = self._kernels.products(self._gemms)
         self._layer_gradients = self._kernels.products([(outer, inner) for inner, outer in self._gemms])
         self._outputs = 1 if model.scalar_head else model.padded_vocab_size
         self._head_products = self._head_kernels.products([(hidden, self._outputs)])
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
-        self._prompts: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
+        self._prefill_attention: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
         forward: dict[float, float] = {}
-        self._runs = {body: self._run(body, {} if body is Body.TRAIN else forward) for body in Body}
+        self._pass_kinds = {body: self._make_pass_kind(body, {} if body is Body.TRAIN else forward) for body in Body}
 
-    def _run(self, body: Body, layers: dict[float, float]) -> _BodyRun:
+    def _make_pass_kind(self, body: Body, layers: dict[float, float]) -> _PassKind:
         trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
@@ -177,7 +180,7 @@ class AnalyticShard(Shard):
         per_logit = framework.sampling_bytes if samples else framework.loss_bytes
         per_logit += framework.loss_backward_bytes if trains else 0
         both_ways, seconds = 1 + (_ELEMENTWISE_BACKWARD if trains else 0), self._kernels.elementwise
-        return _BodyRun(
+        return _PassKind(
             trains=trains,
             samples=samples,
             layer_seconds=self._layer_elementwise * both_ways,
@@ -202,39 +205,39 @@ class AnalyticShard(Shard):
     def total(self, body: Body, passes: Passes) -> Time:
         if body is Body.OPTIMIZER:
             return self._optimizer()
-        run, layers, ends = self._runs[body], 0.0, 0.0
-        (more, least), least_at_ends = run.layer_launches, run.ends_launches.least
+        run, layers, ends = self._pass_kinds[body], 0.0, 0.0
+        (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.minimum
         layer_tokens, ends_tokens, head_tokens, layer, end = 0.0, 0.0, 0.0, 0.0, 0.0
         for (number, rows, tokens, _), kernel in zip(passes, self._attentions(run, passes), strict=True):
-            count, attention = rows * tokens, kernel + more
+            count, attention = rows * tokens, kernel + launch_seconds
             at_head = rows if run.samples else count
             # Fewer tokens never take longer: where launches decide for more of them they decide for these.
-            if layer + attention > least or count > layer_tokens:
+            if layer + attention > min_seconds or count > layer_tokens:
                 layer_tokens, layer = count, self._layer(run, count)
-            if end > least_at_ends or count > ends_tokens or at_head > head_tokens:
+            if end > min_ends_seconds or count > ends_tokens or at_head > head_tokens:
                 ends_tokens, head_tokens, end = count, at_head, self._ends(run, count, at_head)
             seconds = layer + attention
-            layers += number * (seconds if seconds > least else least)
-            ends += number * (end if end > least_at_ends else least_at_ends)
+            layers += number * (seconds if seconds > min_seconds else min_seconds)
+            ends += number * (end if end > min_ends_seconds else min_ends_seconds)
         return Time(layers, ends, Source.ANALYTIC)
 
-    def _layer(self, run: _BodyRun, count: float) -> float:
-        """Device seconds of a layer but for its attention, for so many tokens."""
-        found = run.layers.get(count)
-        if found is None:
-            found = run.layers[count] = self._products(run, count) + count * run.layer_seconds
-        return found
+    def _layer(self, run: _PassKind, count: float) -> float:
+        """Return the device seconds of a layer for `count` tokens, without attention."""
+        seconds = run.layers.get(count)
+        if seconds is None:
+            seconds = run.layers[count] = self._matmuls(run, count) + count * run.layer_seconds
+        return seconds
 
-    def _ends(self, run: _BodyRun, count: float, at_head: float) -> float:
-        """Device seconds of the embedding of so many tokens, and of the head on some of them."""
-        found = run.heads.get((count, at_head))
-        if found is None:
-            found = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.more
-        return found
+    def _ends(self, run: _PassKind, count: float, at_head: float) -> float:
+        """Return the device seconds of the embedding of `count` tokens and of the head on `at_head` of them."""
+        seconds = run.heads.get((count, at_head))
+        if seconds is None:
+            seconds = run.heads[count, at_head] = self._head(run, count, at_head) + run.ends_launches.extra
+        return seconds
 
-    def _attentions(self, run: _BodyRun, passes: Passes) -> list[float]:
-        """Seconds of one layer's core attention in each pass."""
-        attention, decoding, flash = self.attention, self._decoding, self._flash
+    def _attentions(self, run: _PassKind, passes: Passes) -> list[float]:
+        """Return the seconds of one layer's core attention in each pass."""
+        attention, decoding, flash = self.attention, self._decode_attention, self._flash
         return [
             decoding(rows, context)
             if tokens == 1 and context and flash
@@ -243,59 +246,61 @@ class AnalyticShard(Shard):
         ]
 
     def attention(self, rows: float, tokens: float, context: float = 0, *, trains: bool = False) -> float:
-        """Seconds of one layer's core attention, forward (what selective recomputation repeats) or both ways, of tokens
-        that are no decode."""
+        """Return the seconds of one layer's core attention, forward or (`trains`) forward and backward.
+
+        It does not cover decoding. Selective recomputation repeats the forward part.
+        """
         if not self._flash:
             stored, backward = self._stored_attention(rows, tokens)
             return stored + backward if trains else stored
-        forward = None if context else self._prompts.get((rows, tokens))
+        forward = None if context else self._prefill_attention.get((rows, tokens))
         if forward is None:
             forward = self._forward_attention(rows, tokens, context)
             if not context:
-                self._prompts[rows, tokens] = forward
+                self._prefill_attention[rows, tokens] = forward
         return forward * (1 + self._attention_backward) if trains else forward
 
     def _forward_attention(self, rows: float, tokens: float, context: float) -> float:
-        """Seconds of a layer's, the mean of those with a sliding window and those without."""
+        """Return the mean over layers with and without a sliding window."""
         attention, heads, size = self._kernels.attention, self._heads, self._cache_bytes
-        everything = attention(rows, tokens, context, heads, cache_bytes=size)
+        unwindowed = attention(rows, tokens, context, heads, cache_bytes=size)
         if not self._window:
-            return everything
+            return unwindowed
         windowed = attention(rows, tokens, context, heads._replace(window=self._window), cache_bytes=size)
-        return everything + self._window_share * (windowed - everything)
+        return unwindowed + self._window_share * (windowed - unwindowed)
 
-    def _decoding_of_layers(self, heads: Heads) -> Callable[[float, float], float]:
-        """Seconds by rows and cached tokens of a decode step's attention in a layer, the mean of those with a sliding
-        window and those without."""
-        everything = self._kernels.decoding(heads, self._cache_bytes)
+    def _layer_decoding(self, heads: Heads) -> Callable[[float, float], float]:
+        """Return a function of rows and cached tokens: the seconds of a decode step's attention in a layer, on average
+        over layers with and without a sliding window."""
+        unwindowed = self._kernels.decoding(heads, self._cache_bytes)
         if not self._window:
-            return everything
-        share, of_window = self._window_share, heads._replace(window=self._window)
-        windowed = self._kernels.decoding(of_window, self._cache_bytes)
-        return lambda rows, context: share * windowed(rows, context) + (1 - share) * everything(rows, context)
+            return unwindowed
+        share, window_heads = self._window_share, heads._replace(window=self._window)
+        windowed = self._kernels.decoding(window_heads, self._cache_bytes)
+        return lambda rows, context: share * windowed(rows, context) + (1 - share) * unwindowed(rows, context)
 
-    def _products(self, run: _BodyRun, count: float) -> float:
-        """Device seconds of a layer's products of weights, which depend on the number of tokens alone."""
+    def _matmuls(self, run: _PassKind, count: float) -> float:
+        """Return the device seconds of a layer's weight matmuls, which depend on the number of tokens alone."""
         products = self._quantised.seconds(count) if self._quantised else self._layer_products(count)
         if run.trains:
-            products += self._gradients(count)
+            products += self._matmul_gradients(count)
         if self._adapter:
             products += self._adapter.seconds(count, trains=run.trains)
         if self._mixture:
-            products += self._mixed_mlp(count, run.trains, self._mixture)
+            products += self._mixture_mlp(count, run.trains, self._mixture)
         return products
 
-    def _gradients(self, count: float) -> float:
-        """Device seconds of the gradients of a layer's products: of what they read and, unless an adapter is trained in
-        their place, of the weights."""
+    def _matmul_gradients(self, count: float) -> float:
+        """Return the device seconds of the gradients of a layer's matmuls: of their inputs and, unless an adapter is
+        trained instead, of their weights."""
         inputs = self._layer_gradients(count)
         if self._adapter:
             return inputs
         gemm = self._kernels.gemm
         return inputs + sum([gemm(inner, count, outer) for inner, outer in self._gemms])
 
-    def _mixed_mlp(self, count: float, trains: bool, mixture: Mixture) -> float:
-        """Seconds of the products of a layer's MLP, the mean of layers with experts and layers without."""
+    def _mixture_mlp(self, count: float, trains: bool, mixture: Mixture) -> float:
+        """Return the seconds of the matmuls of a layer's MLP, averaged over layers with and without experts."""
         gemm, kernels, dense_share = self._gemm, self._kernels, self._dense_share
         dense = sum([gemm(count, inner, outer, trains, kernels) for inner, outer in self._dense_mlp])
         hidden, shared = self._model.hidden_size, mixture.experts.shared_ffn_size
@@ -305,14 +310,19 @@ class AnalyticShard(Shard):
             mixed += gemm(count, hidden, 2 * shared, trains, kernels) + gemm(count, shared, hidden, trains, kernels)
         return dense_share * dense + (1 - dense_share) * mixed
 
-    def _kernels_around(self, experts: Experts, ep: int) -> float:
-        """Kernels that route tokens, and those of this rank's experts where each runs by itself."""
-        alone = 0.0 if self._framework.grouped_experts else experts.num_experts / ep * self._efficiency.expert_kernels
-        return self._efficiency.routing_kernels + alone
+    def _routing_kernels(self, experts: Experts, ep: int) -> float:
+        """Return the number of routing kernels, plus those of this rank's experts if each runs separately."""
+        separate = (
+            0.0 if self._framework.grouped_experts else experts.num_experts / ep * self._efficiency.expert_kernels
+        )
+        return self._efficiency.routing_kernels + separate
 
     def _launches(self, num_kernels: float, num_started: float, num_routing: float, *, recorded: bool) -> _Launches:
-        """Of kernels whose device seconds count the start of `num_started` of them, and of those around experts, whose
-        device seconds count all of theirs; the host has no part in those that are recorded."""
+        """Return the launch cost of some kernels.
+
+        The device seconds already include the start of `num_started` of them, and of all `num_routing` kernels around
+        experts. The host does not issue `recorded` kernels (CUDA graphs) one by one.
+        """
         start, framework = self._efficiency.kernel_seconds, self._framework
         if not self._efficiency.overlaps_launch:
             return _Launches((num_kernels + num_routing) * self._launch, 0.0)
@@ -321,8 +331,11 @@ class AnalyticShard(Shard):
         return _Launches((num_kernels - num_started) * start, (num_kernels + num_routing) * self._launch)
 
     def _gemm(self, count: float, inner: float, outer: float, trains: bool, kernels: Kernels) -> float:
-        """Seconds of [count, inner] x [inner, outer]; training adds the gradients of the input and of the weight
-        (Narayanan et al., arXiv:2104.04473, section 4), the latter unless an adapter is trained in its place."""
+        """Return the seconds of [count, inner] x [inner, outer].
+
+        Training adds the gradients of the input and, unless an adapter is trained instead, of the weight (Narayanan et
+        al., arXiv:2104.04473, section 4).
+        """
         gemm = kernels.gemm
         forward = gemm(count, inner, outer)
         if not trains:
@@ -331,9 +344,9 @@ class AnalyticShard(Shard):
         return both if self._adapter else both + gemm(inner, count, outer)
 
     def _stored_attention(self, rows: float, tokens: float) -> tuple[float, float]:
-        """Forward and backward seconds when all scores are computed, stored, and read again.
+        """Return forward and backward seconds of unfused attention, which stores all scores and reads them again.
 
-        Products move little but scores, whose traffic is counted once, in bytes per score.
+        The matmuls move little but scores, whose traffic is counted once, in bytes per score.
         """
         batch, heads = rows * self._heads.queries, self._heads
         scores = batch * tokens * tokens
@@ -341,8 +354,8 @@ class AnalyticShard(Shard):
         forward = 2 * product + self._kernels.elementwise(_SCORE_BYTES * scores)
         return forward, 4 * product + self._kernels.elementwise(_SCORE_BACKWARD_BYTES * scores)
 
-    def _head(self, run: _BodyRun, count: float, head_count: float) -> float:
-        """Seconds of the head's GEMM, the embedding rows and the softmax over the vocabulary."""
+    def _head(self, run: _PassKind, count: float, head_count: float) -> float:
+        """Return the seconds of the head's GEMM, the embedding lookup and the softmax over the vocabulary."""
         product = self._head_products(head_count)
         if run.trains:
             gradients = self._head_gradients(head_count)
@@ -352,7 +365,10 @@ class AnalyticShard(Shard):
         return product + head_count * run.head_seconds + count * run.token_seconds
 
     def _optimizer(self) -> Time:
-        """Adam in fp32: reads gradient, weight and moments, writes weight and moments, casts, zeroes the gradient."""
+        """Return the seconds of an Adam step in fp32.
+
+        It reads gradient, weight and moments, writes weight and moments, casts, and zeroes the gradient.
+        """
         model = self._model
         per_param = self._kernels.elementwise(4 * 4 + 3 * 4 + self._size + 4)
         if model.adapter:
@@ -362,7 +378,7 @@ class AnalyticShard(Shard):
 
 
 def _heads(model: ModelSpec) -> tuple[Heads, Heads]:
-    """Heads of new tokens among themselves, and over a cache.
+    """Return the heads for attention among new tokens, and for attention over a cache.
 
     Latent attention has heads of two sizes, whose mean gives the FLOPs of both products, and reads one cached vector
     for all of them (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).

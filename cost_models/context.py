@@ -1,8 +1,8 @@
-"""What a context-parallel rank computes: a part of every sequence's tokens, with as large a part of its scores.
+"""Compute of a context-parallel rank: an equal share of every sequence's tokens and of its attention scores.
 
-A sequence is cut in 2 x cp slices, of which rank r holds slices r and 2 x cp - 1 - r: under a causal mask all ranks
-then have as many scores (Llama 3 report, arXiv:2407.21783, section 3.3.2). A cp-th of the tokens and of the scores of
-some rows are those of a cp-th of the rows.
+A sequence is split into 2 x cp slices, of which rank r holds slices r and 2 x cp - 1 - r: under a causal mask all ranks
+then have equally many scores (Llama 3 report, arXiv:2407.21783, section 3.3.2). A fraction 1/cp of the tokens and
+scores of some rows costs as much as a fraction 1/cp of the rows.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from meshwright.profiles.table import Body
 
 
 def parts(batches: Iterable[MicroBatches], cp: int) -> tuple[MicroBatches, ...]:
-    """What one of `cp` ranks computes of these micro-batches."""
+    """Return the share of one of `cp` ranks of these micro-batches."""
     return tuple(MicroBatches(number, rows / cp, tokens) for number, rows, tokens in batches)
 
 
 def longest_part(tokens: int, cp: int) -> int:
-    """Tokens that a rank holds of a sequence of so many, whose slices are all as long as the longest."""
+    """Return the tokens that a rank holds of a sequence of `tokens` tokens, with slices padded to equal length."""
     return tokens if cp == 1 else 2 * -(-tokens // (2 * cp))
 
 
 @dataclass(frozen=True)
 class ContextShard(Shard):
-    """Times of one of `cp` ranks from those of a shard that may be measured.
+    """Times of one of `cp` ranks, from those of a shard that may be measured.
 
-    A measured shard knows whole sequences that attend to themselves: it is asked for as many sequences as there are, as
-    long as the rank's part of them, and attending from that part to all keys before it is added by equation.
+    A measured shard has whole sequences that attend to themselves: it is asked for sequences as long as the rank's part
+    of them, and attention from that part to all keys before it is added by equation.
     """
 
     shard: Shard
@@ -44,10 +44,10 @@ class ContextShard(Shard):
         return self.total(body, ((1, rows, tokens, context),))
 
     def total(self, body: Body, passes: Passes) -> Time:
-        own = [(number, rows * self.cp, tokens / self.cp, context) for number, rows, tokens, context in passes]
-        known, trains = self.shard.total(body, own), body is Body.TRAIN
-        attention, more = self.analytic.attention, 0.0
-        for (number, rows, tokens, _), (_, own_rows, own_tokens, _) in zip(passes, own, strict=True):
-            alone = attention(own_rows, own_tokens, trains=trains)
-            more += number * max(0.0, attention(rows, tokens, trains=trains) - alone)
-        return Time(known.layer + more, known.ends, least_trusted([known.source, Source.ANALYTIC]))
+        local_passes = [(number, rows * self.cp, tokens / self.cp, context) for number, rows, tokens, context in passes]
+        local, trains = self.shard.total(body, local_passes), body is Body.TRAIN
+        attention, attention_seconds = self.analytic.attention, 0.0
+        for (number, rows, tokens, _), (_, local_rows, local_tokens, _) in zip(passes, local_passes, strict=True):
+            local_attention = attention(local_rows, local_tokens, trains=trains)
+            attention_seconds += number * max(0.0, attention(rows, tokens, trains=trains) - local_attention)
+        return Time(local.layer + attention_seconds, local.ends, least_trusted([local.source, Source.ANALYTIC]))

@@ -1,4 +1,4 @@
-"""A cost: named terms that add up, each with its source."""
+"""A cost is a sum of named terms, in seconds or bytes, each with the source of its number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 
 class Source(StrEnum):
-    """Where a number comes from, from the most to the least trusted."""
+    """The source of a number, from the most to the least trusted."""
 
     MEASURED = "measured"
     INTERPOLATED = "interpolated"
@@ -20,19 +20,19 @@ class Source(StrEnum):
 
 
 WEIGHTS = "weights"
-"""The term of resident bytes that the owner of a copy holds for all stages that share it."""
+"""Name of the term for a weight copy; stages that share one copy count it once."""
 
 _RANK = {source: rank for rank, source in enumerate(Source)}
 
 
 def least_trusted(sources: Iterable[Source]) -> Source:
-    """The source to tell of a number that was made from several; MEASURED when it was made from none."""
+    """Return the source to report for a number computed from several; MEASURED if there are none."""
     return max(sources, key=_RANK.__getitem__, default=Source.MEASURED)
 
 
 @dataclass(frozen=True)
 class Term:
-    """One addend: seconds in a time, bytes in a memory."""
+    """One addend of a cost: seconds in a time, bytes in a memory."""
 
     name: str
     amount: float
@@ -41,7 +41,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Cost:
-    """A sum of terms, in seconds or in bytes as its owner says."""
+    """A sum of terms, all in seconds or all in bytes."""
 
     terms: tuple[Term, ...] = ()
 
@@ -55,7 +55,7 @@ class Cost:
         return least_trusted(term.source for term in self.terms)
 
     def amount(self, *names: str) -> float:
-        """Of the terms of these names."""
+        """Return the sum of the terms with these names."""
         return sum([term.amount for term in self.terms if term.name in names])
 
     def __add__(self, other: Cost) -> Cost:
@@ -65,7 +65,7 @@ class Cost:
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in self.terms))
 
     def merged(self) -> Cost:
-        """Terms of one name and source added together, in order of first appearance."""
+        """Return the cost with terms of the same name and source added together, in order of first appearance."""
         amounts: dict[tuple[str, Source], float] = {}
         for term in self.terms:
             key = (term.name, term.source)
@@ -74,23 +74,23 @@ class Cost:
 
 
 Addend: TypeAlias = tuple[str, float, Source]
-"""What a term is made of."""
+"""The name, amount and source of a term."""
 
 
 class Tally:
-    """Amounts being added up by name; a term takes the least trusted source of its addends."""
+    """Accumulates amounts by name; a term takes the least trusted source of its addends."""
 
     def __init__(self) -> None:
         self._addends: dict[str, tuple[float, Source]] = {}
 
     def add(self, name: str, amount: float, source: Source = Source.ANALYTIC) -> None:
         if amount:
-            known = self._addends.get(name)
-            if known is None:
+            current = self._addends.get(name)
+            if current is None:
                 self._addends[name] = amount, source
             else:
-                worse = source if _RANK[source] > _RANK[known[1]] else known[1]
-                self._addends[name] = known[0] + amount, worse
+                worse = source if _RANK[source] > _RANK[current[1]] else current[1]
+                self._addends[name] = current[0] + amount, worse
 
     @property
     def total(self) -> float:
@@ -98,31 +98,31 @@ class Tally:
 
     @property
     def amounts(self) -> list[float]:
-        """Those of the terms."""
+        """The amounts of the terms, in order of first addition."""
         return [amount for amount, _ in self._addends.values()]
 
     @property
     def addends(self) -> list[Addend]:
-        """The terms in order of first addition, as what they are made of."""
+        """The terms in order of first addition, as plain tuples."""
         return [(name, amount, source) for name, (amount, source) in self._addends.items()]
 
     def cost(self) -> Cost:
-        """The terms in order of first addition."""
+        """Return the terms in order of first addition."""
         return cost_of(self.addends)
 
 
 def cost_of(addends: Iterable[Addend]) -> Cost:
-    """One term for each."""
+    """Return a cost with one term for each addend."""
     return Cost(tuple([Term(*addend) for addend in addends]))
 
 
 def addends_of(cost: Cost) -> list[Addend]:
-    """What its terms are made of."""
+    """Return the terms of a cost as plain tuples."""
     return [(term.name, term.amount, term.source) for term in cost.terms]
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """The sum of several costs, merged by name."""
+    """Return the sum of several costs, with terms of the same name and source added together."""
     terms: list[Term] = []
     for cost in costs:
         terms.extend(cost.terms)
@@ -131,7 +131,7 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one rank: `resident` always, `transient` only while the stage runs; `host` in the memory of its host."""
+    """Bytes of one rank: `resident` always, `transient` only while the stage runs, `host` in the host's memory."""
 
     resident: Cost
     transient: Cost

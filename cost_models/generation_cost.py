@@ -1,10 +1,10 @@
 """Seconds of continuous batching over the distribution of lengths.
 
-A replica holds its slots in min(pp, slots) groups that are in flight together. In a round each group learns its last
-tokens, admits prompts into free slots and draws one token for each live sequence, so a response of n tokens takes n
-rounds, the first of which is its prefill. With m live groups a round takes max(m, p) x tau(group), because a group's
-next token waits for its last one to leave the last stage (the bubble of a pipeline with fewer than p groups
-is Narayanan et al., arXiv:2104.04473, section 2.2, with m < p).
+A replica's slots form min(pp, slots) groups that are in flight together. In a decode round each group processes its
+last sampled tokens, admits prompts into free slots and samples one token for each live sequence, so a response of n
+tokens takes n rounds, the first of which is its prefill. With m live groups a round takes max(m, p) x tau(group),
+because a group's next token waits for its last one to leave the last pipeline stage (for m < p, the pipeline bubble of
+Narayanan et al., arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import Body
 
 RECOMPUTATION = "cache recomputation"
-"""The term of what a turn computes anew of sequences in flight."""
+"""Name of the term for recomputing the cache of sequences in flight, once a period."""
 
 PREEMPTION = "pre-emption"
-"""The term of what is computed anew of sequences that had to give way."""
+"""Name of the term for recomputing the cache of pre-empted sequences."""
 
-_DRAWN_BYTES = 16
-"""A sampled token and its log-probability, both sent in fp64."""
+_SAMPLED_BYTES = 16
+"""Bytes of a sampled token and its log-probability, both sent in fp64."""
 
-_NO_PROMPT = 1e-9
-"""Of prompts: what the order of a sum may leave."""
+_NO_PROMPTS = 1e-9
+"""Number of prompts below which a rounding error of a sum is taken for zero."""
 
-_NAMES = {body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)}
+_TERM_NAMES = {
+    body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)
+}
 
 
 class Load(NamedTuple):
-    """Passes of single groups; how many there are, and the rows and the new tokens of the mean one."""
+    """Passes of single groups, their number, and the rows and new tokens of the mean pass."""
 
     passes: Passes
     number: float
@@ -49,16 +51,16 @@ class Load(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the groups of one replica do in a generation, the same at every tp."""
+    """The passes and host work of one replica in a generation; independent of tp."""
 
     loads: tuple[tuple[Body, Load], ...]
-    visits: float  # of the host, each to one group
-    drawn: float  # tokens that the host hands out
+    visits: float  # host iterations, each for one group
+    drawn: float  # sampled tokens that the host processes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """Seconds of `actor_generate` on one replica."""
+    """Cost of `actor_generate` on one replica."""
 
     call: Call
     shard: Shard
@@ -68,7 +70,7 @@ class Generation:
     framework: Framework
 
     def seconds(self, work: Work) -> Cost:
-        """Prefills and decode rounds; compute and collectives of the slowest pipeline stage; what the host adds."""
+        """Return the seconds of prefills and decode rounds on the slowest pipeline stage, and of the host."""
         tally, framework = Tally(), self.framework
         for body, load in work.loads:
             self._add(tally, body, load)
@@ -76,10 +78,10 @@ class Generation:
         return tally.cost()
 
     def least_seconds(self, layers: float, ends: float, num_rounds: float, num_tokens: float, num_groups: int) -> float:
-        """Seconds that a generation takes at least whose groups draw so many tokens in as many rounds or more, where
-        one layer takes so many in all of them, and so do the ends.
+        """Return a lower bound on the seconds of a generation that samples `num_tokens` tokens in `num_rounds` rounds.
 
-        Exchanges have a latency, so that fewer and larger ones never take longer. Those of experts are left out.
+        `layers` and `ends` are lower bounds on the seconds of one layer, and of embedding and head, over all rounds.
+        Collectives have a latency, so fewer and larger ones never take longer. Those of experts are left out.
         """
         counts, groups, laws, pp = self._layer_counts, self.groups, self._laws, self.call.layout.pp
         seconds = max(counts.most * layers, counts.last * layers + ends)
@@ -88,41 +90,51 @@ class Generation:
             reduced, gathered = laws.reduce(rows * self._hidden_bytes)[0], laws.gather(rows * self._logits_bytes)[0]
             seconds += number * ((2 * counts.last + 1) * reduced + gathered)
         if pp > 1:
-            seconds += number * (laws.send(rows * self._hidden_bytes)[0] + (pp - 1) * laws.send(rows * _DRAWN_BYTES)[0])
+            seconds += number * (
+                laws.send(rows * self._hidden_bytes)[0] + (pp - 1) * laws.send(rows * _SAMPLED_BYTES)[0]
+            )
         host = self.framework
         return seconds + num_rounds * num_groups * host.round_seconds + num_tokens * host.row_seconds
 
     def recomputation(self, rows: float, tokens: float, num_groups: int) -> Cost:
-        """Keys and values of `rows` sequences of `tokens` on average, computed anew: one packed prefill of each group
-        (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation). A single term."""
-        parts, whole, pp = Tally(), Tally(), self.call.layout.pp
-        self._add(parts, Body.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
-        for term in parts.cost().terms:
-            whole.add(RECOMPUTATION, term.amount, term.source)
-        return whole.cost()
+        """Return the cost of recomputing the cache of `rows` sequences of `tokens` tokens on average, as a single term.
+
+        Each group does one packed prefill (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation).
+        """
+        passes, tally, pp = Tally(), Tally(), self.call.layout.pp
+        self._add(passes, Body.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
+        for term in passes.cost().terms:
+            tally.add(RECOMPUTATION, term.amount, term.source)
+        return tally.cost()
 
     def preemption(self, times: float, tokens: float, mean_prompt: float) -> Cost:
-        """So often in a turn sequences give way that hold so many tokens together, and are computed anew: the youngest,
-        which hold little more than their prompts. A single term."""
-        parts, whole = Tally(), Tally()
-        self._add(parts, Body.PREFILL, _load([(times, max(1.0, tokens / mean_prompt), mean_prompt, 0.0)]))
-        for term in parts.cost().terms:
-            whole.add(PREEMPTION, term.amount, term.source)
-        return whole.cost()
+        """Return the cost of recomputing pre-empted sequences, as a single term.
+
+        `times` pre-emptions a period discard `tokens` tokens each time. The youngest sequences are pre-empted, which
+        hold little more than their prompts.
+        """
+        passes, tally = Tally(), Tally()
+        self._add(passes, Body.PREFILL, _load([(times, max(1.0, tokens / mean_prompt), mean_prompt, 0.0)]))
+        for term in passes.cost().terms:
+            tally.add(PREEMPTION, term.amount, term.source)
+        return tally.cost()
 
     def _add(self, tally: Tally, body: Body, load: Load) -> None:
-        """Adds passes of single groups; exchanges are costed at the mean pass, for they are linear in its size."""
+        """Add passes of single groups; collectives are costed at the mean pass, since they are linear in its size."""
         layers, at_ends, source = self.shard.total(body, load.passes)
         num_layers, has_ends = self._layer_counts.slowest(layers, at_ends)
-        in_layers, in_ends = _NAMES[body]
+        in_layers, in_ends = _TERM_NAMES[body]
         tally.add(in_layers, num_layers * layers, source)
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
         self._add_exchanges(tally, body, load, num_layers)
 
     def _add_exchanges(self, tally: Tally, body: Body, load: Load, num_layers: int) -> None:
-        """Two reductions a layer, those of an adapter in a prefill and one of the embedding; the logits; the hidden
-        state on, the drawn tokens back; and each token to its experts and back, in all replicas that share them at a
-        time, at the pace of the busiest."""
+        """Add the collectives and pipeline messages.
+
+        They are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of
+        the logits, the hidden states sent on and the sampled tokens sent back, and the all-to-alls around experts, in
+        which all ranks wait for the busiest.
+        """
         groups, laws, pp, number = self.groups, self._laws, self.call.layout.pp, load.number
         hidden_bytes = load.mean_tokens * self._hidden_bytes
         if groups.tensor.size > 1:
@@ -143,7 +155,7 @@ class Generation:
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:
             sent, source = laws.send(hidden_bytes)
-            back, _ = laws.send(load.mean_rows * _DRAWN_BYTES)
+            back, _ = laws.send(load.mean_rows * _SAMPLED_BYTES)
             tally.add("pipeline messages", number * (sent + (pp - 1) * back), source)
 
     @cached_property
@@ -162,17 +174,17 @@ class Generation:
 
     @cached_property
     def _hidden_bytes(self) -> int:
-        """Of one token between two layers."""
+        """Bytes of one token's hidden state."""
         return self.call.model.hidden_size * self.element_bytes
 
     @cached_property
     def _logits_bytes(self) -> int:
-        """Of one row."""
+        """Bytes of the logits of one row."""
         return self.call.model.padded_vocab_size * self.element_bytes
 
 
 class _Laws(NamedTuple):
-    """Those of the exchanges of one layout."""
+    """Seconds by bytes of the collectives of one layout."""
 
     reduce: Law
     gather: Law
@@ -189,23 +201,25 @@ def work_of(
     *,
     most_tokens: int | None = None,
 ) -> Work:
-    """The rounds as passes of the groups that so many slots make in a pipeline of `pp` stages, which prefill at most
-    `most_tokens` tokens each where that is given.
+    """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
-    Of `rows_per_prompt` rows of one prompt the first to be admitted is prefilled; the others get a copy of its keys and
-    values, whose seconds are left out. `answered` are prefills of what tools have answered.
+    Prefills of more than `most_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
+    admitted is prefilled; the others copy its keys and values, whose seconds are left out. `answered` are prefills of
+    tool results.
     """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:
-        loads.append((Body.DECODE, _decoding(rounds.windows, num_groups, pp)))
+        loads.append((Body.DECODE, _decode_load(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        passes = [*answered, *_prefilling(_of_prompts(rounds, rows_per_prompt), num_groups, pp)]
-        loads.append((Body.PREFILL, _load([_cut(one, most_tokens) for one in passes] if most_tokens else passes)))
+        passes = [*answered, *_prefill_passes(_prefilled_prompts(rounds, rows_per_prompt), num_groups, pp)]
+        loads.append(
+            (Body.PREFILL, _load([_split_pass(one, most_tokens) for one in passes] if most_tokens else passes))
+        )
     return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
 
 
-def _decoding(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
-    """Each window's rounds: max(m, p) passes a round, the live sequences spread over m groups."""
+def _decode_load(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
+    """Return the decode passes: max(m, p) a round, with the live sequences spread over m groups."""
     passes = []
     for rounds, decoding, context in windows:
         live = decoding if decoding > 1 else 1.0
@@ -214,8 +228,8 @@ def _decoding(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:
     return _load(passes)
 
 
-def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> list[Pass]:
-    """What is admitted in the first round spreads over the groups; what is admitted later fills one."""
+def _prefill_passes(rounds: Rounds, num_groups: int, pp: int) -> list[Pass]:
+    """Return the prefills: prompts of the first round are spread over the groups, later ones fill one group."""
     first, refills = rounds.first, rounds.refills
     passes: list[Pass] = []
     if first.calls:
@@ -225,23 +239,25 @@ def _prefilling(rounds: Rounds, num_groups: int, pp: int) -> list[Pass]:
     return passes
 
 
-def _cut(one: Pass, most_tokens: int) -> Pass:
-    """The pass in as many equal ones as have no more tokens each."""
-    number, rows, tokens, context = one
+def _split_pass(whole: Pass, most_tokens: int) -> Pass:
+    """Return the pass split into equal passes of at most `most_tokens` tokens."""
+    number, rows, tokens, context = whole
     parts = max(1, math.ceil(rows * tokens / most_tokens))
     return number * parts, rows / parts, tokens, context
 
 
-def _of_prompts(rounds: Rounds, rows_per_prompt: int) -> Rounds:
-    """The rounds with the prompts that are prefilled in place of the rows that are admitted."""
+def _prefilled_prompts(rounds: Rounds, rows_per_prompt: int) -> Rounds:
+    """Return the rounds with prefilled prompts instead of admitted rows."""
     if rows_per_prompt == 1:
         return rounds
     first, refills = rounds.first, rounds.refills
-    at_first = max(1.0, first.rows / rows_per_prompt) if first.calls else 0.0
-    later = (first.calls * first.rows + refills.calls * refills.rows) / rows_per_prompt - first.calls * at_first
-    calls = min(refills.calls, later) if later > _NO_PROMPT else 0.0
-    refilled = refills._replace(calls=calls, rows=later / calls if calls else 0.0)
-    return replace(rounds, first=first._replace(rows=at_first), refills=refilled)
+    first_prompts = max(1.0, first.rows / rows_per_prompt) if first.calls else 0.0
+    later_prompts = (
+        first.calls * first.rows + refills.calls * refills.rows
+    ) / rows_per_prompt - first.calls * first_prompts
+    calls = min(refills.calls, later_prompts) if later_prompts > _NO_PROMPTS else 0.0
+    refilled = refills._replace(calls=calls, rows=later_prompts / calls if calls else 0.0)
+    return replace(rounds, first=first._replace(rows=first_prompts), refills=refilled)
 
 
 def _load(passes: Passes) -> Load:

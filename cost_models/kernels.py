@@ -16,11 +16,11 @@ from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 
 _TILE_EDGE = 64
-"""Edge to which the cost of feeding a tile is referred."""
+"""Tile edge that `gemm.tile_cost` refers to."""
 
 
 class Heads(NamedTuple):
-    """Attention heads on one shard, which may see no more than a sliding window."""
+    """Attention heads on one shard: query heads, key heads, head size, and the sliding window if there is one."""
 
     queries: int
     keys: int
@@ -29,7 +29,7 @@ class Heads(NamedTuple):
 
 
 class Kernels:
-    """Kernel times on one device in one precision, which has `weight_bytes` per weight and `size` per activation."""
+    """Kernel times on one device in one precision of `weight_bytes` per weight and `size` bytes per activation."""
 
     def __init__(
         self, device: Device, efficiency: Efficiency, *, flops_per_second: float, weight_bytes: float, size: float
@@ -53,7 +53,7 @@ class Kernels:
         self._columns: dict[float, list[tuple[int, int, float]]] = {}
 
     def _tile_seconds(self, rows: int, columns: int, share: float) -> float:
-        """Seconds of one element of the inner dimension of an output tile on one processor at this share of its peak.
+        """Return the seconds of one inner element of an output tile, on one processor at `share` of its peak.
 
         Small tiles read more operands per product (CUTLASS docs, efficient GEMM).
         """
@@ -61,18 +61,20 @@ class Kernels:
         return 2 * rows * columns * feeding / (self._flops * share)
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
-        """Seconds of [rows, inner] x [inner, outer]."""
+        """Return the seconds of [rows, inner] x [inner, outer]."""
         memory = inner * outer * self._weight_seconds + rows * (inner + outer) * self._element_seconds
-        return self._start + _joined(self._computing(math.ceil(rows / self._edge), inner, outer), memory, self._ridge)
+        return self._start + _smooth_max(
+            self._computing(math.ceil(rows / self._edge), inner, outer), memory, self._ridge
+        )
 
     def computing(self, rows: float, inner: float, outer: float) -> float:
-        """Seconds of [rows, inner] x [inner, outer] whose reading and writing are counted elsewhere."""
+        """Return the seconds of [rows, inner] x [inner, outer] without memory traffic, which is counted elsewhere."""
         return self._start + self._computing(math.ceil(rows / self._edge), inner, outer)
 
     def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-        """Seconds by rows of one product after the other, [rows, inner] x [inner, outer]: the sum of `gemm`.
+        """Return a function of rows: the sum of `gemm` over shapes (inner, outer).
 
-        Computing depends on the number of tiles alone, and is kept.
+        Compute time depends on the number of tiles alone, and is cached.
         """
         starts, edge, power, root = len(shapes) * self._start, self._edge, self._ridge, 1 / self._ridge
         moved = [
@@ -81,7 +83,7 @@ class Kernels:
         known: dict[int, list[tuple[float, float, float]]] = {}
 
         def parts(edges: int) -> list[tuple[float, float, float]]:
-            """Seconds of each product: computing, moving weights, and moving a row."""
+            """Return for each matmul the seconds of computing, of moving weights, and of moving a row."""
             computing = [self._computing(edges, inner, outer) for inner, outer in shapes]
             return [(compute, *moving) for compute, moving in zip(computing, moved, strict=True)]
 
@@ -100,113 +102,113 @@ class Kernels:
         return seconds
 
     def _computing(self, edges: int, inner: float, outer: float) -> float:
-        """Seconds of whole output tiles over the processors, for rows that fill so many edges.
+        """Return the seconds of whole output tiles over the processors, for rows that span `edges` tile edges.
 
-        Tiles that leave processors idle split the inner dimension (stream-K: Osama et al., arXiv:2301.03598); each
-        piece pays a prologue of `gemm.prologue` elements.
+        If there are fewer tiles than processors, the inner dimension is split (stream-K: Osama et al.,
+        arXiv:2301.03598); each piece pays a prologue of `gemm.prologue` elements.
         """
-        kinds = self._columns.get(outer)
-        if kinds is None:
-            kinds = self._columns[outer] = [(e, math.ceil(outer / columns), s) for e, columns, s in self._tiles]
+        tile_kinds = self._columns.get(outer)
+        if tile_kinds is None:
+            tile_kinds = self._columns[outer] = [(e, math.ceil(outer / columns), s) for e, columns, s in self._tiles]
         processors, prologue, compute = self._processors, self._prologue, math.inf
-        for tile_edges, columns, seconds in kinds:
+        for tile_edges, columns, seconds in tile_kinds:
             tiles = -(-edges // tile_edges) * columns
             if tiles >= processors:
-                found = tiles / processors * seconds * (inner + prologue)
+                seconds_of_kind = tiles / processors * seconds * (inner + prologue)
             else:
-                split, most = processors // tiles, int(inner / self._split) or 1
-                found = seconds * (inner / (split if split < most else most) + prologue)
-            compute = found if found < compute else compute
+                split, max_split = processors // tiles, int(inner / self._split) or 1
+                seconds_of_kind = seconds * (inner / (split if split < max_split else max_split) + prologue)
+            compute = seconds_of_kind if seconds_of_kind < compute else compute
         return compute
 
     def grouped(self, rows: float, groups: float, inner: float, outer: float) -> float:
-        """Seconds of one kernel that multiplies rows, dealt to `groups`, by the [inner, outer] weights of their group.
+        """Return the seconds of a grouped GEMM: `rows` rows in `groups` groups, each with [inner, outer] weights.
 
-        A tile holds rows of one group (Gale et al., MegaBlocks, arXiv:2211.15841, section 5): groups are of unequal
-        size, so that the last tile of each is half full on average. Weights are read once. The start is not counted.
+        A tile holds rows of one group (Gale et al., MegaBlocks, arXiv:2211.15841, section 5): groups differ in size, so
+        the last tile of each is half full on average. Weights are read once. The kernel's start is not counted.
         """
         computing, processors = math.inf, self._processors
         for edge, columns, seconds in self._grouped_tiles:
-            high = rows / edge + groups * (edge - 1) / (2 * edge)
-            waves = (high if high > groups else groups) * -(-outer // columns) / processors
-            found = seconds * (waves if waves > 1 else 1)
-            computing = found if found < computing else computing
+            num_tiles = rows / edge + groups * (edge - 1) / (2 * edge)
+            waves = (num_tiles if num_tiles > groups else groups) * -(-outer // columns) / processors
+            candidate = seconds * (waves if waves > 1 else 1)
+            computing = candidate if candidate < computing else computing
         computing *= inner + self._efficiency.grouped.prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._efficiency.grouped.ridge)
+        return _smooth_max(computing, memory, self._efficiency.grouped.ridge)
 
     def grouped_gradient(self, rows: float, groups: float, inner: float, outer: float) -> float:
-        """Seconds of one kernel that finds the gradients of those weights: each is a product over the group's rows."""
+        """Return the seconds of a grouped GEMM for the weight gradients, each a product over the group's rows."""
         computing, processors = math.inf, self._processors
         for edge, columns, seconds in self._grouped_tiles:
             waves = groups * -(-inner // edge) * -(-outer // columns) / processors
-            found = seconds * (waves if waves > 1 else 1)
-            computing = found if found < computing else computing
+            candidate = seconds * (waves if waves > 1 else 1)
+            computing = candidate if candidate < computing else computing
         computing *= rows / groups + self._efficiency.grouped.prologue
         memory = groups * inner * outer * self._grouped_weight + rows * (inner + outer) * self._grouped_element
-        return _joined(computing, memory, self._efficiency.grouped.ridge)
+        return _smooth_max(computing, memory, self._efficiency.grouped.ridge)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
-        """Seconds of causal attention of `tokens` new tokens a row over `context` cached ones and themselves, or over
-        those of them in a window.
+        """Return the seconds of causal attention of `tokens` new tokens a row over themselves and `context` cached
+        ones, limited to the window if there is one.
 
-        Blocks of queries meet the keys before them, and some of a tile beyond the diagonal (Dao, FlashAttention-2,
-        arXiv:2307.08691, section 3.3) and beyond the far edge of a window, in waves over the processors; 2 FLOPs for
-        each of the two products.
+        Each block of queries meets the keys before it, plus part of a tile beyond the diagonal (Dao, FlashAttention-2,
+        arXiv:2307.08691, section 3.3) and beyond the far edge of a window. Blocks run in waves over the processors,
+        with 2 FLOPs for each of the two products.
         """
         if tokens == 1 and context:
             return self.decoding(heads, cache_bytes)(rows, context)
-        (queries, keys, size, window), known = heads, self._efficiency.attention
-        edge = known.block
+        (queries, keys, size, window), law = heads, self._efficiency.attention
+        edge = law.block
         per_head = math.ceil(tokens / (2 * edge))
-        waves = rows * queries * per_head / self._processors + known.tail
-        seen = context + (tokens + known.tile) / 2
+        waves = rows * queries * per_head / self._processors + law.tail
+        num_keys = context + (tokens + law.tile) / 2
         if window:
-            seen = min(seen, window.seen(tokens, context) + known.tile)
+            num_keys = min(num_keys, window.seen(tokens, context) + law.tile)
             context = min(context, window.num_tokens)
-        flops = self._flops * known.flops
-        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * seen * size / flops
+        flops = self._flops * law.flops
+        block = 4 * (math.ceil(tokens / edge) * edge / per_head) * num_keys * size / flops
         elements = rows * size * (2 * tokens * queries + 2 * (context + tokens) * keys)
-        moving = elements * self._size / (self._bandwidth * known.bytes)
-        return known.seconds + _joined((waves if waves > 1 else 1) * block, moving, known.ridge)
+        moving = elements * self._size / (self._bandwidth * law.bytes)
+        return law.seconds + _smooth_max((waves if waves > 1 else 1) * block, moving, law.ridge)
 
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
-        """Seconds by rows and cached tokens of attention of one new token a row.
+        """Return a function of rows and cached tokens: the seconds of attention of one new token a row.
 
-        The cache is read once: blocks of it spread over the processors and are joined (flash-decoding), at full
-        bandwidth when enough are busy, beside the work for each row's key heads and for each query head. Kernels for
-        fewer query heads a key head than `decoding.group` leave the cache of a key head to one processor.
+        The cache is read once: its blocks are spread over the processors and joined (flash-decoding), at full bandwidth
+        if enough processors are busy; besides there is work per key head and per query head of a row. With fewer query
+        heads per key head than `decoding.group`, one processor reads the whole cache of a key head.
         """
-        (queries, keys, size, window), processors, known = heads, self._processors, self._efficiency.decoding
-        start, power, root = known.seconds, known.ridge, 1 / known.ridge
-        per_token = 2 * keys * size * cache_bytes / (self._bandwidth * known.bytes)
-        per_row = (known.row_seconds * keys + known.head_seconds * queries) / processors
-        block = math.inf if queries < known.group * keys else known.block
-        joined, saturating = start + known.join_seconds, processors * known.saturation
+        (queries, keys, size, window), processors, law = heads, self._processors, self._efficiency.decoding
+        start, power, root = law.seconds, law.ridge, 1 / law.ridge
+        per_token = 2 * keys * size * cache_bytes / (self._bandwidth * law.bytes)
+        per_row = (law.row_seconds * keys + law.head_seconds * queries) / processors
+        block = math.inf if queries < law.group * keys else law.block
+        joined, saturating = start + law.join_seconds, processors * law.saturation
 
         def seconds(rows: float, context: float) -> float:
             blocks = rows * keys * (math.ceil((context + 1) / block) or 1)
             read, work = rows * (context + 1) * per_token, rows * per_row
             if blocks < saturating:
                 read *= saturating / blocks
-            together: float
+            total: float
             if read > work:
-                together = read * (1 + (work / read) ** power) ** root
+                total = read * (1 + (work / read) ** power) ** root
             else:
-                together = work * (1 + (read / work) ** power) ** root
-            return (joined if context + 1 > block else start) + together
+                total = work * (1 + (read / work) ** power) ** root
+            return (joined if context + 1 > block else start) + total
 
         if window is None:
             return seconds
-        most = window.num_tokens - 1
-        return lambda rows, context: seconds(rows, min(context, most))
+        max_context = window.num_tokens - 1
+        return lambda rows, context: seconds(rows, min(context, max_context))
 
     def elementwise(self, num_bytes: float) -> float:
-        """Seconds to read and write this much."""
+        """Return the seconds to read and write `num_bytes`."""
         return num_bytes / (self._bandwidth * self._efficiency.elementwise_bytes)
 
 
-def _joined(one: float, other: float, power: float) -> float:
-    """(a^p + b^p)^(1/p), without leaving the range of floats."""
+def _smooth_max(one: float, other: float, power: float) -> float:
+    """Return (a^p + b^p)^(1/p) without overflow."""
     large, small = (one, other) if one > other else (other, one)
     return large * (1 + (small / large) ** power) ** (1 / power) if large else 0.0

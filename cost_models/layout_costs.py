@@ -1,11 +1,11 @@
-"""Seconds and bytes of a stage that passes sequences through a pipeline, on one layout under any schedule.
+"""Seconds and bytes of a forward or training stage on one layout under any schedule.
 
-    seconds = pipeline (micro-batches, recomputation), its bubble and messages as its chunks have them
-            + updates, once for each minibatch and epoch, of a stage that trains
-            + what waits in the host's memory, there and back
-    tail    = pipeline (the last chunks), of a stage that reads what is being generated
+    seconds = pipeline (micro-batches, recomputation), with the bubble and messages of its virtual stages
+            + optimizer updates, one for each minibatch and epoch, if the stage trains
+            + offload and reload
+    tail    = pipeline (the last chunks), if the stage streams
 
-Of these each is computed once for what it depends on, and a pipeline in chunks is told from the plain one.
+Each addend is cached by what it depends on. An interleaved pipeline is derived from the plain one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from meshwright.profiles.schedule import Offload, Recompute, Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCosts:
-    """One stage on one layout; `num_rows` are those of the fullest replica, in one update where the stage trains.
+    """Costs of one stage on one layout; `num_rows` are the rows of the fullest replica (per update if it trains).
 
-    `computed_of` is what its ranks compute, `tail_of` the part of what it reads while it is generated that remains
-    after the last token, `away` the seconds of what is offloaded, and `plain` the same stage on the layout without
-    chunks, if it has any.
+    `computed_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the
+    stage streams, `away` the seconds of an offload. `plain` is the same stage on the layout without virtual pipeline
+    stages, if the layout has them.
     """
 
     layout: Layout
@@ -46,22 +46,22 @@ class PipelineCosts:
     _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
 
     def addends(self, schedule: Schedule) -> list[Addend]:
-        """Seconds of one step; raises BadInput for state that the stage has not, and for chunks that it cannot read."""
-        found = (self.plain or self)._staying(schedule)
+        """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
+        addends = (self.plain or self)._without_offload(schedule)
         if self.layout.vpp > 1:
-            found = interleaved(found, self.layout, -(-self.num_rows // schedule.micro_batch_size))
+            addends = interleaved(addends, self.layout, -(-self.num_rows // schedule.micro_batch_size))
         offload = schedule.offload
         if offload is Offload.NONE:
-            return list(found)
+            return list(addends)
         if offload not in self._known_away:
             self._known_away[offload] = self.away(offload)
-        return [*found, *self._known_away[offload]]
+        return [*addends, *self._known_away[offload]]
 
     def seconds(self, schedule: Schedule) -> float:
         return math.fsum([amount for _, amount, _ in self.addends(schedule)])
 
     def tail_seconds(self, schedule: Schedule) -> float:
-        """Seconds of the stage that remain after the last token was drawn (Yan et al., OPPO, arXiv:2509.25762)."""
+        """Return the seconds that remain after the last token was sampled (Yan et al., OPPO, arXiv:2509.25762)."""
         if not schedule.chunk_tokens:
             return self.seconds(schedule)
         key = schedule.micro_batch_size, schedule.chunk_tokens
@@ -73,15 +73,15 @@ class PipelineCosts:
     def bytes(self, schedule: Schedule) -> Bytes:
         return self.memory.bytes(schedule)
 
-    def _staying(self, schedule: Schedule) -> Sequence[Addend]:
-        """Of a pipeline without chunks, all of whose state stays on the device."""
+    def _without_offload(self, schedule: Schedule) -> Sequence[Addend]:
+        """Return the seconds of a plain pipeline without offload."""
         key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute, schedule.chunk_tokens
         if key not in self._known:
             self._known[key] = self._make(schedule)
         return self._known[key]
 
     def _make(self, schedule: Schedule) -> Sequence[Addend]:
-        once = self.pipeline_of(schedule.recompute).addends(self.computed_of(schedule))
+        one_pass = self.pipeline_of(schedule.recompute).addends(self.computed_of(schedule))
         if not self.num_updates:
-            return once
-        return [(name, amount * self.num_updates, source) for name, amount, source in (*once, *self.update())]
+            return one_pass
+        return [(name, amount * self.num_updates, source) for name, amount, source in (*one_pass, *self.update())]

@@ -1,4 +1,4 @@
-"""Seconds of an adapter on one rank: its low-rank products, and adding what they give to what the linears give."""
+"""Seconds of a low-rank adapter (LoRA) on one rank: its matmuls, and adding their outputs to those of the linears."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _ADDING = 3
 """Reads and writes of each output when one product is added to another."""
 
 _KERNELS, _STARTED = 3, 2
-"""Of each linear: two products and the sum of which the products' law counts the start."""
+"""Kernels of each adapted linear (two matmuls and a sum), and how many of them have their start in the equations."""
 
 
 class LowRank:
-    """Of a layer of a shard with an adapter; all seconds grow with the number of tokens.
+    """Seconds of the adapters of one layer of a shard; they grow with the number of tokens.
 
-    The gradients of A and of B are products of their own, beside those of what they read (Hu et al., LoRA,
+    The gradients of A and of B are matmuls of their own, besides those of their inputs (Hu et al., LoRA,
     arXiv:2106.09685, section 4.1).
     """
 
     def __init__(self, model: ModelSpec, kernels: Kernels, size: float) -> None:
-        """`size` are the bytes of an element between kernels."""
+        """`size` is the number of bytes of an element between kernels."""
         assert model.adapter is not None, model.name
         rank, linears = model.adapter.rank, model.adapted_products
         self._shapes = [shape for inner, outer in linears for shape in ((inner, rank), (rank, outer))]
@@ -31,7 +31,10 @@ class LowRank:
         self.num_kernels, self.num_started = _KERNELS * len(linears), _STARTED * len(linears)
 
     def seconds(self, count: float, *, trains: bool) -> float:
-        """Device seconds of a layer for so many tokens, forward or both ways; a sum passes its gradient on as it is."""
+        """Return the device seconds of a layer for `count` tokens, forward or (`trains`) forward and backward.
+
+        The sum has no cost backward: it passes its gradient on unchanged.
+        """
         seconds = self._forward(count) + count * self._adding_seconds
         if trains:
             gemm = self._kernels.gemm

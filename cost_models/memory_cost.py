@@ -1,10 +1,9 @@
-"""Bytes on the fullest rank of a pool, sized for the longest sequence that the workload can produce, or for what a
-cache of bounded size holds of many.
+"""Peak memory of a stage: bytes on the fullest rank of its pool, sized for the longest sequence of the workload.
 
-What stays while other stages run is resident: the weight copy under the term "weights" (which a planner drops where
-two stages share one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation
-that runs on from turn to turn. Activations, logits, any other KV cache and the buffer of a refit are transient, and so
-is what is offloaded to the host. The fullest pipeline stage is answered.
+Resident, while other stages run: the weight copy under the term "weights" (which a planner drops if two stages share
+one copy), gradients, fp32 weights and moments of a training stage, and the KV cache of a generation whose sequences
+stay in flight between periods. Transient: activations, logits, any other KV cache, the buffer of a refit, and whatever
+is offloaded to the host. A KV cache of bounded size is sized for the blocks that it holds.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.workload import Workload
 
 _FP32_BYTES = 4
-"""Of an element of what is always in fp32, whatever the model computes in."""
+"""Bytes of an element that is always in fp32, whatever the model computes in."""
 
 _LOGSUMEXP_BYTES = 4
-"""What flash attention keeps per head and token besides its output (Dao et al., arXiv:2205.14135, section 3.1)."""
+"""Bytes that flash attention keeps per head and token beyond its output (Dao et al., arXiv:2205.14135, section 3.1)."""
 
 _LOGIT_CHUNK_ELEMENTS = 2**25
-"""Logits that are in fp32 at once when tokens are scored: `runtime.model.logprobs.CHUNK_ELEMENTS`."""
+"""Logits held in fp32 at once when tokens are scored: `runtime.model.logprobs.CHUNK_ELEMENTS`."""
 
 _LOGIT_CHUNK_COPIES = 4
 """fp32 tensors of a chunk alive at once: logits or their logarithms, exponentials, a product, a gradient."""
@@ -40,12 +39,12 @@ _SAMPLING_BYTES = 16
 """fp64 logits and log-probabilities of a token being sampled."""
 
 _GATHERED_COPIES = 2, 3
-"""Keys and values of all context-parallel ranks that are alive at once, forward and in training: as they arrive, in the
-order of their sequences, and their gradient."""
+"""Copies of the gathered keys and values alive at once, forward and in training: as they arrive, in sequence order, and
+(training) their gradient."""
 
 
 class LayoutMemory:
-    """Bytes of the stage of a call on its layout, under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
+    """Bytes of one stage on one layout under any schedule; `shard` is `call.model.shard(call.layout.tp)`."""
 
     def __init__(self, call: Call, shard: ModelSpec, workload: Workload, element_bytes: int) -> None:
         parts = stage_parts(call.model, call.layout.tp, call.layout.pp, call.layout.expert_replicas, call.layout.vpp)
@@ -55,7 +54,7 @@ class LayoutMemory:
         )
 
     def bytes(self, schedule: Schedule) -> Bytes:
-        """As `memory`, without the names of the terms."""
+        """Return the same totals as `memory`, without terms."""
         answers = [rank.bytes(schedule) for rank in self._ranks]
         if len(answers) == 1:
             return answers[0]
@@ -63,7 +62,7 @@ class LayoutMemory:
         return fullest._replace(host=max([answer.host for answer in answers]))
 
     def memory(self, call: Call) -> Memory:
-        """The fullest pipeline stage, with the most that any leaves on its host."""
+        """Return the memory of the fullest pipeline stage, with the largest host memory of any stage."""
         answers = [rank.memory(call) for rank in self._ranks]
         fullest = max(answers, key=lambda answer: answer.peak_bytes)
         host = max((answer.host for answer in answers), key=lambda cost: cost.total)
@@ -71,7 +70,7 @@ class LayoutMemory:
 
 
 class _State(NamedTuple):
-    """What stays on the device between turns, and what is offloaded to the host: its terms, and their bytes."""
+    """Weights and optimizer state: terms and bytes that stay on the device, and those offloaded to the host."""
 
     resident: Cost
     away: Cost
@@ -80,17 +79,18 @@ class _State(NamedTuple):
     away_bytes: tuple[float, ...]
 
 
-class _Used(NamedTuple):
-    """What a stage takes beside its state: bytes that stay between turns, and those that only its run takes."""
+class _WorkingMemory(NamedTuple):
+    """Bytes of a stage besides its state: `cached` between its runs, and `running` only during one."""
 
     cached: float
     running: list[float]
 
 
 class _RankMemory:
-    """A rank of one pipeline stage.
+    """Memory of a rank of one pipeline stage.
 
-    Its weight copy counts as `copied` parameters, those of the fullest stage: who shares it may be fullest elsewhere.
+    The weight copy counts as `copied` parameters, those of the fullest pipeline stage: a stage that shares the copy may
+    be fullest on another rank.
     """
 
     def __init__(
@@ -103,65 +103,65 @@ class _RankMemory:
         self._rows = -(-workload.batch_size // call.layout.dp)
         self._block_bytes = BLOCK_TOKENS * shard.cached_elements * size  # of one layer
         experts, layout = shard.experts, call.layout
-        # The longest sequence of every replica that shares experts is routed to them as a power law has it.
+        # The longest sequences of all replicas that share experts, with the load over experts a power law.
         tokens = workload.max_tokens * layout.expert_replicas
         self._busiest = experts.busiest(tokens, layout.ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
-        self._refitting = self._refit_buffer()
+        self._refit_buffer = self._make_refit_buffer()
         self._states: dict[Offload, _State] = {}
-        self._known: dict[tuple[int, int, int, Recompute], _Used] = {}
+        self._working_memories: dict[tuple[int, int, int, Recompute], _WorkingMemory] = {}
 
     def memory(self, call: Call) -> Memory:
         schedule = call.schedule
-        state, cache, running = self._state(schedule.offload), self._cache(schedule), self._running(schedule)
+        state, cache, running = self._state(schedule.offload), self._cache(schedule), self._transient_memory(schedule)
         resident, transient = Cost(), running.cost()
         if schedule.runs_on:
             resident = cache.cost()
         else:
             transient = cache.cost() + transient
-        if self._refitting.total > transient.total:
-            transient = self._refitting.cost()
+        if self._refit_buffer.total > transient.total:
+            transient = self._refit_buffer.cost()
         return Memory(resident=state.resident + resident, transient=state.away + transient, host=state.away)
 
     def bytes(self, schedule: Schedule) -> Bytes:
-        """As `memory`."""
-        state, (cached, running) = self._state(schedule.offload), self._used(schedule)
+        """Return the same totals as `memory`."""
+        state, (cached, running) = self._state(schedule.offload), self._working_memory(schedule)
         transient = math.fsum((*state.away_bytes, *running))
         return Bytes(state.resident_bytes + cached, state.weights_bytes, transient, math.fsum(state.away_bytes))
 
-    def _used(self, schedule: Schedule) -> _Used:
-        """The same whatever is offloaded."""
+    def _working_memory(self, schedule: Schedule) -> _WorkingMemory:
+        """Return the bytes besides the state, which do not depend on offload."""
         if self._stage.generates:
-            return self._make_used(schedule)
+            return self._make_working_memory(schedule)
         at_a_time = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.chunk_tokens
-        known = self._known.get((*at_a_time, schedule.recompute))
-        if known is None:
-            known = self._known[*at_a_time, schedule.recompute] = self._make_used(schedule)
-        return known
+        cached = self._working_memories.get((*at_a_time, schedule.recompute))
+        if cached is None:
+            cached = self._working_memories[*at_a_time, schedule.recompute] = self._make_working_memory(schedule)
+        return cached
 
-    def _make_used(self, schedule: Schedule) -> _Used:
-        cached, running, cache = 0.0, self._running(schedule).amounts, self._cache(schedule).amounts
+    def _make_working_memory(self, schedule: Schedule) -> _WorkingMemory:
+        cached, running, cache = 0.0, self._transient_memory(schedule).amounts, self._cache(schedule).amounts
         if schedule.runs_on:
             cached = math.fsum(cache)
         else:
             running += cache
-        refitting = self._refitting.amounts
-        if refitting and refitting[0] > math.fsum(running):
-            running = refitting
-        return _Used(cached, running)
+        refit_bytes = self._refit_buffer.amounts
+        if refit_bytes and refit_bytes[0] > math.fsum(running):
+            running = refit_bytes
+        return _WorkingMemory(cached, running)
 
     def _state(self, offload: Offload) -> _State:
-        known = self._states.get(offload)
-        if known is None:
-            known = self._states[offload] = self._make_state(offload)
-        return known
+        cached = self._states.get(offload)
+        if cached is None:
+            cached = self._states[offload] = self._make_state(offload)
+        return cached
 
     def _make_state(self, offload: Offload) -> _State:
         away = offloaded(self._call, offload, self._part, self._size)
-        kept = self._weights() + optimizer_state(self._call, self._part, self._size)
+        state = self._weights() + optimizer_state(self._call, self._part, self._size)
         names = {term.name for term in away.terms}
-        resident = Cost(tuple(term for term in kept.terms if term.name not in names))
+        resident = Cost(tuple(term for term in state.terms if term.name not in names))
         return _State(
             resident=resident,
             away=away,
@@ -171,31 +171,31 @@ class _RankMemory:
         )
 
     def _weights(self) -> Cost:
-        """The copy of this rank; one of 8-bit floats, which nobody shares, as this stage of the pipeline has it."""
+        """Return the weight copy of this rank; 8-bit copies are never shared and count this stage's parameters."""
         if not self._stage.is_quantised:
             return weights(self._copied, self._size)
-        found = linears_of(self._shard)
-        quantised = self._part.num_layers * found.num_weights
+        linears = linears_of(self._shard)
+        quantised = self._part.num_layers * linears.num_weights
         tally = Tally()
         tally.add(WEIGHTS, (self._part.num_params - quantised) * self._size + quantised)
-        tally.add("weight scales", self._part.num_layers * found.num_outputs * SCALE_BYTES)
+        tally.add("weight scales", self._part.num_layers * linears.num_outputs * SCALE_BYTES)
         return tally.cost()
 
-    def _refit_buffer(self) -> Tally:
-        """A copy of a trained role receives all that is trained before it overwrites the old."""
+    def _make_refit_buffer(self) -> Tally:
+        """Return the receive buffer of a refit: all trained weights arrive before they overwrite the old ones."""
         tally = Tally()
         if self._stage.is_refit:
             tally.add("refit buffer", self._part.trained.num_params * self._size)
         return tally
 
-    def _running(self, schedule: Schedule) -> Tally:
+    def _transient_memory(self, schedule: Schedule) -> Tally:
         if self._stage.generates:
-            return self._generating(schedule)
-        return self._training(schedule) if self._stage.trains else self._forwarding(schedule)
+            return self._generation_memory(schedule)
+        return self._training_memory(schedule) if self._stage.trains else self._forward_memory(schedule)
 
     def _cache(self, schedule: Schedule) -> Tally:
-        """Keys and values in blocks: as many as sequences in flight need, or those of the longest sequence for every
-        row of a stage that streams; and the spare one."""
+        """Return the KV cache: blocks for the sequences in flight, or for the longest sequence of every row of a stage
+        that streams, plus one spare block."""
         tally = Tally()
         if self._stage.generates:
             tally.add("kv cache", self._cache_bytes(self._blocks(schedule), self._slots(schedule)))
@@ -205,8 +205,11 @@ class _RankMemory:
         return tally
 
     def _cache_bytes(self, num_blocks: int, num_rows: int) -> float:
-        """Of so many blocks for so many rows: layers with a sliding window keep of a row no more blocks than that lies
-        in (vLLM, hybrid KV cache manager)."""
+        """Return the bytes of the KV cache.
+
+        Layers with a sliding window keep only the blocks of a row that the window touches (vLLM, hybrid KV cache
+        manager).
+        """
         part, window = self._part, self._shard.window
         in_all = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
         in_windows = min(num_blocks, num_rows * (blocks_of(window.num_tokens) + 1)) + 1 if window else 0
@@ -216,29 +219,32 @@ class _RankMemory:
         return self._workload.cache_need(schedule, self._layout.dp).blocks
 
     def _slots(self, schedule: Schedule) -> int:
-        """Slots that can hold a sequence."""
+        """Return the number of slots that can hold a sequence."""
         in_flight = schedule.batches_in_flight * self._rows - (-schedule.overcommit // self._layout.dp)
         return min(schedule.generation_slots, in_flight)
 
-    def _generating(self, schedule: Schedule) -> Tally:
-        """The working set of a prefill or that of attention in a decode step, whichever is more, and sampling."""
+    def _generation_memory(self, schedule: Schedule) -> Tally:
+        """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling."""
         group = -(-self._slots(schedule) // self._layout.pp)
         prefill = most_packed(group, self._workload.prompt.max) * self._working_bytes
         tally = Tally()
-        tally.add("working set", max(prefill, self._blocks(schedule) * self._attending_bytes()))
+        tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
         if self._part.is_last:
             tally.add("logits", group * self._model.padded_vocab_size * (self._size + _SAMPLING_BYTES))
         return tally
 
-    def _attending_bytes(self) -> float:
-        """Of a block of the cache in a decode step: a copy of its keys and values of one layer, where they do not lie
-        together; scores in fp32 and in the model's type, and two sums of values in fp32."""
+    def _decode_attention_bytes(self) -> float:
+        """Return the bytes per KV block in a decode step of one layer.
+
+        They are a contiguous copy of its keys and values, scores in fp32 and in the model's type, and two fp32 sums of
+        values.
+        """
         shard = self._shard
         scores = BLOCK_TOKENS * shard.num_heads * (_FP32_BYTES + self._size)
         sums = 2 * shard.num_heads * shard.head_dim * _FP32_BYTES
         return BLOCK_TOKENS * shard.cached_elements * self._size + scores + sums
 
-    def _forwarding(self, schedule: Schedule) -> Tally:
+    def _forward_memory(self, schedule: Schedule) -> Tally:
         tokens = self._micro_batch_tokens(schedule)
         tally = Tally()
         tally.add("working set", tokens * self._working_bytes)
@@ -246,12 +252,11 @@ class _RankMemory:
         self._add_logits(tally, tokens, copies=1)
         return tally
 
-    def _training(self, schedule: Schedule) -> Tally:
-        """Activations of every micro-batch in flight, and the logits of one.
+    def _training_memory(self, schedule: Schedule) -> Tally:
+        """Return the activations of every micro-batch in flight, and the logits of one.
 
-        A stage holds those of `micro_batches_in_flight`, of as many as rows that are all the longest would make: a cap
-        may make more, of fewer tokens together. Full recomputation keeps the input of each layer and works on one
-        layer.
+        `micro_batches_in_flight` counts micro-batches as if every row were the longest: a token cap may make more of
+        them, with fewer tokens together. Full recomputation keeps the input of each layer and works on one layer.
         """
         tokens, layout, longest = self._micro_batch_tokens(schedule), self._layout, self._workload.max_tokens
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
@@ -260,7 +265,7 @@ class _RankMemory:
         layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
         if schedule.recompute is Recompute.FULL:
-            inputs = self._part.num_layers * self._whole(self._shard.hidden_size) * self._size
+            inputs = self._part.num_layers * self._replicated_elements(self._shard.hidden_size) * self._size
             tally.add("activations", in_flight * tokens * inputs)
             tally.add("working set", tokens * layer_bytes)
         else:
@@ -270,41 +275,45 @@ class _RankMemory:
         return tally
 
     def _bytes_of_layer(self, recompute: Recompute) -> float:
-        """Bytes per token that one layer keeps for its backward pass.
+        """Return the bytes per token that one layer keeps for its backward pass.
 
         Counted as in Korthikanti et al., arXiv:2205.05198, section 4, for this layer: no dropout and no stored
         scores (flash attention), a gated activation, grouped keys and values. Whole on every rank unless sequence
         parallel (equations 2 and 4): the inputs and outputs of both norms. Divided by tp: queries, keys, values,
-        attention output, and the gate, the up projection, the activated gate and their product. Experts count as
-        what one token passes of them, on the rank that most tokens are routed to. Selective recomputation drops what
-        flash attention keeps, which is little. An adapter adds what is between its two products, on every rank; what
-        its first ones read is kept already.
+        attention output, and the gate, the up projection, the activated gate and their product. Experts count as the
+        widths that one token passes, on the rank to which most tokens are routed. Selective recomputation drops what
+        flash attention keeps, which is little. An adapter adds its low-rank activations on every rank; the inputs of
+        its first matmuls are kept already.
         """
         shard = self._shard
-        kept = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
+        attention_bytes = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
         between = len(shard.adapted_products) * (shard.adapter.rank if shard.adapter else 0)
-        return (self._whole(4 * shard.hidden_size) + self._routed() + divided + between) * self._size + kept
+        return (
+            self._replicated_elements(4 * shard.hidden_size) + self._dispatched_elements() + divided + between
+        ) * self._size + attention_bytes
 
     def _working_elements(self) -> float:
-        """Elements per token alive at once in the widest part of one layer without gradients: the gated projection."""
+        """Return the elements per token alive at once in the gated MLP, the widest part of a forward pass."""
         shard = self._shard
         mlp = (2 + shard.gated_mlp) * shard.active_ffn_size(self._busiest)
-        return self._whole(shard.hidden_size) + shard.hidden_size + self._routed() + mlp
+        return self._replicated_elements(shard.hidden_size) + shard.hidden_size + self._dispatched_elements() + mlp
 
-    def _routed(self) -> float:
-        """Elements per token that are copied to its experts and come back from them: on every tensor-parallel rank
-        where these are cut, and on the one that has the expert where they are whole."""
+    def _dispatched_elements(self) -> float:
+        """Return the elements per token dispatched to its experts and combined from them.
+
+        Sharded experts have them on every tensor-parallel rank, whole experts only on the rank of the expert.
+        """
         experts = self._shard.experts
         copied = 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
         return copied / self._layout.folded
 
-    def _whole(self, elements: float) -> float:
-        """This rank's part of what tensor parallelism repeats and sequence parallelism divides."""
+    def _replicated_elements(self, elements: float) -> float:
+        """Return this rank's share of elements that tensor parallelism replicates and sequence parallelism divides."""
         return elements / self._layout.tp if self._layout.sp else elements
 
     def _micro_batch_tokens(self, schedule: Schedule) -> int:
-        """Tokens of one pass at its longest: sequences or parts of them, prompts and chunks of a stage that streams."""
+        """Return the most tokens of one pass: of sequences or parts of them, or of prompts and chunks."""
         workload = self._workload
         if schedule.micro_batch_tokens:  # of all ranks that share its sequences
             return longest_part(schedule.micro_batch_tokens, self._layout.cp)
@@ -313,14 +322,16 @@ class _RankMemory:
         return schedule.most_tokens(longest)
 
     def _add_gathered(self, tally: Tally, tokens: int, *, trains: bool) -> None:
-        """Keys and values of one layer from all context-parallel ranks; nothing of them is kept for the backward pass,
-        which gathers them again."""
+        """Add the gathered keys and values of one layer from all context-parallel ranks.
+
+        They are not kept: the backward pass gathers them again.
+        """
         if self._layout.cp > 1:
             elements = tokens * self._layout.cp * self._shard.cached_elements
             tally.add("gathered keys and values", elements * self._size * _GATHERED_COPIES[trains])
 
     def _add_logits(self, tally: Tally, tokens: int, *, copies: int) -> None:
-        """Logits of a micro-batch (and their gradient), and a chunk of them in fp32."""
+        """Add the logits of a micro-batch (and their gradient), and one chunk of them in fp32."""
         shard = self._shard
         if not self._part.is_last or shard.scalar_head:
             return
@@ -340,19 +351,19 @@ _MAIN_WEIGHT_BYTES = 4
 
 
 def weights(num_params: float, element_bytes: int) -> Cost:
-    """The weight copy of a rank that holds `num_params` parameters."""
+    """Return the weight copy of a rank that holds `num_params` parameters."""
     tally = Tally()
     tally.add(WEIGHTS, num_params * element_bytes)
     return tally.cost()
 
 
 def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
-    """What a training stage keeps beside its weights: fp32 gradients whole, and optimizer state over dp x cp.
+    """Return what a training stage keeps besides its weights: whole fp32 gradients, and optimizer state over dp x cp.
 
-    That of an expert is divided over the replicas that hold it. Context-parallel ranks hold the same weights, and
+    The state of an expert is divided over the replicas that hold it. Context-parallel ranks hold the same weights, and
     share the state as replicas do. Without experts, and with the weights, it is 2 + 4 + (4 + 8)/(dp x cp) bytes per
     parameter in bf16, 4 + 4 + 8/(dp x cp) in fp32 (Megatron-core, docs of the distributed optimizer; Rajbhandari et
-    al., ZeRO stage 1, arXiv:1910.02054, section 5.1). Beside an adapter the weights have none of these.
+    al., ZeRO stage 1, arXiv:1910.02054, section 5.1). With an adapter only its parameters have gradients and state.
     """
     tally, part = Tally(), part.trained
     if call.stage.trains:
@@ -365,7 +376,7 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
 
 
 def offloaded(call: Call, offload: Offload, part: StagePart, element_bytes: int) -> Cost:
-    """What waits in host memory while the stage does not run; raises BadInput where the stage has no such state."""
+    """Return what is offloaded while the stage does not run. Raises BadInput if the stage has no such state."""
     stage = call.stage
     if offload is Offload.WEIGHTS:
         if stage.is_trained:

@@ -1,6 +1,6 @@
-"""Seconds that a rank takes for the experts among which a router picks: grouped products, and moving tokens to them.
+"""Seconds of a mixture of experts on one rank: grouped GEMMs, and moving tokens to the experts and back.
 
-Where experts are spread over replicas, all of them wait for the one with the busiest experts: its seconds are these.
+If experts are spread over ranks, all of them wait for the rank with the busiest experts, so that rank is costed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
 
 _MOVES = 4
-"""Reads and writes of a hidden state that goes to an expert and comes back, besides those of the products."""
+"""Reads and writes of a hidden state that is dispatched to an expert and combined, besides those of the matmuls."""
 
 _WIDTHS = 3
-"""What the activation reads, gate and projection, and writes, of an expert's width."""
+"""Elements that the activation moves, in expert widths: it reads gate and up projection, and writes their product."""
 
 _BACKWARD = 2.0
-"""Of what forward moves and starts: backward reads what was saved and the gradient, and writes a gradient."""
+"""Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
 
 
 class Mixture:
-    """Experts, cut along their width by tensor parallelism, and spread over `spread` replicas; or whole, and spread
-    over `folded` ranks of each of these beside (see `Layout`)."""
+    """Experts spread over `spread` replicas, sharded along their width by tensor parallelism; or whole, and spread over
+    `folded` ranks of each replica as well (see `Layout`)."""
 
     def __init__(
         self,
@@ -41,14 +41,16 @@ class Mixture:
         self._shapes = (hidden_size, 2 * width), (width, hidden_size)
 
     def seconds(self, count: float, *, trains: bool, is_frozen: bool = False) -> float:
-        """Seconds on the busiest rank when each of the replicas brings `count` tokens; experts that are frozen have no
-        gradients of their weights."""
+        """Return the seconds on the busiest rank when each replica brings `count` tokens.
+
+        Frozen experts have no weight gradients.
+        """
         experts, tokens = self.experts, count * self._spread
         rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep) / self._folded
         return self.of(rows, experts.touched(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
 
     def of(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
-        """Seconds when this many copies of tokens come to so many of this rank's experts."""
+        """Return the seconds when `rows` routed tokens arrive at `groups` of this rank's experts."""
         grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
         seconds = moving
         for inner, outer in self._shapes:

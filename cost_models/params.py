@@ -1,4 +1,4 @@
-"""What a rank holds of a model: layers, and how many parameters."""
+"""The layers and parameters of a model that a rank holds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshwright.profiles.model_shape import ModelSpec
 
 
 class StagePart(NamedTuple):
-    """What a rank of one pipeline stage holds. `num_behind` counts the stages from its own to the last.
+    """The layers and parameters of a rank of one pipeline stage.
 
-    `expert_params` are those of its parameters that are in experts, which only every `spread`-th replica holds too;
-    `adapter_params` those of an adapter, which alone are trained where there is one. The attention of
-    `num_window_layers` of its layers sees a sliding window.
+    `num_behind` counts the pipeline stages from its own to the last. `expert_params` are its parameters in experts,
+    which only every `spread`-th replica holds too; `adapter_params` those of an adapter, which are then the only
+    trained ones. `num_window_layers` of its layers use sliding-window attention.
     """
 
     num_layers: int
@@ -27,13 +27,13 @@ class StagePart(NamedTuple):
 
     @property
     def trained(self) -> StagePart:
-        """What of it training changes, refits move and an optimizer has state of."""
+        """The parameters that are trained: refits move them, and the optimizer has state for them."""
         if not self.adapter_params:
             return self
         return self._replace(num_params=self.adapter_params, expert_params=0.0)
 
     def replicated_params(self, spread: int) -> float:
-        """Parameters that the replicas hold together, each counted once: what a sharded optimizer divides over dp."""
+        """Return the distinct parameters of all replicas, which a sharded optimizer divides over dp."""
         return self.num_params + (spread - 1) * self.expert_params
 
     @property
@@ -43,34 +43,34 @@ class StagePart(NamedTuple):
 
 @cache
 def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> tuple[StagePart, ...]:
-    """Of each pipeline stage that may be the fullest: the first, the last, and the first of each kind of those between
-    them that hold more than the first one, in layers or in their parameters.
+    """Return the parts of the pipeline stages that may be the fullest.
 
-    The last of several stages repeats a tied embedding. Experts are spread over so many replicas
-    (`Layout.expert_replicas`): a rank holds as much of them whether tp cuts each or deals out whole ones.
+    They are the first, the last, and one of each size between them that holds more layers or parameters than the first.
+    With several pipeline stages the last one repeats a tied embedding. Experts are spread over `spread` replicas
+    (`Layout.expert_replicas`): a rank holds as many parameters of them whether tp shards each or assigns whole ones.
     """
-    held = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
-    first, *others = [_size(model, layers) for layers in held]
+    chunks_of_stages = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
+    first, *others = [_size(model, layers) for layers in chunks_of_stages]
     earliest = {size: stage for stage, size in reversed([*enumerate(others[:-1], start=1)])}
-    fuller = {stage for size, stage in earliest.items() if size[0] > first[0] or size[1] > first[1]}
-    stages = {0, pp - 1} | fuller
+    larger = {stage for size, stage in earliest.items() if size[0] > first[0] or size[1] > first[1]}
+    stages = {0, pp - 1} | larger
     shard = model.shard(tp)
-    return tuple(_part(shard, held[stage], pp, spread, stage) for stage in sorted(stages))
+    return tuple(_part(shard, chunks_of_stages[stage], pp, spread, stage) for stage in sorted(stages))
 
 
 def _size(model: ModelSpec, chunks: Sequence[range]) -> tuple[int, int]:
-    """Layers of a stage, and their parameters."""
+    """Return the layers of a pipeline stage, and their parameters."""
     return sum(map(len, chunks)), sum(model.params_between(layers.start, layers.stop) for layers in chunks)
 
 
 @cache
 def fullest_part(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 1) -> StagePart:
-    """Of the stages, the one that holds most parameters."""
+    """Return the part of the pipeline stage with the most parameters."""
     return max(stage_parts(model, tp, pp, spread, vpp), key=lambda part: part.num_params)
 
 
 class LayerCounts(NamedTuple):
-    """Layers of the pipeline stages that may take longest: the most of any, and the last one's."""
+    """Numbers of layers of the pipeline stages that may be slowest: the most of any stage, and the last stage's."""
 
     most: int
     last: int
@@ -81,9 +81,9 @@ class LayerCounts(NamedTuple):
         return cls(max(counts), counts[-1])
 
     def slowest(self, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:
-        """Layers of the pipeline stage that takes longest, and whether that is the last, which has embedding and head.
+        """Return the layers of the slowest pipeline stage, and True if it is the last, which has embedding and head.
 
-        The last one is, unless it has fewer layers than others and its ends take less than these.
+        The last stage is the slowest unless it has fewer layers and its ends take less than the missing layers.
         """
         if (self.most - self.last) * layer_seconds > ends_seconds:
             return self.most, False
@@ -91,11 +91,12 @@ class LayerCounts(NamedTuple):
 
 
 def micro_batches_in_flight(layout: Layout, num_behind: int, num_batches: int) -> float:
-    """Micro-batches whose activations a stage holds in all its layers at once, q = `num_behind` of pp stages on.
+    """Return the micro-batches whose activations a pipeline stage holds at once, as if in all its layers.
 
-    Under 1F1B min(q, m) (Narayanan et al., arXiv:2104.04473, section 2.2.1). An interleaved pipeline passes
-    2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before it goes back through the first, p + (p - 1)/v on
-    the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core, `get_pp_rank_microbatches`).
+    With q = `num_behind`, it is min(q, m) under 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.1). An
+    interleaved pipeline passes 2(q - 1) + (v - 1)p + 1 of them through one of the v chunks before its first backward,
+    which is p + (p - 1)/v on the first stage (Korthikanti et al., arXiv:2205.05198, section 4.2.3; Megatron-core,
+    `get_pp_rank_microbatches`).
     """
     pp, vpp = layout.pp, layout.vpp
     if vpp == 1:

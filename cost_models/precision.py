@@ -1,4 +1,4 @@
-"""Bytes and rates of each number format that a shard may compute in, and seconds of linears in 8-bit floats."""
+"""Bytes of each number format that a shard may compute in, and the seconds of linears in 8-bit floats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshwright.profiles.model_shape import ModelSpec
 
 
 class Precision(NamedTuple):
-    """Bytes of a weight, of an activation between kernels, and of a cached key or value; the format of the head."""
+    """Bytes of a weight, of an activation between kernels, and of a cached key or value, and the format of the head."""
 
     weight_bytes: float
     size: int
@@ -34,7 +34,7 @@ _TRAINED = ("fp32", "bf16")
 
 
 def precision_named(name: str, device: Device) -> Precision:
-    """The format; raises BadInput when it is not known or the device has no peak for it."""
+    """Return the format. Raises BadInput if it is unknown or the device has no peak for it."""
     if name not in PRECISIONS:
         raise BadInput(f"precision={name!r} is not known; use {' or '.join(PRECISIONS)}.")
     if name not in device.flops_per_second:
@@ -43,30 +43,30 @@ def precision_named(name: str, device: Device) -> Precision:
 
 
 def element_bytes(precision: str) -> int:
-    """Bytes per element of a model that is trained; raises BadInput for a precision other than fp32 and bf16."""
+    """Return the bytes per element of a trained model. Raises BadInput for a precision other than fp32 and bf16."""
     if precision not in _TRAINED:
         raise BadInput(f"precision={precision!r} is not known; use {' or '.join(_TRAINED)}.")
     return PRECISIONS[precision].size
 
 
 _ROUNDING_KERNELS = 3
-"""Of each linear: the largest of each token, its scale, and the quotient in 8 bits (runtime/model/quantised.py)."""
+"""Kernels of each linear: the maximum of each token, its scale, and the 8-bit quotient (runtime/model/quantised.py)."""
 
 _CASTING_KERNELS = 4
-"""Of each linear where 8-bit floats are cast up to be multiplied: both factors, and the scales of both."""
+"""Further kernels of each linear if 8-bit floats are cast up to be multiplied: both factors, and both scales."""
 
 
 class QuantisedLinears:
-    """Seconds of the linears of a layer of a shard, whose weights are in 8-bit floats and so are made their inputs.
+    """Seconds of the linears of a layer of a shard with 8-bit weights; their inputs are rounded to 8 bits as well.
 
-    A GPU multiplies them at their own peak, reading a byte of each weight. A CPU casts both up, in every pass, and
-    multiplies as `kernels` do. Where kernels are `fused`, what rounds a token is part of those before it.
+    A GPU multiplies at its fp8 peak and reads one byte per weight. A CPU casts both factors up in every pass and
+    multiplies as `kernels` do. With `is_fused`, tokens are rounded by the kernels before.
     """
 
     def __init__(
         self, model: ModelSpec, device: Device, efficiency: Efficiency, kernels: Kernels, size: int, *, is_fused: bool
     ) -> None:
-        """`size` are the bytes of an element between kernels."""
+        """`size` is the number of bytes of an element between kernels."""
         shapes, linears, casts = products_of(model), linears_of(model), device.kind == "cpu"
         if not casts:
             flops = device.flops_per_second["fp8"] * efficiency.sustained
@@ -81,5 +81,5 @@ class QuantisedLinears:
         self.num_kernels = each * len(shapes)
 
     def seconds(self, count: float) -> float:
-        """Device seconds of one pass of so many tokens."""
+        """Return the device seconds of one pass over `count` tokens."""
         return self._products(count) + count * self._token_seconds + self._pass_seconds

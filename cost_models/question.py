@@ -1,6 +1,6 @@
-"""What a cost model is asked, the protocol that answers, and how answers are kept.
+"""The questions that a cost model answers, the protocol of a cost model, and the cache for its answers.
 
-A question carries only facts and one choice; a model answers it without knowing any search.
+A question holds facts and one choice, so a cost model knows nothing of the search.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One stage under one choice: its model, layout and schedule, on the smallest block of ranks that holds them.
+    """One stage under one choice: its model, layout and schedule, on the smallest range of ranks that holds the layout.
 
-    `max_deferral` counts the turns beyond its first that a sequence may take when the schedule overcommits; `part` is
-    the number of the cluster's part that the ranks are in, or of the pair of them. With `recomputes_cache`, generation
-    computes the keys and values of sequences in flight anew in every turn. `replica_rows` are those that the fullest
-    replica takes at once, of a batch or of a minibatch to train on, where it is not one of `dp` that take as many.
+    `max_deferral` is the number of periods beyond its first that a sequence may stay in flight when the schedule
+    overcommits. `part` is the index of the cluster part, or pair of parts, that the ranks are in. With
+    `recomputes_cache`, every period recomputes the keys and values of the sequences in flight. `replica_rows` is the
+    number of rows of the fullest replica (of a batch, or of a minibatch if the stage trains) when the `dp` replicas do
+    not share them equally, and 0 otherwise.
     """
 
     stage: Stage
@@ -44,7 +45,7 @@ class Call:
 
     @cached_property
     def _hash(self) -> int:
-        """Of what tells most calls apart: a search asks too often to hash a whole model each time."""
+        """A hash of the fields that distinguish most calls; hashing the whole model each time slows the search."""
         schedule = self.schedule
         return hash(
             (
@@ -69,11 +70,11 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """Weights of one role going from one layout to another. `overlap` counts the ranks that are in both pools.
+    """A transfer of one role's weights between two layouts; `overlap` is the number of ranks in both pools.
 
-    Of the source only its ranks matter, its slices for the target, and whether the two layouts are the same; of the
-    target its cut: see `Layout`. The parts are the numbers of the cluster's parts that the pools are in. Weights that
-    go to what `generates` are taken by its engine, and made 8-bit floats there where it `quantises`.
+    Of the source only its ranks matter, its slices for the target, and whether the layouts are equal; of the target
+    its sharding: see `Layout`. `source_part` and `target_part` are the indices of the cluster parts of the pools. If
+    the target `generates`, its engine loads the weights, and converts them to 8-bit floats if it `quantises`.
     """
 
     model: ModelSpec
@@ -87,24 +88,24 @@ class Move:
 
 
 class Once(Generic[K, T]):
-    """Answers that are computed once, by what they depend on; none of them is None."""
+    """A cache of answers by key; an answer must not be None."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_answers",)
 
     def __init__(self) -> None:
-        self._known: dict[K, T] = {}
+        self._answers: dict[K, T] = {}
 
     def of(self, key: K, make: Callable[[], T]) -> T:
-        """What `make` answered when this key was first asked about."""
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = make()
-        return known
+        """Return the answer for a key, calling `make` the first time."""
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = make()
+        return answer
 
 
 class Bytes(NamedTuple):
-    """On the fullest rank: `resident` always, of it the `weights`, `transient` only while the stage runs; `host` in the
-    memory of its host."""
+    """Bytes on the fullest rank: `resident` at all times (of which `weights`), `transient` only while the stage runs,
+    and `host` in the memory of its host."""
 
     resident: float
     weights: float
@@ -117,7 +118,7 @@ class Bytes(NamedTuple):
 
 
 class LayoutCosts(Protocol):
-    """What one stage takes on one layout under any schedule, as sums alone: a search asks about very many of them."""
+    """Total seconds and bytes of one stage on one layout under any schedule, without terms, for speed in the search."""
 
     def seconds(self, schedule: Schedule) -> float: ...
 
@@ -127,7 +128,7 @@ class LayoutCosts(Protocol):
 
 
 class Answers(Protocol):
-    """What is known of single choices."""
+    """Seconds and bytes of single choices."""
 
     def seconds(self, call: Call) -> Cost: ...
 
@@ -141,58 +142,63 @@ class CostModel(Protocol):
 
     @property
     def memory_grows(self) -> bool:
-        """Whether a larger micro-batch, more slots, or a pipeline in several chunks of the same layers never take less
-        memory: a search then counts no larger ones than the first that do not fit. It is a law of the equations, and
-        not one of what was measured."""
+        """True if a larger micro-batch, more slots or more virtual pipeline stages never take less memory.
+
+        The search then stops at the first size that does not fit. It holds for equations, not for measurements.
+        """
         ...
 
     @property
     def seconds_grow(self) -> bool:
-        """Whether recomputation and offload never make a stage quicker; a law of the equations too."""
+        """True if recomputation and offload never make a stage faster; it holds for equations, not for measurements."""
         ...
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        """Seconds below which no choice of the stage on so many ranks of a part is; 0 where none are known."""
+        """Return a lower bound on the seconds of any choice of the stage on `num_ranks` ranks; 0 if none is known."""
         ...
 
     def least_generation_seconds(self, call: Call) -> float:
-        """Seconds below which a generation is not, told without playing its turns; 0 where none are known."""
+        """Return a lower bound on the seconds of a generation, without simulating its periods; 0 if none is known."""
         ...
 
     def dealt(self, call: Call) -> Schedule:
-        """The call's schedule, on two kinds of nodes with rows so dealt that the stage ends soonest."""
+        """Return the call's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
         ...
 
     def seconds(self, call: Call) -> Cost:
-        """Seconds that the whole stage takes for one step on its pool."""
+        """Return the seconds of the whole stage for one step on its pool."""
         ...
 
     def tail_seconds(self, call: Call) -> float:
-        """Of those, the seconds that remain after the last token was drawn: all, unless the stage streams."""
+        """Return the seconds that remain after the last token was sampled: all of them, unless the stage streams."""
         ...
 
     def memory(self, call: Call) -> Memory:
-        """Bytes on the fullest rank of the pool; what waits in the host's memory depends neither on the micro-batch nor
-        on the slots."""
+        """Return the bytes on the fullest rank of the pool.
+
+        Bytes in the host's memory depend neither on the micro-batch nor on the slots.
+        """
         ...
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        """The sums of what the three above answer, for every schedule in place of the call's; its deferral is of those
-        that overcommit."""
+        """Return the totals of the three methods above for any schedule in place of the call's.
+
+        The call's `max_deferral` applies to schedules that overcommit.
+        """
         ...
 
     def move_seconds(self, move: Move) -> Cost:
-        """Seconds that a refit takes on the ranks of both pools."""
+        """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
     def handover_seconds(self, num_bytes: float) -> Cost:
-        """Seconds to hand experience of this size from one pool to another."""
+        """Return the seconds to transfer experience of this size from one pool to another."""
         ...
 
 
 @dataclass(frozen=True)
 class Summed:
-    """The sums of what a cost model answers about one schedule after the other."""
+    """Layout costs obtained by asking a cost model about one schedule at a time."""
 
     model: Answers
     call: Call
@@ -214,7 +220,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class PassedOn:
-    """A cost model that passes its questions on to another; what differs is said by whoever inherits it."""
+    """A cost model that delegates to another; subclasses override what differs."""
 
     model: CostModel
 
@@ -254,5 +260,5 @@ class PassedOn:
         return self._asked().handover_seconds(num_bytes)
 
     def _asked(self) -> CostModel:
-        """The other one."""
+        """Return the cost model that answers; subclasses may prepare it first."""
         return self.model

@@ -1,20 +1,19 @@
-"""Seconds of a generation whose rollouts take several turns and wait for a tool between them.
+"""Seconds of a generation with multi-turn rollouts, which wait for a tool between their turns.
 
-A rollout is under way for D rounds in which it draws and for W seconds in which it waits, W / tau rounds of tau seconds
-each. What it takes from its first round to its last is the sum of both over its turns
-(`profiles.environment.turns`), and tau follows from how many draw at a time, so that it is found by iteration: fewer
-wait where rounds are longer.
+A rollout samples in D rounds and waits for its tools W seconds, which are W / tau rounds of tau seconds each. Its
+rounds from first to last are the sum of both over its turns (`profiles.environment.turns`). tau depends on how many
+rollouts sample at a time, so it is found by iteration: with longer rounds, fewer of them wait.
 
-Where a waiting sequence keeps its slot, slots are taken for D + W / tau rounds and list scheduling is that of
-`cost_models.rounds`. Where it leaves, the rounds lie between the larger one and the sum of two: those of all that is
-drawn, over the slots, and those that the longest rollout is under way (Brent, The parallel evaluation of general
-arithmetic expressions, J. ACM 21(2), 1974). The root of the sum of their squares is taken, which is neither's law; with
-a slot for each there is nothing to wait for but the longest. Either is stretched by how much later the slowest of the
-replicas ends whose rollouts wait for slots.
+If a waiting sequence keeps its slot, a slot is taken for D + W / tau rounds, and slots are assigned by the list
+scheduling of `cost_models.rounds`. If it leaves its slot, the number of rounds lies between the maximum and the sum of
+two numbers: the rounds of all sampled tokens over the slots, and the rounds of the longest rollout (Brent, The parallel
+evaluation of general arithmetic expressions, J. ACM 21(2), 1974). The square root of the sum of their squares is used,
+which is an approximation; with a slot for each rollout it is the longest rollout alone. Either number is scaled by how
+much later the slowest replica ends when rollouts wait for slots.
 
-Waiting is taken as spread evenly over a rollout. Of M that are under way, each draws with probability
-p = D / (D + W / tau) on its own, so that in (1 - p)^M of the rounds nobody does: the device then waits. Workers are
-taken as free whenever a tool is called.
+Waiting is assumed to be spread evenly over a rollout. Each of M rollouts in flight samples with probability
+p = D / (D + W / tau), independently, so in a fraction (1 - p)^M of the rounds none does and the device idles. A worker
+is assumed to be free whenever a tool is called.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
 
 TOOLS = "waiting for tools"
-"""The term of seconds in which no sequence of a replica draws."""
+"""Name of the term for seconds in which every sequence of a replica waits for a tool."""
 
-_MOST_ITERATIONS, _CLOSE = 16, 1e-3
-"""Of the seconds of a round, and how near two of them are the same."""
+_MOST_ITERATIONS, _TOLERANCE = 16, 1e-3
+"""Limit on the iterations for the seconds of a round, and the relative tolerance at which they stop."""
 
 _PER_OCTAVE = 16
-"""Seconds of a round for which distributions are kept, in a range of twice as many: a sixteenth below are 4 %."""
+"""Grid points per doubling of the seconds of a round; rounding down to the grid changes them by at most 4 %."""
 
 
 class Replica(NamedTuple):
-    """Of one generation: its rows, slots, pipeline stages and rows of one prompt, and who keeps what while it waits."""
+    """The shape of one replica of a generation, and whether waiting rollouts keep their slots."""
 
     num_rows: int
     num_slots: int
@@ -56,8 +55,8 @@ class Replica(NamedTuple):
     while_waiting: WhileWaiting
 
 
-class _Played(NamedTuple):
-    """The rounds in which some sequence draws, and those in which all wait."""
+class _RolloutRounds(NamedTuple):
+    """The rounds in which some sequence samples, and the number of those in which all wait."""
 
     busy: Rounds
     num_busy: float
@@ -65,126 +64,131 @@ class _Played(NamedTuple):
 
 
 class RolloutCosts:
-    """Of one workload that has turns."""
+    """Costs of the multi-turn rollouts of one workload."""
 
     def __init__(self, workload: Workload) -> None:
         assert workload.turns is not None
         self._workload, self._turns = workload, workload.turns
-        told = round((workload.response_lengths.mean - workload.drawn_lengths.mean) / 2)
+        half_tool_tokens = round((workload.response_lengths.mean - workload.drawn_lengths.mean) / 2)
         prompts = workload.prompt_lengths
         pairs = zip(prompts.tokens, prompts.probabilities, strict=True)
-        self._prompt = LengthSpec(max=prompts.maximum + told, histogram=tuple((n + told, p) for n, p in pairs))
-        """Half of what a rollout is told stands before an average token that it draws."""
-        self._drawing = self._of_one_turn(workload.drawn_lengths)
-        self._slowest = Turns(self._drawing)
-        self._answer_tokens = workload.turns.result.resolve().mean
-        self._alone: Once[tuple[int, int], Rounds] = Once()
-        self._slower: Once[tuple[int, int], float] = Once()
-        self._under_way: Once[int, Histogram] = Once()
+        self._prompt = LengthSpec(
+            max=prompts.maximum + half_tool_tokens, histogram=tuple((n + half_tool_tokens, p) for n, p in pairs)
+        )
+        """The prompt lengths plus half of a rollout's tool tokens, which precede an average sampled token."""
+        self._sampling_workload = self._single_turn(workload.drawn_lengths)
+        self._periods = Turns(self._sampling_workload)
+        self._result_tokens = workload.turns.result.resolve().mean
+        self._isolated_rounds: Once[tuple[int, int], Rounds] = Once()
+        self._slowdowns: Once[tuple[int, int], float] = Once()
+        self._lifetimes: Once[int, Histogram] = Once()
 
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
-        """Of all rollouts of a replica."""
-        guess, (cost, played) = 0.0, self._cost(generation, replica, math.inf)
+        """Return the seconds of all rollouts of a replica."""
+        guess, (cost, rounds) = 0.0, self._cost(generation, replica, math.inf)
         for _ in range(_MOST_ITERATIONS):
-            seconds = cost.total / played.num_busy
-            if abs(seconds - guess) <= _CLOSE * seconds:
+            seconds = cost.total / rounds.num_busy
+            if abs(seconds - guess) <= _TOLERANCE * seconds:
                 break
             guess = seconds
-            cost, played = self._cost(generation, replica, guess)
-        idle = played.num_idle * cost.total / played.num_busy
+            cost, rounds = self._cost(generation, replica, guess)
+        idle = rounds.num_idle * cost.total / rounds.num_busy
         return cost + Cost((Term(TOOLS, idle),))
 
     def least_seconds(self, generation: Generation, replica: Replica) -> float:
-        """Seconds below which those are not, told without playing the turns: the larger of two.
+        """Return a lower bound on `seconds` without simulating: the larger of two bounds.
 
-        What is drawn, where a waiting sequence leaves. Of x sequences that draw on average, x / (1 - e^-x) do where one
-        does at least, no more than x + 1.
+        Sampling alone (only if a waiting sequence leaves its slot): if x sequences sample on average, then
+        x / (1 - e^-x) <= x + 1 do in the rounds in which at least one does.
 
-        What is drawn and waited for. A rollout takes D tau + W seconds, which grow with tau: its rounds times tau are
-        no fewer than at the least tau, which is that of a round with one row. The seconds of all are the rounds times
-        tau, and the rounds those of the longest rollout or more and, where a waiting sequence keeps its slot, those
-        that its replica's rollouts are under way over its slots.
+        Sampling and waiting: a rollout takes D tau + W seconds, which grow with tau, so they are bounded by the
+        smallest tau, that of a round with one row. The rounds are at least those of the longest rollout and, if a
+        waiting sequence keeps its slot, those of all rollouts of the replica over its slots.
         """
-        waited = (1 - 2 * _CLOSE) * self._least_waited(generation, replica)
+        with_waiting = (1 - 2 * _TOLERANCE) * self._least_waiting_seconds(generation, replica)
         if replica.while_waiting is WhileWaiting.KEEP:
-            return waited
-        responses = responses_of(self._drawing, replica.num_rows)
-        drawn = least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
-        return max(waited, drawn)
+            return with_waiting
+        responses = responses_of(self._sampling_workload, replica.num_rows)
+        sampling = least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+        return max(with_waiting, sampling)
 
-    def _least_waited(self, generation: Generation, replica: Replica) -> float:
-        """Seconds of the rounds at a tau that none is below."""
+    def _least_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
+        """Return the seconds of sampling and waiting at the smallest possible tau."""
         one_row = least_generation_seconds(generation, np.array([2]), 1, 1, 0)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
         seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
-        under_way = self._under_way.of(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
-        longest = under_way.expected_maximum(self._workload.batch_size)
+        lifetime = self._lifetimes.of(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
+        longest = lifetime.expected_maximum(self._workload.batch_size)
         if replica.while_waiting is WhileWaiting.KEEP:
-            taken = int(under_way.strata(replica.num_rows).sum()) - replica.num_rows
-            return seconds_of_round * max(longest - 1, taken / replica.num_slots)
-        alone = self._drawn_alone(replica)
-        of_all = replica.num_rows * self._workload.drawn_lengths.mean / replica.num_slots
-        whole = longest if replica.num_slots == replica.num_rows else math.hypot(longest, of_all)
-        decoding = sum(window.rounds for window in alone.windows)
-        return seconds_of_round * decoding * whole / alone.num_rounds
+            occupied = int(lifetime.strata(replica.num_rows).sum()) - replica.num_rows
+            return seconds_of_round * max(longest - 1, occupied / replica.num_slots)
+        rounds = self._rounds_without_tools(replica)
+        throughput_rounds = replica.num_rows * self._workload.drawn_lengths.mean / replica.num_slots
+        num_rounds = longest if replica.num_slots == replica.num_rows else math.hypot(longest, throughput_rounds)
+        decoding = sum(window.rounds for window in rounds.windows)
+        return seconds_of_round * decoding * num_rounds / rounds.num_rounds
 
-    def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _Played]:
-        """Of what is computed, where a round takes so many seconds; waiting takes none where those are infinite."""
-        played = self._played(replica, seconds_of_round)
-        answered = self._answered(replica, played.num_busy)
-        work = work_of(played.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, answered)
-        return generation.seconds(work), played
+    def _cost(self, generation: Generation, replica: Replica, seconds_of_round: float) -> tuple[Cost, _RolloutRounds]:
+        """Return the cost of compute if a round takes `seconds_of_round`; if that is infinite, waiting is free."""
+        rounds = self._rounds(replica, seconds_of_round)
+        tool_prefills = self._tool_prefills(replica, rounds.num_busy)
+        work = work_of(rounds.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, tool_prefills)
+        return generation.seconds(work), rounds
 
-    def _played(self, replica: Replica, seconds_of_round: float) -> _Played:
-        drawn = self._workload.drawn_lengths
-        takes_none = math.isinf(seconds_of_round)
-        under_way = drawn if takes_none else self._turns.rounds(self._workload.response, seconds_of_round)
-        share = min(1.0, drawn.mean / under_way.mean)
+    def _rounds(self, replica: Replica, seconds_of_round: float) -> _RolloutRounds:
+        sampled = self._workload.drawn_lengths
+        ignores_waiting = math.isinf(seconds_of_round)
+        lifetime = sampled if ignores_waiting else self._turns.rounds(self._workload.response, seconds_of_round)
+        share = min(1.0, sampled.mean / lifetime.mean)
         if replica.while_waiting is WhileWaiting.KEEP:
-            rounds = self._prompted(rounds_of(self._of_one_turn(under_way), replica.num_rows, replica.num_slots))
-            longer, thinner = self._of_slowest(replica), share
+            rounds = self._with_prompts(rounds_of(self._single_turn(lifetime), replica.num_rows, replica.num_slots))
+            stretch, live_share = self._slowdown(replica), share
         else:
-            rounds = self._prompted(self._drawn_alone(replica))
-            whole = under_way.expected_maximum(self._workload.batch_size)
+            rounds = self._with_prompts(self._rounds_without_tools(replica))
+            total_rounds = lifetime.expected_maximum(self._workload.batch_size)
             if replica.num_slots < replica.num_rows:
-                of_all = replica.num_rows * drawn.mean / replica.num_slots
-                whole = math.hypot(whole, of_all * self._of_slowest(replica))
-            longer, thinner = max(1.0, whole / rounds.num_rounds), 1.0
-        windows = tuple(w._replace(rounds=w.rounds * longer, live=w.live * thinner / longer) for w in rounds.windows)
-        busy = tuple(_busy(window, share) for window in windows)
+                throughput_rounds = replica.num_rows * sampled.mean / replica.num_slots
+                total_rounds = math.hypot(total_rounds, throughput_rounds * self._slowdown(replica))
+            stretch, live_share = max(1.0, total_rounds / rounds.num_rounds), 1.0
+        windows = tuple(
+            w._replace(rounds=w.rounds * stretch, live=w.live * live_share / stretch) for w in rounds.windows
+        )
+        busy = tuple(_busy_window(window, share) for window in windows)
         num_busy = rounds.first.calls + sum(window.rounds for window in busy)
         num_idle = sum(window.rounds for window in windows) - sum(window.rounds for window in busy)
-        return _Played(replace(rounds, num_rounds=num_busy, windows=busy), num_busy, num_idle)
+        return _RolloutRounds(replace(rounds, num_rounds=num_busy, windows=busy), num_busy, num_idle)
 
-    def _of_slowest(self, replica: Replica) -> float:
-        """By how much the rounds of the slowest replica are more than those of the one with the longest rollout, where
-        nobody waits for tools."""
+    def _slowdown(self, replica: Replica) -> float:
+        """Return the rounds of the slowest replica over those of the one with the longest rollout, without waits."""
         shape = replica.num_rows, replica.num_slots
 
-        def slower() -> float:
-            return self._slowest.rounds(*shape, Overlap()).num_rounds / self._drawn_alone(replica).num_rounds
+        def ratio() -> float:
+            return self._periods.rounds(*shape, Overlap()).num_rounds / self._rounds_without_tools(replica).num_rounds
 
-        return self._slower.of(shape, slower)
+        return self._slowdowns.of(shape, ratio)
 
-    def _drawn_alone(self, replica: Replica) -> Rounds:
-        """The rounds of the one with the longest rollout, where nobody waits for tools."""
+    def _rounds_without_tools(self, replica: Replica) -> Rounds:
+        """Return the rounds of the replica with the longest rollout, without tool waits."""
         shape = replica.num_rows, replica.num_slots
-        return self._alone.of(shape, lambda: rounds_of(self._drawing, *shape))
+        return self._isolated_rounds.of(shape, lambda: rounds_of(self._sampling_workload, *shape))
 
-    def _of_one_turn(self, taken: Histogram) -> Workload:
-        """A workload whose sequences take a slot for so many rounds."""
-        pairs = tuple(zip(taken.tokens, taken.probabilities, strict=True))
-        response = LengthSpec(max=taken.maximum, histogram=pairs)
+    def _single_turn(self, occupied: Histogram) -> Workload:
+        """Return a single-turn workload whose sequences occupy a slot for `occupied` rounds."""
+        pairs = tuple(zip(occupied.tokens, occupied.probabilities, strict=True))
+        response = LengthSpec(max=occupied.maximum, histogram=pairs)
         return Workload(batch_size=self._workload.batch_size, prompt=self._prompt, response=response)
 
-    def _prompted(self, rounds: Rounds) -> Rounds:
-        """Of one turn, with the prompts of this workload."""
+    def _with_prompts(self, rounds: Rounds) -> Rounds:
+        """Return the rounds with the prompt lengths of this workload."""
         mean = self._workload.prompt_lengths.mean
         return replace(rounds, first=rounds.first._replace(tokens=mean), refills=rounds.refills._replace(tokens=mean))
 
-    def _answered(self, replica: Replica, num_rounds: float) -> Passes:
-        """Prefills behind the answers of tools. Those that come to a group in one round are prefilled together, and
-        they come independently of each other: as many rounds have none as of a Poisson distribution."""
+    def _tool_prefills(self, replica: Replica, num_rounds: float) -> Passes:
+        """Return the prefills after tool results.
+
+        Results that reach a group in the same round are prefilled together. They arrive independently, so the number of
+        rounds without any follows a Poisson distribution.
+        """
         workload, num_calls = self._workload, replica.num_rows * self._turns.mean_calls
         if not num_calls:
             return ()
@@ -192,11 +196,11 @@ class RolloutCosts:
         passes = visits * -math.expm1(-num_calls / visits)
         cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
         if replica.while_waiting is WhileWaiting.KEEP:
-            return ((passes, num_calls / passes, self._answer_tokens + 1, cached),)
-        return ((passes, num_calls / passes, cached + self._answer_tokens, 0.0),)
+            return ((passes, num_calls / passes, self._result_tokens + 1, cached),)
+        return ((passes, num_calls / passes, cached + self._result_tokens, 0.0),)
 
 
-def _busy(window: RoundWindow, share: float) -> RoundWindow:
-    """The rounds of a window in which some sequence draws, where each that is under way does by this share."""
+def _busy_window(window: RoundWindow, share: float) -> RoundWindow:
+    """Return the rounds of a window in which some sequence samples, if each does with probability `share`."""
     drawing = 1 - (1 - share) ** (window.live / share)
     return window._replace(rounds=window.rounds * drawing, live=window.live / drawing) if drawing else window

@@ -1,11 +1,10 @@
-"""The least that a stage can take, so that what is far too slow need not be costed.
+"""Lower bounds on the seconds of a stage, which let a search skip choices that are far too slow.
 
-On so many ranks, whatever its layout and schedule: its arithmetic at the device's peak (Williams et al., Roofline, CACM
-2009). A generation under one choice: what its rounds take at least, whatever they are. Each has a pass for every
-pipeline stage, and together they draw all tokens, so that the least of them is a linear program: of rounds with few
-rows and with many, as few seconds as draw so many tokens in so many rounds or more. One or two kinds of rounds solve it
-(Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind has a range of rows: it takes the seconds of the
-fewest, for fewer rows never take longer, and draws as much as the most.
+The bound of any stage on a number of ranks, whatever its layout and schedule, is its arithmetic at the device's peak
+(Williams et al., Roofline, CACM 2009). The bound of a generation under one choice is a linear program: choose rounds of
+few or many rows so that they sample all tokens in at least a given number of rounds, in the fewest seconds. One or two
+kinds of rounds solve it (Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind covers a range of rows:
+it takes the seconds of the fewest, since fewer rows never take longer, and samples as many tokens as the most.
 """
 
 from __future__ import annotations
@@ -23,25 +22,24 @@ from meshwright.profiles.table import Body
 from meshwright.profiles.workload import Workload
 
 _FLOPS_PER_WEIGHT = 2
-"""A product and a sum for each token."""
+"""FLOPs per weight and token: a multiplication and an addition."""
 
 _PASSES_TO_TRAIN = 3
-"""Forward, and backward to weights and to activations."""
+"""Matmuls of a training pass over those of a forward pass: forward, and backward to activations and to weights."""
 
 _PASSES_BESIDE = 2
-"""Of weights that stay as they are beside an adapter, whose own products are left out."""
+"""The ratio for frozen weights with an adapter, whose own matmuls are left out."""
 
-_ENDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
-"""Where kinds of rounds end and the next begin, of the most rows that a pass may have."""
+_KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""Boundaries between the kinds of rounds, as fractions of the most rows that a pass may have."""
 
 
 def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str) -> float:
-    """Seconds times ranks below which no choice of the stage on devices of the cluster is.
+    """Return a lower bound on seconds times ranks for any choice of the stage on devices of the cluster.
 
-    Counted are the products of the decoder layers with weights and, of a generation, the reading of the KV cache by
-    each token that it draws after the first.
+    It counts the weight matmuls of the decoder layers and, for a generation, each decode step's reads of the KV cache.
     """
-    weights = model.params_between(0, model.num_layers) - _unpicked(model)
+    weights = model.params_between(0, model.num_layers) - _inactive_expert_params(model)
     tokens = workload.batch_size * workload.mean_tokens
     if stage.generates:  # a prompt may be prefilled once for its group
         tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
@@ -54,8 +52,8 @@ def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workloa
     return seconds
 
 
-def _unpicked(model: ModelSpec) -> float:
-    """Parameters in experts that a token does not pass."""
+def _inactive_expert_params(model: ModelSpec) -> float:
+    """Return the parameters of experts that a token is not routed to."""
     if not model.experts:
         return 0.0
     idle = 1 - model.experts.experts_per_token / model.experts.num_experts
@@ -63,42 +61,46 @@ def _unpicked(model: ModelSpec) -> float:
 
 
 def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> float:
-    """Bytes of keys and values that the tokens of a batch read, each those of its own row before it, in layers that see
-    all of them."""
+    """Return the bytes of keys and values that a batch reads while decoding, in layers without a sliding window."""
     response = workload.drawn_lengths
-    drawn = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
+    mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
     pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
-    read = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, drawn - 1) + pairs)
+    num_reads = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, mean_response - 1) + pairs)
     elements = model.cached_elements * (model.num_layers - model.num_window_layers)
-    return read * elements * PRECISIONS[precision].cache_bytes
+    return num_reads * elements * PRECISIONS[precision].cache_bytes
 
 
 def least_generation_seconds(
     generation: Generation, responses: Integers, num_slots: int, most_live: int, num_rounds: float
 ) -> float:
-    """Seconds below which a generation of a replica with these responses is not, played or not, if so many of them draw
-    at a time at most, in so many rounds or more. Attention to the cache counts as that to one token, and prefills, of
-    which each draws the first token of its response, as nothing."""
+    """Return a lower bound on the seconds of a replica's generation of these responses, without simulating it.
+
+    At most `most_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
+    were cached, and prefills, each of which samples the first token of its response, as nothing.
+    """
     num_tokens, num_stages = int(responses.sum()) - len(responses), generation.call.layout.pp
     if not num_tokens:
         return 0.0
     num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / most_live)
-    most = max(1.0, most_live / num_groups)
-    rows = [1 + end * (most - 1) for end in _ENDS] if most > 1 else [1.0, 1.0]
-    times = [generation.shard.time(Body.DECODE, fewest, 1, 1) for fewest in rows[:-1]]
+    max_rows = max(1.0, most_live / num_groups)
+    boundaries = [1 + end * (max_rows - 1) for end in _KIND_BOUNDS] if max_rows > 1 else [1.0, 1.0]
+    times = [generation.shard.time(Body.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
     layers, ends = (
-        num_stages * _least_of_kinds(list(zip(seconds, rows[1:], strict=True)), num_rounds, num_tokens / num_groups)
+        num_stages
+        * _least_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
         for seconds in ([time.layer for time in times], [time.ends for time in times])
     )
     return generation.least_seconds(layers, ends, num_rounds, num_tokens, num_groups)
 
 
-def _least_of_kinds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
-    """The least seconds of so many rounds or more, with so many rows in all of them; each kind with the seconds and the
-    most rows of a round."""
-    found = [max(num_rounds, num_rows / rows) * seconds for seconds, rows in kinds]
-    for (few, fewer), (many, more) in combinations(kinds, 2):
-        number = (num_rows - num_rounds * fewer) / (more - fewer)
-        if 0 <= number <= num_rounds:
-            found.append(number * many + (num_rounds - number) * few)
-    return min(found)
+def _least_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
+    """Return the fewest seconds of at least `num_rounds` rounds with `num_rows` rows in total.
+
+    `kinds` are the seconds and the most rows of a round of each kind.
+    """
+    candidates = [max(num_rounds, num_rows / rows) * seconds for seconds, rows in kinds]
+    for (few_seconds, few_rows), (many_seconds, many_rows) in combinations(kinds, 2):
+        num_many = (num_rows - num_rounds * few_rows) / (many_rows - few_rows)
+        if 0 <= num_many <= num_rounds:
+            candidates.append(num_many * many_seconds + (num_rounds - num_many) * few_seconds)
+    return min(candidates)

@@ -1,6 +1,6 @@
-"""The rounds of a generation: how many, how full and with how much cached, over the distribution of lengths.
+"""The decode rounds of a generation: how many, how full and with how much cached, over the distribution of lengths.
 
-In each round a live sequence draws one token, so a response of n tokens occupies a slot for n rounds, the first of
+In each round a live sequence samples one token, so a response of n tokens occupies a slot for n rounds, the first of
 which is its prefill. Sequences take free slots in their order of arrival (list scheduling; Graham, SIAM J. Appl. Math.
 17(2), 1969).
 """
@@ -20,21 +20,20 @@ from numpy.typing import NDArray
 from meshwright.profiles.workload import Workload
 
 NUM_ORDERS = 8
-"""Arrival orders that the rounds are averaged over: the longest response may come early or late."""
+"""Number of arrival orders that the rounds are averaged over: the longest response may come early or late."""
 
 _NUM_WINDOWS = 8
 """Rounds are costed in this many windows of equal length, each at its mean number of live sequences."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-"""Multiples of the golden ratio modulo 1 spread evenly: an order without chance and without pattern."""
+"""Multiples of the golden ratio modulo 1 are evenly spread: an order without randomness and without pattern."""
 
 Integers = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 
 class RoundWindow(NamedTuple):
-    """`rounds` rounds in which `live` sequences decode, with `context` cached tokens each on average: every one of them
-    reads its own."""
+    """A run of `rounds` rounds in which `live` sequences decode, with `context` cached tokens each on average."""
 
     rounds: float
     live: float
@@ -42,7 +41,7 @@ class RoundWindow(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """`calls` rounds in which `rows` prompts are admitted, of `tokens` on average: they are packed."""
+    """Prefills in `calls` rounds, each of `rows` packed prompts with `tokens` tokens on average."""
 
     calls: float
     rows: float
@@ -51,7 +50,7 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True)
 class Rounds:
-    """What one replica does during a generation: how many rounds, and how full they are."""
+    """The rounds of one replica during a generation, and how full they are."""
 
     num_rounds: float
     windows: tuple[RoundWindow, ...]
@@ -60,25 +59,25 @@ class Rounds:
 
     @cached_property
     def visits(self) -> float:
-        """Rounds in which the host serves a group."""
+        """Rounds in which the host schedules a group."""
         return self.first.calls + sum(window.rounds for window in self.windows)
 
     @cached_property
     def drawn(self) -> float:
-        """Tokens that the host hands to sequences in those rounds."""
+        """Tokens sampled in those rounds."""
         return self.first.calls * self.first.rows + sum(w.rounds * w.live for w in self.windows)
 
 
 class Batch(NamedTuple):
-    """The rows of one replica in one order of arrival, in tokens."""
+    """Response and prompt tokens of one replica's rows, in order of arrival."""
 
     responses: Integers
     prompts: Integers
 
 
 def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
-    """The rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
-    passes = [_alone(batch, num_slots) for batch in batches_of(workload, num_rows)]
+    """Return the rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
+    passes = [_isolated_pass(batch, num_slots) for batch in batches_of(workload, num_rows)]
     calls = sum(one.num_refills for one in passes) / len(passes)
     per_call = (num_rows - num_slots) / calls if calls else 0.0
     prompt = workload.prompt_lengths.mean
@@ -91,10 +90,9 @@ def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
 
 
 def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
-    """The rows of the replica that holds the batch's longest response, in `NUM_ORDERS` orders of arrival; in one when
-    all rows are alike.
+    """Return the rows of the replica with the batch's longest response, in `NUM_ORDERS` orders of arrival.
 
-    Prompts are the middles of as many equally likely parts of their distribution.
+    There is one order if all rows are equal. Prompts are the medians of equally likely strata of their distribution.
     """
     responses = responses_of(workload, num_rows)
     prompts = workload.prompt_lengths.strata(num_rows)
@@ -105,26 +103,30 @@ def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
 
 
 def responses_of(workload: Workload, num_rows: int) -> Integers:
-    """The responses of that replica, ascending: the middles of `num_rows` equally likely parts of their distribution,
-    the last one the expected longest response of the whole batch, since every replica waits for the slowest."""
+    """Return the response lengths of the replica with the batch's longest response, ascending.
+
+    They are the medians of `num_rows` equally likely strata of their distribution; the last one is the expected longest
+    response of the whole batch, since every replica waits for the slowest.
+    """
     responses = workload.response_lengths.strata(num_rows)
     responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
     return responses
 
 
 def _order(count: int, phase: float) -> Integers:
-    """A fixed, even, patternless order of `count` rows that starts at `phase` of its cycle."""
+    """Return a fixed, even, patternless order of `count` rows that starts at `phase` of its cycle."""
     order: Integers = np.argsort(((np.arange(count) - count + 1) * _GOLDEN + phase) % 1.0, kind="stable")
     return order
 
 
 def admit(free: list[int], responses: Integers, release: int) -> Integers:
-    """The rounds in which responses start that arrive in round `release`; `free` is the heap of the slots' free rounds.
+    """Return the rounds in which responses start that arrive in round `release`.
 
-    Each takes the slot that is free first, and none overtakes another. Later ones arrive no earlier.
+    `free` is a heap of the rounds from which the slots are free; it is updated. Each response takes the slot that is
+    free first, and none overtakes another. `release` must not decrease from call to call.
     """
     replace, starts, lengths = heapq.heapreplace, [], iter(responses.tolist())
-    while free[0] < release:  # slots that are free since earlier
+    while free[0] < release:  # slots that were free before
         length = next(lengths, None)
         if length is None:
             break
@@ -146,8 +148,8 @@ class Pass(NamedTuple):
     cached: Numbers  # tokens that those have in the cache, counted once per round
 
 
-def _alone(batch: Batch, num_slots: int) -> Pass:
-    """A batch that has the slots for itself from its first round to its last; sequences that are alike take turns."""
+def _isolated_pass(batch: Batch, num_slots: int) -> Pass:
+    """Return the rounds of a batch that has the slots for itself from its first round to its last."""
     if np.ptp(batch.responses) == 0:
         start = np.arange(len(batch.responses)) // num_slots * batch.responses[0]
     else:
@@ -159,17 +161,19 @@ def _alone(batch: Batch, num_slots: int) -> Pass:
 
 
 def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finish: int) -> Pass:
-    """What sequences that occupy slots in rounds [start, end) do in rounds [begin, finish); they decode in all of their
-    rounds but the first."""
+    """Return rounds [begin, finish) of sequences that occupy slots in rounds [start, end).
+
+    They decode in all of their rounds but the first.
+    """
     starting = start[(begin <= start) & (start < finish)]
     num_first = int(np.count_nonzero(starting == begin))
     num_refills = len(np.unique(starting)) - (num_first > 0)
     low, high = np.maximum(start + 1, begin), np.minimum(end, finish)
-    here = low < high
-    offset, low, high = (prompts - start)[here], low[here], high[here]
+    decoding = low < high
+    offset, low, high = (prompts - start)[decoding], low[decoding], high[decoding]
     bounds = np.linspace(0, finish - begin, _NUM_WINDOWS + 1).round().astype(int) + begin
-    idle = _within(*_gaps(low, high, begin, finish), bounds).sum(axis=1)
-    decoded = _within(low, high, bounds)
+    idle = _count_within(*_gaps(low, high, begin, finish), bounds).sum(axis=1)
+    decoded = _count_within(low, high, bounds)
     middles = (np.maximum(low, bounds[:-1, None]) + np.minimum(high, bounds[1:, None]) - 1) / 2
     rounds = (np.diff(bounds) - idle).astype(float)
     return Pass(
@@ -183,14 +187,14 @@ def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finis
     )
 
 
-def _within(low: Integers, high: Integers, bounds: Integers) -> Integers:
-    """Rounds of each interval [low, high) in each window between two bounds, [windows, intervals]."""
-    found: Integers = np.maximum(np.minimum(high, bounds[1:, None]) - np.maximum(low, bounds[:-1, None]), 0)
-    return found
+def _count_within(low: Integers, high: Integers, bounds: Integers) -> Integers:
+    """Return the rounds of each interval [low, high) in each window between two bounds, [windows, intervals]."""
+    counts: Integers = np.maximum(np.minimum(high, bounds[1:, None]) - np.maximum(low, bounds[:-1, None]), 0)
+    return counts
 
 
 def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integers, Integers]:
-    """The intervals of [begin, finish) that none of the intervals [low, high) covers."""
+    """Return the intervals of [begin, finish) that none of the intervals [low, high) covers."""
     order = np.argsort(low)
     covered = np.concatenate([[begin], np.maximum.accumulate(high[order])])
     following = np.concatenate([low[order], [finish]])
@@ -199,12 +203,14 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
 
 
 def mean_windows(passes: Sequence[Pass]) -> tuple[RoundWindow, ...]:
-    """The windows of the passes, averaged one by one; equal ones are one, and those in which nothing decodes none."""
+    """Return the windows averaged over the passes; equal ones are merged, and those without decoding are dropped."""
     columns = zip(*((one.rounds, one.row_rounds, one.cached) for one in passes), strict=True)
     rounds, row_rounds, cached = (np.sum(column, axis=0) for column in columns)
-    found: dict[tuple[float, float], float] = {}
+    rounds_by_window: dict[tuple[float, float], float] = {}
     for number, live, tokens in zip(rounds.tolist(), row_rounds.tolist(), cached.tolist(), strict=True):
         if number:
             key = live / number, tokens / live
-            found[key] = found.get(key, 0.0) + number
-    return tuple(RoundWindow(number / len(passes), live, context) for (live, context), number in found.items())
+            rounds_by_window[key] = rounds_by_window.get(key, 0.0) + number
+    return tuple(
+        RoundWindow(number / len(passes), live, context) for (live, context), number in rounds_by_window.items()
+    )

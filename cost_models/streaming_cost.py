@@ -1,8 +1,8 @@
-"""A stage that reads responses while they are generated, in chunks, and keeps their keys and values between chunks.
+"""Cost of a stage that streams: it reads responses in chunks while they are generated, and keeps a KV cache.
 
-The idea is the intra-step overlap of OPPO (Yan et al., arXiv:2509.25762): a prompt is prefilled when its generation
-starts and each chunk of its response when it has been drawn, so that little is left when the last token is. The price
-is more and smaller passes, each of which attends to what is cached.
+This is the intra-step overlap of OPPO (Yan et al., arXiv:2509.25762): a prompt is prefilled when its generation starts
+and each chunk of its response once it has been sampled, so that little is left after the last token. The price is more
+and smaller passes, each of which attends to the cached tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.profiles.workload import Workload
 
 
 class Chunks(NamedTuple):
-    """Some chunks of one replica's responses: their number, their width, and the mean number of tokens before them."""
+    """Chunks of one replica's responses: their number, tokens per chunk, and mean number of tokens before a chunk."""
 
     number: int
     width: int
@@ -30,29 +30,29 @@ class Chunks(NamedTuple):
 
 
 class ReplicaPasses(NamedTuple):
-    """The passes of one replica, and the mean number of cached tokens before those of a width."""
+    """The passes of one replica, and for each number of tokens per row the mean number of cached tokens."""
 
     batches: tuple[MicroBatches, ...]
     contexts: Mapping[float, float]
 
 
 def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
-    """Whole chunks; and what is left of each response, as wide as it is on average."""
+    """Return the whole chunks, and the remainders of the responses at their mean width."""
     responses, prompt = workload.response_lengths.strata(num_rows), workload.prompt_lengths.mean
-    whole, rest = np.divmod(responses, chunk_tokens)
-    found = []
-    num_whole, num_rests = int(whole.sum()), int(np.count_nonzero(rest))
+    whole, remainder = np.divmod(responses, chunk_tokens)
+    chunks = []
+    num_whole, num_remainders = int(whole.sum()), int(np.count_nonzero(remainder))
     if num_whole:
         before = chunk_tokens * float((whole * (whole - 1)).sum()) / 2 / num_whole
-        found.append(Chunks(num_whole, chunk_tokens, prompt + before))
-    if num_rests:
-        before = chunk_tokens * float(whole[rest > 0].sum()) / num_rests
-        found.append(Chunks(num_rests, round(float(rest.sum()) / num_rests), prompt + before))
-    return tuple(found)
+        chunks.append(Chunks(num_whole, chunk_tokens, prompt + before))
+    if num_remainders:
+        before = chunk_tokens * float(whole[remainder > 0].sum()) / num_remainders
+        chunks.append(Chunks(num_remainders, round(float(remainder.sum()) / num_remainders), prompt + before))
+    return tuple(chunks)
 
 
 def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
-    """The last chunk of the longest response, and of those that may end with it: all that reach into that chunk."""
+    """Return the last chunk of the longest response, for it and all responses that reach into that chunk."""
     responses = workload.response_lengths.strata(num_rows)
     longest = max(int(responses[-1]), round(workload.response_lengths.expected_maximum(workload.batch_size)))
     width = (longest - 1) % chunk_tokens + 1
@@ -61,7 +61,7 @@ def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[C
 
 
 def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> ReplicaPasses:
-    """Prompts as they come, then chunks: rows of different responses share a pass when theirs are ready together."""
+    """Return the passes over prompts and then chunks; chunks of different rows that are ready together share a pass."""
     batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
     numbers: dict[float, float] = {}
     for batch in prompts:
@@ -76,11 +76,11 @@ def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], mic
 
 
 ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
-"""All chunks of so many rows by a width, or the last."""
+"""Return chunks for a workload, a number of rows and a chunk width: `all_chunks` or `last_chunks`."""
 
 
 class Streams:
-    """The passes of one workload's replicas, each dealt once for all who ask."""
+    """The streaming passes of one workload's replicas, cached."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload, self._prompts = workload, Deals(workload.prompt_lengths)
@@ -88,7 +88,7 @@ class Streams:
         self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
 
     def of(self, chunks_of: ChunksOf, num_rows: int, micro_batch_size: int, chunk_tokens: int) -> ReplicaPasses:
-        """All chunks behind their prompts, or the last alone."""
+        """Return the passes over prompts and all chunks, or over the last chunks alone."""
 
         def passes() -> ReplicaPasses:
             width = chunks_of, num_rows, chunk_tokens
@@ -103,8 +103,8 @@ class Streams:
 class ChunkShard(Shard):
     """Times of a shard whose forward passes attend to cached tokens.
 
-    Layers are those of a prefill, which keeps keys and values; ends are those of a forward pass, which scores every
-    token. Prefills are measured without cached tokens: attending to some is added by equation.
+    Layers take the seconds of a prefill, which keeps keys and values; embedding and head those of a forward pass, which
+    scores every token. Prefills are measured without cached tokens: attention to them is added by equation.
     """
 
     shard: Shard
@@ -117,11 +117,11 @@ class ChunkShard(Shard):
     def total(self, body: Body, passes: Passes) -> Time:
         layers, ends = self.shard.total(Body.PREFILL, passes), self.shard.total(body, passes)
         cached = [(n, rows, tokens, context + self.contexts[tokens]) for n, rows, tokens, context in passes]
-        more, source = 0.0, least_trusted([layers.source, ends.source])
-        for number, rows, tokens, before in cached:
-            if before:
-                behind = self.analytic.time(Body.PREFILL, rows, tokens, before)
-                alone = self.analytic.time(Body.PREFILL, rows, tokens)
-                more += number * max(0.0, behind.layer - alone.layer)
-                source = least_trusted([source, behind.source])
-        return Time(layers.layer + more, ends.ends, source)
+        attention_seconds, source = 0.0, least_trusted([layers.source, ends.source])
+        for number, rows, tokens, num_cached in cached:
+            if num_cached:
+                with_cache = self.analytic.time(Body.PREFILL, rows, tokens, num_cached)
+                without_cache = self.analytic.time(Body.PREFILL, rows, tokens)
+                attention_seconds += number * max(0.0, with_cache.layer - without_cache.layer)
+                source = least_trusted([source, with_cache.source])
+        return Time(layers.layer + attention_seconds, ends.ends, source)

@@ -14,17 +14,19 @@ from meshwright.profiles.model_parts.eight_bit_floats import linears_of
 from meshwright.profiles.schedule import Offload
 
 _TENSORS_PER_LAYER = 6
-"""QKV, attention output, gate with up, down, and two norms: each is a message of its own."""
+"""Messages per layer: QKV, attention output, gate and up projection, down projection, and two norms."""
 
 _TENSORS_PER_ADAPTED = 2
-"""Of an adapter, for each linear that has it."""
+"""Messages of an adapter per adapted linear: A and B."""
 
 
 def refit_seconds(
     move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
-    """As `move_seconds`, or as `loaded_seconds` where the weights go through the loader of what generates; and what
-    makes 8-bit floats of them where they arrive."""
+    """Return the seconds of a refit: `loaded_seconds` through the loader of a generation engine, else `move_seconds`.
+
+    Quantising to 8-bit floats on arrival is added if the move does so.
+    """
     if move.generates and engine and not engine.refit.in_place:
         moved = loaded_seconds(move, cluster, efficiency, element_bytes)
     else:
@@ -33,7 +35,7 @@ def refit_seconds(
 
 
 def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """Of the fullest rank: weights are read for the largest of each output and once more, and written in 8 bits."""
+    """Return the seconds of the fullest rank, which reads the weights twice (scales, rounding) and writes 8 bits."""
     model, target = move.model, move.target
     num_weights = max(layers_of_stages(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
     bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
@@ -43,11 +45,11 @@ def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, el
 
 
 def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """A refit through a loader, which is given whole tensors: latency of their messages + all weights / bandwidth.
+    """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
 
-    Every rank of the engine receives all of them and keeps its part. A broadcast passes them on from rank to rank, so
-    that they cross each link once however many receive them (Patarasuk and Yuan, JPDC 69(2), 2009, section 3). Experts
-    are tensors of their own. What gathers the source's parts and what loads a tensor is no part of it.
+    Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
+    from rank to rank, so tensors cross each link once however many ranks receive them (Patarasuk and Yuan, JPDC 69(2),
+    2009, section 3). Each expert is a tensor. Gathering the source's shards and loading a tensor are not included.
     """
     model = move.model
     link = cluster.link(move.source.num_ranks + move.target.num_ranks - move.overlap)
@@ -62,11 +64,11 @@ def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element
 
 
 def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """A refit of what is trained: latency of its messages + the larger of what one rank receives and what one rank
-    sends / bandwidth.
+    """Return the seconds of a refit of trained weights: message latencies + bytes / bandwidth.
 
-    Every target rank receives its shard. Replicas of the source share the sending. Ranks in both pools whose layout
-    does not change keep their shard and copy it within the device.
+    The bytes are the larger of what one rank receives and what one rank sends. Every target rank receives its shard;
+    replicas of the source share the sending. Ranks in both pools whose layout does not change copy their shard within
+    the device.
     """
     model, source, target = move.model, move.source, move.target
     shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
@@ -77,9 +79,9 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
         tally.add(
             "weight copy", 2 * shard_bytes / (cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes)
         )
-    moving = target.num_ranks - kept
-    if moving > 0:
-        sent_bytes = shard_bytes * moving / source.num_ranks
+    num_remote = target.num_ranks - kept
+    if num_remote > 0:
+        sent_bytes = shard_bytes * num_remote / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
         messages = source.slices_for(target) * tensors * max(layers_of_stages(model, target.pp))
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
@@ -88,7 +90,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
 
 
 def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency) -> Cost:
-    """Experience from one rank to another over the slowest link of the cluster."""
+    """Return the seconds to transfer experience from one rank to another over the slowest link of the cluster."""
     link = cluster.link(cluster.num_ranks)
     tally = Tally()
     tally.add(
@@ -98,18 +100,18 @@ def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency)
 
 
 def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
-    """State read back before the stage and, where the stage changes it, written again behind it.
+    """Return the seconds to reload offloaded state before the stage and, if the stage changes it, offload it again.
 
-    Each rank drives its own link to the host, tensor by tensor, and computes nothing meanwhile.
+    Each rank uses its own link to the host, tensor by tensor, without overlap with compute.
     """
     layout, model = call.layout, call.model
     part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas)
-    waiting = offloaded(call, call.schedule.offload, part, element_bytes)
-    messages = len(waiting.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
+    state = offloaded(call, call.schedule.offload, part, element_bytes)
+    messages = len(state.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
-    once = messages * cluster.host.seconds + waiting.total / bandwidth
+    one_way = messages * cluster.host.seconds + state.total / bandwidth
     tally = Tally()
-    tally.add("reload", once)
+    tally.add("reload", one_way)
     if call.schedule.offload is Offload.OPTIMIZER:
-        tally.add("offload", once)
+        tally.add("offload", one_way)
     return tally.cost()

@@ -1,15 +1,14 @@
-"""Generation whose sequences outlive a turn: the rounds of one turn in the steady state.
+"""Decode rounds of one period in the steady state of a generation whose sequences stay in flight between periods.
 
-Batches in flight: slots are refilled from the next prompt batches, and a turn ends when its own batch is complete.
-Overcommit: more prompts than a batch are in flight, and a turn ends when a batch's number of sequences has ended,
-those that are due included; the first to end are delivered and the others go on (Yan et al., OPPO, arXiv:2509.25762,
-inter-step overlap). Prompts arrive in one stream, so both differ only in when a turn ends.
+Batches in flight: slots are refilled from the next prompt batches, and a period ends when its own batch is complete.
+Overcommit: more prompts than a batch are in flight, and a period ends when a batch's number of sequences has ended,
+those that are due included; the first to end are delivered and the others continue (Yan et al., OPPO, arXiv:2509.25762,
+inter-step overlap). Prompts arrive in one stream, so both differ only in when a period ends.
 
-A turn waits for the longest response of its own batch, and batches differ: a long one holds up those behind it, which
-a short one cannot make good. So several drawn batches are played, and not the mean one again and again. Every replica
-ends its turn by its own sequences, and the turn of all lasts as long as the slowest one's: the replica that draws the
-longest response of a batch has had no more of a head start than its own turn before took, and where sequences wait for
-slots, the one in which a long response comes late is the slowest.
+A period waits for the longest response of its batch. A long one delays the batches behind it and a short one does not
+make up for it, so several sampled batches are simulated, not one mean batch. A period lasts as long as that of the
+slowest replica: the one with the longest response or, if sequences wait for slots, with a long response late in its
+queue.
 """
 
 from __future__ import annotations
@@ -38,33 +37,35 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
 _NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
-"""The slowest replica is looked for among about so many sequences, in a number of turns within these bounds."""
+"""Sequences that are simulated to find the slowest replica, and the bounds on the number of periods."""
 
 _MOST_SEQUENCES = 65536
-"""Of a turn, that are played; what more replicas would take follows from those."""
+"""Most sequences of a period that are simulated; the time of more replicas is extrapolated from them."""
 
-_SIDE_BY_SIDE = 16
-"""So many replicas are played faster side by side, as arrays, than one by one."""
+_MIN_TOGETHER = 16
+"""Number of replicas from which simulating them together, as arrays, is faster than one by one."""
 
 _OVERCOMMIT_STEPS = 8
-"""Overcommit counts in whole eighths of a replica's rows, rounded down."""
+"""Overcommit is rounded down to eighths of a replica's rows."""
 
 
 class Overlap(NamedTuple):
-    """How one replica's generation of a step runs into that of the next ones; `overcommit` counts its own sequences,
-    `max_deferral` the turns that a sequence may take beyond its first."""
+    """The overlap of one replica's batches in flight.
+
+    `overcommit` counts sequences of the replica, `max_deferral` periods that a sequence may take beyond its first.
+    """
 
     batches_in_flight: int = 1
     overcommit: int = 0
     max_deferral: int = 0
 
     def in_flight(self, num_rows: int) -> int:
-        """Sequences, waiting ones included, that a replica of `num_rows` rows has at the start of a turn."""
+        """Return the sequences, waiting ones included, of a replica with `num_rows` rows at the start of a period."""
         return self.batches_in_flight * num_rows + self.overcommit
 
     @classmethod
     def of(cls, schedule: Schedule, dp: int, num_rows: int, max_deferral: int) -> Overlap:
-        """That of one of `dp` replicas, which has `num_rows` rows of a batch; its overcommit in whole steps."""
+        """Return the overlap of one of `dp` replicas with `num_rows` rows of a batch; overcommit is in whole steps."""
         if not schedule.overcommit:
             return cls(schedule.batches_in_flight)
         overcommit = whole_steps(schedule.overcommit // dp, num_rows)
@@ -72,19 +73,19 @@ class Overlap(NamedTuple):
 
     @property
     def deferral(self) -> int | None:
-        """The turns beyond its first that a sequence may take where the first to end are delivered; None where a turn
-        delivers its own batch."""
+        """The periods beyond its first that a sequence may take with overcommit; None if a period delivers its own
+        batch."""
         return self.max_deferral if self.overcommit else None
 
     @property
     def num_turns(self) -> int:
-        """Turns that a sequence may take."""
+        """Periods that a sequence may take."""
         return self.batches_in_flight + (self.deferral or 0)
 
 
-class _Dealt(NamedTuple):
-    """Drawn responses of several batches, [batch, replica, row], those of the first replica with their prompts, and the
-    response tokens that a replica's batch is counted with."""
+class _SampledBatches(NamedTuple):
+    """Sampled responses of several batches, [batch, replica, row]; the batches of the first replica with their prompts;
+    and the response tokens that a replica's batch counts as."""
 
     shares: Integers
     batches: tuple[Batch, ...]
@@ -92,71 +93,76 @@ class _Dealt(NamedTuple):
 
 
 class Turns:
-    """Rounds of a turn for one workload. Every answer is computed once."""
+    """Decode rounds of a period for one workload, cached."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._dealt: dict[int, _Dealt] = {}
-        self._known: dict[tuple[int, int, Overlap], Rounds] = {}
+        self._sampled_batches: dict[int, _SampledBatches] = {}
+        self._cache: dict[tuple[int, int, Overlap], Rounds] = {}
 
     def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
-        """The rounds of a turn of a replica with `num_rows` rows a batch; slots beyond those in flight hold nothing.
+        """Return the rounds of a period of a replica with `num_rows` rows a batch.
 
-        A setting is never slower than a smaller one, which it could imitate: of its own rounds and those of smaller
-        ones (fewer batches, less overcommit, shorter deferral) the fewest are answered. Batches and steps of overcommit
-        are played as powers of two; what lies between two of those is never faster than the larger one.
+        A setting is never slower than a smaller one (fewer batches, less overcommit, shorter deferral), which it could
+        imitate: the fewest rounds of all of them are returned. Batches in flight and steps of overcommit are simulated
+        as powers of two; a setting between two of them is never faster than the larger one.
         """
         key = num_rows, generation_slots, overlap
-        if key not in self._known:
-            found, larger = self._fewest(*key), _larger(overlap, num_rows)
+        if key not in self._cache:
+            fewest, larger = self._fewest(*key), _larger_setting(overlap, num_rows)
             if larger:
-                found = max(found, self.rounds(num_rows, generation_slots, larger), key=_num_rounds)
-            self._known[key] = found
-        return self._known[key]
+                fewest = max(fewest, self.rounds(num_rows, generation_slots, larger), key=_num_rounds)
+            self._cache[key] = fewest
+        return self._cache[key]
 
     def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
-        """The fewest of its own and all smaller settings; it is not played where a smaller one leaves no slot empty,
-        and no further than until some replica's turns are as long as those of a smaller one."""
+        """Return the fewest rounds of this setting and all smaller ones.
+
+        It is not simulated if a smaller one leaves no slot empty, and only until some replica's periods are as long as
+        those of a smaller one.
+        """
         in_flight = overlap.in_flight(num_rows)
         num_slots = min(generation_slots, in_flight)
         if in_flight == num_rows:
             return self._synchronous(num_rows, num_slots)
-        smaller = (self.rounds(num_rows, generation_slots, less) for less in _smaller(overlap, num_rows))
+        smaller = (self.rounds(num_rows, generation_slots, setting) for setting in _smaller_settings(overlap, num_rows))
         fewest = min(smaller, key=_num_rounds)
-        dealt = self._dealt_of(num_rows)
-        if fewest.num_rounds <= dealt.total / num_slots:
+        sampled = self._sampled(num_rows)
+        if fewest.num_rounds <= sampled.total / num_slots:
             return fewest
         slowest = self._slowest_rounds(num_rows, num_slots, overlap, fewest.num_rounds)
         if slowest >= fewest.num_rounds:
             return fewest
-        own = _stretched(_steady(self._workload, dealt, num_slots, overlap), slowest)
-        return min(fewest, own, key=_num_rounds)
+        candidate = _stretch(_steady_rounds(self._workload, sampled, num_slots, overlap), slowest)
+        return min(fewest, candidate, key=_num_rounds)
 
     def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
-        """Of turns that are all that their sequences have: where some wait for slots, the order of their arrival
-        decides which replica ends last."""
+        """Return the rounds of periods in which all sequences start and end.
+
+        If sequences wait for slots, their order of arrival decides which replica ends last.
+        """
         rounds = rounds_of(self._workload, num_rows, num_slots)
         if num_slots == num_rows:
             return rounds
-        return _stretched(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
+        return _stretch(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
 
     def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, enough: float = math.inf) -> float:
         num_replicas = _num_replicas(self._workload, num_rows)
-        return _slowest_rounds(self._dealt_of(num_rows).shares, num_replicas, num_slots, overlap, enough)
+        return _slowest_rounds(self._sampled(num_rows).shares, num_replicas, num_slots, overlap, enough)
 
-    def _dealt_of(self, num_rows: int) -> _Dealt:
-        if num_rows not in self._dealt:
-            self._dealt[num_rows] = _dealt(self._workload, num_rows)
-        return self._dealt[num_rows]
+    def _sampled(self, num_rows: int) -> _SampledBatches:
+        if num_rows not in self._sampled_batches:
+            self._sampled_batches[num_rows] = _sampled_batches(self._workload, num_rows)
+        return self._sampled_batches[num_rows]
 
 
 def _num_replicas(workload: Workload, num_rows: int) -> int:
-    """That hold a batch, if they have so many rows each."""
+    """Return the number of replicas of `num_rows` rows that hold a batch."""
     return -(-workload.batch_size // num_rows)
 
 
 def whole_steps(overcommit: int, num_rows: int) -> int:
-    """The overcommit of a replica in whole steps, which are one row where it has few."""
+    """Return the overcommit of a replica, rounded down to whole steps (of one row if it has few)."""
     step = _step(num_rows)
     return overcommit // step * step
 
@@ -165,106 +171,111 @@ def _step(num_rows: int) -> int:
     return max(1, num_rows // _OVERCOMMIT_STEPS)
 
 
-def _smaller(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
-    """The settings below: half as much of what is a power of two, one less of what is not."""
+def _smaller_settings(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
+    """Yield the next smaller settings: half of a power of two, one less of any other number."""
     if overlap.batches_in_flight > 1:
-        yield Overlap(batches_in_flight=_below(overlap.batches_in_flight))
+        yield Overlap(batches_in_flight=_next_smaller(overlap.batches_in_flight))
     if overlap.overcommit:
-        less = _below(overlap.overcommit // _step(num_rows)) * _step(num_rows)
-        yield Overlap(overcommit=less, max_deferral=overlap.max_deferral) if less else Overlap()
+        smaller = _next_smaller(overlap.overcommit // _step(num_rows)) * _step(num_rows)
+        yield Overlap(overcommit=smaller, max_deferral=overlap.max_deferral) if smaller else Overlap()
     if overlap.overcommit and overlap.max_deferral > 1:
         yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
 
 
-def _below(number: int) -> int:
+def _next_smaller(number: int) -> int:
     return number - 1 if number.bit_count() > 1 else number // 2
 
 
-def _larger(overlap: Overlap, num_rows: int) -> Overlap | None:
-    """The next power of two above what is none, unless it is an overcommit of more than a batch."""
+def _larger_setting(overlap: Overlap, num_rows: int) -> Overlap | None:
+    """Return the setting at the next power of two; None if it is at one, or if that overcommits more than a batch."""
     if overlap.batches_in_flight.bit_count() > 1:
         return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
     steps = overlap.overcommit // _step(num_rows)
-    more = (1 << steps.bit_length()) * _step(num_rows)
-    if steps.bit_count() < 2 or more > num_rows:
+    larger = (1 << steps.bit_length()) * _step(num_rows)
+    if steps.bit_count() < 2 or larger > num_rows:
         return None
-    return Overlap(overcommit=more, max_deferral=overlap.max_deferral)
+    return Overlap(overcommit=larger, max_deferral=overlap.max_deferral)
 
 
 def _num_rounds(rounds: Rounds) -> float:
     return rounds.num_rounds
 
 
-def _steady(workload: Workload, dealt: _Dealt, num_slots: int, overlap: Overlap) -> Rounds:
-    """The first replica's turns played after a warm-up, one for each of its batches or a few more, and averaged.
+def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int, overlap: Overlap) -> Rounds:
+    """Return the mean of the first replica's periods after a warm-up, at least one for each of its batches.
 
-    The turns that are averaged start with some sequences under way and end with others. Row-rounds and admissions are
-    scaled to those of one batch, so that a turn does one batch's work; their number of rounds with them.
+    The averaged periods start and end with different sequences in flight. Row-rounds, admissions and the number of
+    rounds are therefore scaled to the work of one batch.
     """
-    _, batches, total = dealt
+    _, batches, total = sampled
     num_rows = len(batches[0].responses)
-    warm_up, num_turns = _played_turns(max(NUM_ORDERS, len(batches)), overlap)
+    warm_up, num_turns = _num_simulated_periods(max(NUM_ORDERS, len(batches)), overlap)
     start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
     passes = [pass_of(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
     count = len(passes)
-    decoded = float(sum(one.row_rounds.sum() for one in passes)) / count
+    decoded = float(sum(period.row_rounds.sum() for period in passes)) / count
     first, refilled = (sum(rows) / count for rows in zip(*((p.num_first, p.num_refilled) for p in passes), strict=True))
     admitting = num_rows / (first + refilled)
     decoding = (total - num_rows) / decoded if decoded else 1.0
-    num_rounds = sum(one.num_rounds for one in passes) / count * total / (decoded + first + refilled)
+    num_rounds = sum(period.num_rounds for period in passes) / count * total / (decoded + first + refilled)
     return Rounds(
         num_rounds=max(num_rounds, total / num_slots),
         windows=tuple(window._replace(rounds=window.rounds * decoding) for window in mean_windows(passes)),
-        first=_prefill(workload, sum(one.num_first > 0 for one in passes) / count * admitting, first * admitting),
-        refills=_prefill(workload, sum(one.num_refills for one in passes) / count * admitting, refilled * admitting),
+        first=_prefill(workload, sum(period.num_first > 0 for period in passes) / count * admitting, first * admitting),
+        refills=_prefill(
+            workload, sum(period.num_refills for period in passes) / count * admitting, refilled * admitting
+        ),
     )
 
 
 def shares_of(workload: Workload, num_rows: int) -> Integers:
-    """Responses of several batches, [batch, replica, row]: equally likely parts of their distribution, dealt at random
-    from a fixed seed. Batches and replicas differ as drawn ones do; of very many replicas some stand for all."""
+    """Return responses of several batches, [batch, replica, row]: strata of their distribution, shuffled with a fixed
+    seed.
+
+    Batches and replicas differ as sampled ones do. Of very many replicas only some are simulated.
+    """
     num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
     batch_size = num_replicas * num_rows
     num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
     responses = workload.response_lengths.strata(num_batches * batch_size)
-    dealt: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
-    return dealt
+    shares: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
+    return shares
 
 
-def _dealt(workload: Workload, num_rows: int) -> _Dealt:
-    """Each batch has the prompts in another order; one batch stands for all where all rows are alike."""
+def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
+    """Return the sampled batches, each with the prompts in another order; a single one if all rows are equal."""
     shares, total = shares_of(workload, num_rows), int(batches_of(workload, num_rows)[0].responses.sum())
     prompts, orders = workload.prompt_lengths.strata(num_rows), np.random.default_rng(1)
     batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
-    alike = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
-    return _Dealt(shares, batches[:1] if alike else batches, total)
+    all_equal = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
+    return _SampledBatches(shares, batches[:1] if all_equal else batches, total)
 
 
 def _slowest_rounds(
     shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap, enough: float = math.inf
 ) -> float:
-    """Rounds of the slowest of so many replicas' turns, on average over the turns; 0 for a replica that is alone, and
-    for those whose responses are all alike. Of replicas that are played one by one no more are played than show that
-    they are `enough`.
+    """Return the mean rounds of the slowest of `num_replicas` replicas; 0 for one replica or equal responses.
 
-    Where fewer are played they are a sample of all: of N turns, x_1 <= ... <= x_N, the longest of R others is expected
-    to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at the
-    empirical distribution).
+    Simulating replicas one by one stops once the mean reaches `enough`.
+
+    If fewer replicas are simulated, they are a sample of all: of N periods, x_1 <= ... <= x_N, the longest of R others
+    is expected to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at
+    the empirical distribution).
     """
     if num_replicas == 1 or np.ptp(shares) == 0:
         return 0.0
-    if num_replicas < _SIDE_BY_SIDE:
-        return _slowest_one_by_one(shares, num_slots, overlap, enough)
-    rounds = np.diff(_side_by_side(shares, num_slots, overlap))
+    if num_replicas < _MIN_TOGETHER:
+        return _slowest_in_sequence(shares, num_slots, overlap, enough)
+    rounds = np.diff(_simulate_together(shares, num_slots, overlap))
     if num_replicas == shares.shape[1]:
         return float(rounds.max(axis=0).mean())
     reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
     return float(np.sort(rounds, axis=None) @ np.diff(reached))
 
 
-def _slowest_one_by_one(shares: Integers, num_slots: int, overlap: Overlap, enough: float) -> float:
-    """Those with the longest responses first."""
-    warm_up, num_turns = _played_turns(len(shares), overlap)
+def _slowest_in_sequence(shares: Integers, num_slots: int, overlap: Overlap, enough: float) -> float:
+    """Simulate the replicas in order of their longest responses, longest first, until the mean is `enough`."""
+    warm_up, num_turns = _num_simulated_periods(len(shares), overlap)
     slowest, mean = np.zeros(num_turns - warm_up, dtype=np.int64), 0.0
     for replica in np.argsort(-shares.max(axis=2).sum(axis=0), kind="stable").tolist():
         batches = tuple(Batch(rows, rows) for rows in shares[:, replica])
@@ -276,10 +287,10 @@ def _slowest_one_by_one(shares: Integers, num_slots: int, overlap: Overlap, enou
     return mean
 
 
-def _side_by_side(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
-    """The rounds between which the turns of each replica lie, [replica, turn], after a warm-up."""
+def _simulate_together(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
+    """Return the rounds at which the periods of each replica end, [replica, period], after a warm-up."""
     num_batches, num_replicas, num_rows = shares.shape
-    warm_up, num_turns = _played_turns(num_batches, overlap)
+    warm_up, num_turns = _num_simulated_periods(num_batches, overlap)
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
     return bounds_of(
@@ -292,14 +303,14 @@ def _side_by_side(shares: Integers, num_slots: int, overlap: Overlap) -> Integer
     )[:, warm_up:]
 
 
-def _played_turns(num_batches: int, overlap: Overlap) -> tuple[int, int]:
-    """Those that warm up, and all: whole lives of sequences, until every batch has had a turn."""
+def _num_simulated_periods(num_batches: int, overlap: Overlap) -> tuple[int, int]:
+    """Return the numbers of warm-up periods and of all: whole lifetimes, until every batch has had a period."""
     warm_up = 2 * overlap.num_turns
     return warm_up, warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
 
 
-def _stretched(rounds: Rounds, num_rounds: float) -> Rounds:
-    """The same work in more rounds, each with fewer sequences."""
+def _stretch(rounds: Rounds, num_rounds: float) -> Rounds:
+    """Return the same work in more rounds, each with fewer sequences."""
     factor = num_rounds / rounds.num_rounds
     if factor <= 1:
         return rounds
@@ -308,14 +319,14 @@ def _stretched(rounds: Rounds, num_rounds: float) -> Rounds:
 
 
 def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:
-    """`rows` prompts of a turn, admitted in `calls` rounds."""
+    """Return the prefill of `rows` prompts of a period, admitted in `calls` rounds."""
     if not calls:
         return Prefill(0, 0, 0)
     return Prefill(calls, rows / calls, workload.prompt_lengths.mean)
 
 
 class Played(NamedTuple):
-    """Rounds in which each sequence starts and ends, its prompt, and the rounds between which the turns lie."""
+    """The rounds in which each sequence starts and ends, its prompt tokens, and the rounds at which the periods end."""
 
     start: Integers
     end: Integers
@@ -324,18 +335,20 @@ class Played(NamedTuple):
 
 
 def play(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap) -> Played:
-    """The first turns of a generation. The first one starts with all that may be in flight; each later one with a
-    batch's number of new prompts behind those that wait."""
+    """Simulate the first periods of a generation.
+
+    The first period starts with all prompts that may be in flight; each later one queues one batch of new prompts.
+    """
     num_rows = len(batches[0].responses)
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_turns) // len(batches))
     responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
-    free, known, turns = [0] * num_slots, in_flight, TurnEnds(1, num_rows, overlap.deferral)
-    starts = [admit(free, responses[:known], 0)]
+    free, num_admitted, turns = [0] * num_slots, in_flight, TurnEnds(1, num_rows, overlap.deferral)
+    starts = [admit(free, responses[:num_admitted], 0)]
     for _ in range(num_turns):
-        new = starts[-1]
-        turns.add(new[None], (new + responses[known - len(new) : known])[None])
-        starts.append(admit(free, responses[known : known + num_rows], int(turns.next()[0])))
-        known += num_rows
+        last_starts = starts[-1]
+        turns.add(last_starts[None], (last_starts + responses[num_admitted - len(last_starts) : num_admitted])[None])
+        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(turns.next()[0])))
+        num_admitted += num_rows
     start = np.concatenate(starts)
-    return Played(start, start + responses[:known], prompts[:known], turns.bounds[0].tolist())
+    return Played(start, start + responses[:num_admitted], prompts[:num_admitted], turns.bounds[0].tolist())

@@ -1,10 +1,9 @@
-"""What a step costs that trains on some of what it draws: the stages that see all that is drawn, wave by wave.
+"""Costs of dynamic sampling and best-of-n: generation and rewards see more samples than the batch that is trained on.
 
 Generation and the reward model take a wave's seconds times the expected number of waves, one after the other: the next
-wave is drawn when the scores of the last one are known. Rewards on hosts are waited for in every wave, for as long as
-the slowest call of it takes if all begin at its end. The other stages see the batch alone. What handing over groups
-that dynamic sampling drops takes is left out. Where the best of several samples are kept, the samples of all prompts
-are the one wave of a step.
+wave is sampled once the scores of the last one are known. In every wave host rewards are waited for, as long as the
+slowest call takes if all calls start at the end of generation. The other stages see only the batch. Transferring groups
+that dynamic sampling drops is left out. With best-of-n, the samples of all prompts are the only wave of a step.
 """
 
 from __future__ import annotations
@@ -21,18 +20,20 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, Stage
 
 WAVE_REWARDS = "rewards of waves"
-"""The term of a generation that waits for rewards on hosts before it is known what else to draw."""
+"""Name of the term for waiting for host rewards at the end of each wave of a generation."""
 
 
 def sees_waves(stage: Stage) -> bool:
-    """Whether a stage sees all that is drawn, and not only what is trained on."""
+    """Return True if a stage processes all samples, not only those that are trained on."""
     return stage.generates or (stage.role is Role.REWARD and not stage.is_trained)
 
 
 @dataclass(frozen=True)
 class InWaves(PassedOn):
-    """A cost model of the batch, with another of a `wave`, the expected number of waves and the seconds for which each
-    of them waits for rewards on hosts."""
+    """A cost model of the batch combined with one of a `wave`.
+
+    `num_waves` is the expected number of waves, `reward_seconds` how long each waits for host rewards.
+    """
 
     wave: CostModel
     num_waves: float
@@ -49,10 +50,10 @@ class InWaves(PassedOn):
     def seconds(self, call: Call) -> Cost:
         if not sees_waves(call.stage):
             return super().seconds(call)
-        found = self.wave.seconds(call).scaled(self.num_waves)
+        cost = self.wave.seconds(call).scaled(self.num_waves)
         if call.stage.generates and self.reward_seconds:
-            found += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
-        return found
+            cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
+        return cost
 
     def tail_seconds(self, call: Call) -> float:
         return self.seconds(call).total if sees_waves(call.stage) else super().tail_seconds(call)
@@ -65,7 +66,7 @@ class InWaves(PassedOn):
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
-    """Expected seconds of the slowest of so many independent calls of each reward."""
+    """Return the expected seconds of the slowest of `num_samples` independent calls of each reward."""
     times = np.unique(np.concatenate([[0.0], *(np.array(one.seconds) for one in latencies)]))
     done = np.prod([one.within(times) ** num_samples for one in latencies], axis=0)
     return float(((1 - done[:-1]) * np.diff(times)).sum())

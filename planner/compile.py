@@ -1,20 +1,22 @@
-"""The search, from the facts of a job to a plan that verifies: the entry to open first.
+"""The search from the facts of a job to a verified plan; read this file first.
 
-scope      = how far stages work ahead of the training, and whether state is offloaded
-frontiers  = for each stage: the legal choices of the scope, costed, without those that another beats
-problem    = the frontiers on every pool, what waits for what, refits, memory: one for each scope
-result     = the best answer to a problem, with a bound that holds for every plan of its scope
-plan       = the best scope's answer, timed by the evaluator and checked by the verifier
-no plan    = when nothing fits: what binds, and the smallest changes that would help
+cases      = search cases: how many steps ahead of training each stage works, and whether state is offloaded
+first      = a plan of default choices, found soon
+pruning    = from the first plan: how long a choice may take beside the fastest choices of the other stages
+frontiers  = for each case and stage: the Pareto-optimal legal choices (layout and schedule) within the pruning bound
+problem    = for each case: the frontiers on every pool, the precedences, the refits and the memory limits
+result     = the best answer to a problem, with a lower bound that holds for every plan of its case
+plan       = the best answer over all cases, timed by the evaluator and checked by the verifier
+no plan    = if nothing fits: the binding limits, and the smallest changes that make the job feasible
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
@@ -30,7 +32,7 @@ from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, sco
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
 from meshwright.planner.search.deadline import Hurried
-from meshwright.planner.search.first_plan import FirstPlans, load_solver
+from meshwright.planner.search.first_plan import default_frontiers, first_plan, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.search.progress import Course, Progress
@@ -44,17 +46,20 @@ from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 
 _REFUSAL_SECONDS = 60.0
-"""In which it is found out why there is no plan, where no other limit is given: it takes seconds as a rule."""
+"""Time limit for explaining why there is no plan, if the user set none; it usually takes a few seconds."""
 
-_FROM_RANKS = 16
-"""On fewer ranks all choices are costed sooner than a first plan is found."""
+_MIN_RANKS_FOR_FIRST_PLAN = 16
+"""Smallest cluster for which a first plan is searched; on fewer ranks, costing every choice is faster than finding it.
+"""
 
-_KEPT_OF_REWARDS = 0.95
-"""Part of the gap that is searched to where rewards are waited for: their wait is rounded down by less than the rest
-of it."""
+_GAP_SHARE_WITH_REWARDS = 0.95
+"""Share of the requested gap that the search uses if stages wait for rewards.
+
+The solver rounds the wait for rewards down by less than the rest of the gap.
+"""
 
 Missing: TypeAlias = Literal["infeasible", "out_of_limit"]
-"""Why there is no plan: none fits, or the search ended before it found or excluded one."""
+"""The reason why there is no plan: none fits, or the search ended before it found or excluded one."""
 
 
 def compile_plan(
@@ -68,35 +73,43 @@ def compile_plan(
     progress: Progress | None = None,
     start: Plan | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that fits, or why there is none. Raises BadInput for a pin that is not legal.
+    """Return the fastest plan that fits in memory, or the reasons why there is none.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` is needed to say
-    which change of the facts would make a job feasible. `start` is a plan of these facts, by this model, that keeps the
-    pins (`start.start_from`): what is searched for is better by more than the gap.
+    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` builds a cost
+    model for other facts; without it, only more memory is tried as a change that makes an infeasible job feasible.
+    `start` is a plan of these facts, costed by this model, that keeps the pins (`start.start_from`); the search then
+    looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not legal.
     """
     limits = limits or Limits()
-    fixed = parse_pins(pins, facts.graph)
-    check_pins(facts, fixed)
+    parsed_pins = parse_pins(pins, facts.graph)
+    check_pins(facts, parsed_pins)
     if broken := workload_violations(facts):
         return impossible(facts, broken)
-    best = best_plan(facts, model, pins=fixed, digests=digests, limits=limits, progress=progress, start=start)
-    if isinstance(best, Plan):
-        return best
+    found = best_plan(facts, model, pins=parsed_pins, digests=digests, limits=limits, progress=progress, start=start)
+    if isinstance(found, Plan):
+        return found
     if limits.deadline is None:
         limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
-    heeding = partial(_remodelled, remodel, limits) if remodel else None
+    remodel_in_time = partial(_rebuilt_cost_model, remodel, limits) if remodel else None
     try:
-        return refuse(facts, _until(limits, model), pins=fixed, status=best, limits=limits, remodel=heeding)
+        return refuse(
+            facts,
+            _with_time_limit(limits, model),
+            pins=parsed_pins,
+            status=found,
+            limits=limits,
+            remodel=remodel_in_time,
+        )
     except OutOfTimeError:
         return unexplained()
 
 
-def _remodelled(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
-    return _until(limits, remodel(facts))
+def _rebuilt_cost_model(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
+    return _with_time_limit(limits, remodel(facts))
 
 
-def _until(limits: Limits, model: CostModel) -> CostModel:
-    """The model, answering while there is time where that may end."""
+def _with_time_limit(limits: Limits, model: CostModel) -> CostModel:
+    """Return the model, wrapped so that it raises OutOfTimeError once the limits leave no time."""
     return model if limits.deadline is None and limits.stop is None else Hurried(model, limits)
 
 
@@ -111,303 +124,330 @@ def best_plan(
     ahead: Sequence[StepsAhead] | None = None,
     start: Plan | None = None,
 ) -> Plan | Missing:
-    """The fastest plan that keeps the pins, which may exclude every choice; without reasons when there is none.
+    """Return the fastest plan that keeps the pins, or only the status if there is none; the pins may exclude every
+    choice.
 
-    `ahead` may be some of the patterns that the bound on staleness allows; all of them are searched without it.
-    `start` as in `compile_plan`.
+    `ahead` restricts the search to some of the patterns that the staleness bound allows; the default is all of them.
+    `start` is as in `compile_plan`.
     """
     limits = (limits or Limits()).on(facts.cluster.num_ranks)
     allowed = patterns(facts.graph, facts.staleness) if ahead is None else ahead
+    cases = tuple(case for steps in allowed for case in scopes(steps, facts.staleness))
     search = _Search(
         facts=facts,
-        model=_until(limits, model),
         edges=handovers(facts, model),
-        pins=pins,
-        ahead=allowed,
-        limits=replace(limits, gap=limits.tolerance * _KEPT_OF_REWARDS) if facts.rewards else limits,
-        progress=progress,
+        cases=cases,
+        costs=StageCosts(facts, _with_time_limit(limits, model), pins),
+        limits=replace(limits, gap=limits.tolerance * _GAP_SHARE_WITH_REWARDS) if facts.rewards else limits,
+        course=Course(progress, len(cases)),
         start=start,
     )
-    search.run()
-    if search.best is None and start is None:
-        return "out_of_limit" if search.is_open else "infeasible"
-    origins, solver, found = {**facts.digests(), **(digests or {})}, _record(search, limits), []
+    findings = _Findings()
+    with suppress(OutOfTimeError):
+        _search(search, findings)
+    best = findings.best
+    if best is None and start is None:
+        return "out_of_limit" if findings.is_open(len(cases)) else "infeasible"
+    solver = _solver_record(search, findings, limits)
+    origin = Origin(digests={**facts.digests(), **(digests or {})}, pins=tuple(map(str, pins)), solver=solver)
+    plans = []
     if start:
-        found.append(start.model_copy(update={"digests": origins, "solver": solver}))
-    if search.best:
-        origin = Origin(digests=origins, pins=tuple(str(pin) for pin in pins), solver=solver)
-        found.append(search.best.assembled(facts, model, origin))
-        if with_gap(found[-1]).solver.gap > limits.tolerance:
-            found.append(evaluate(with_workers(found[-1], spare=0.0)))
-    plan = with_gap(min(found, key=lambda one: one.period_seconds))
+        plans.append(start.model_copy(update={"digests": dict(origin.digests), "solver": solver}))
+    if best:
+        plans.append(best.assembled(facts, model, origin))
+        if with_gap(plans[-1]).solver.gap > limits.tolerance:
+            plans.append(evaluate(with_workers(plans[-1], spare=0.0)))
+    plan = with_gap(min(plans, key=lambda candidate: candidate.period_seconds))
     broken = verify(plan)
     assert not broken, broken
     return plan
 
 
-class _EnoughError(Exception):
-    """No plan is worth finding beside the one that is known."""
-
-
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Search:
-    """The search of every scope, what is the same in all of them, and what was found so far; scopes are told apart by
-    their positions."""
+    """The inputs of a search. A case is named by its position in `cases`; `costs`, `course` and `effort` record what
+    was done."""
 
     facts: Facts
-    model: CostModel
     edges: tuple[Handover, ...]
-    pins: Sequence[Pin]
-    ahead: Sequence[StepsAhead]
+    cases: tuple[Scope, ...]
+    costs: StageCosts
     limits: Limits
-    progress: Progress | None = None
-    start: Plan | None = None
-    known: dict[Key, Frontier] = field(default_factory=dict)
-    formulated: dict[int, Formulated] = field(default_factory=dict)
-    searched: dict[int, Searched] = field(default_factory=dict)
-    first: Searched | None = None
-    is_enough: bool = False
+    course: Course
+    start: Plan | None
     effort: Effort = field(default_factory=Effort)
 
-    @cached_property
-    def scopes(self) -> tuple[Scope, ...]:
-        """All that are searched, those with stages less far ahead first."""
-        return tuple(scope for ahead in self.ahead for scope in scopes(ahead, self.facts.staleness))
-
-    @cached_property
-    def costs(self) -> StageCosts:
-        return StageCosts(self.facts, self.model, self.pins)
-
-    @cached_property
-    def course(self) -> Course:
-        return Course(self.progress, len(self.scopes))
-
-    @cached_property
-    def first_plans(self) -> FirstPlans:
-        return FirstPlans(
-            costs=self.costs,
-            scope=self.scopes[-1],
-            edges=self.edges,
-            limits=self.limits,
-            effort=self.effort,
-            begun=self._begun,
-        )
-
-    @cached_property
-    def worth(self) -> Worth | None:
-        """How slow choices may be, where a plan is known: the one to start from or the first one."""
-        cluster = self.facts.cluster
-        if self._looks_for_first:
-            self.first = self.first_plans.best()
-        if self.start is None and self.first is None:
-            return None
-        least: dict[Key, Least] = {}
-        for stage in self.facts.graph.stages:
-            spec, kinds = self.facts.models.spec(stage.role), self.costs.kinds[stage.name]
-            same = {kind: self.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-            least.update({(stage.name, scope.of(stage)): same for scope in self.scopes})
-        known = self.start.period_seconds if self.start else self.first.objective_seconds if self.first else math.inf
-        self.course.finds(known)
-        enough = list(self._enough_seconds(known))
-        worth = Worth(
-            self.facts.graph,
-            cluster.num_ranks,
-            self.scopes,
-            enough,
-            self.edges,
-            least,
-            late=reward_readers(self.facts),
-            late_seconds=least_late_of(self.facts),
-        )
-        for position in range(len(self.scopes)):
-            self.course.learns(position, worth.least_seconds(position))
-        return worth
-
-    def _enough_seconds(self, known: float) -> Iterator[float]:
-        """Of each scope what a plan has to be within to be worth finding: shorter by more than the gap than the plan to
-        start from or, in its own scope, than the first one; in others than which that is not shorter by more."""
-        for scope in self.scopes:
-            is_likewise = self.start is not None or scope == self.scopes[-1]
-            yield self.limits.shorter_seconds(known) if is_likewise else self.limits.as_short_seconds(known)
-
     @property
-    def _looks_for_first(self) -> bool:
-        return self.start is None and self.facts.cluster.num_ranks >= _FROM_RANKS
+    def needs_first_plan(self) -> bool:
+        return self.start is None and self.facts.cluster.num_ranks >= _MIN_RANKS_FOR_FIRST_PLAN
 
-    @cached_property
-    def _num_costings(self) -> int:
-        """How often choices of a stage are costed."""
+    def report_costing(self, index: int) -> None:
+        """Report progress when the stage at this position of the current batch starts to be costed."""
         stages = self.facts.graph.stages
-        keys = {(stage.name, scope.of(stage)) for stage in stages for scope in self.scopes}
-        return len(keys) + len(stages) * self._looks_for_first
+        keys = {(stage.name, case.of(stage)) for stage in stages for case in self.cases}
+        total = len(keys) + len(stages) * self.needs_first_plan
+        self.course.does("costing", len(self.costs.asked) + index, total)
 
-    def _begun(self, index: int) -> None:
-        """Of those that are costed now, the one at this position."""
-        self.course.does("costing", len(self.costs.asked) + index, self._num_costings)
 
-    def run(self) -> None:
-        """Searches the scopes; what was found stays when the time is over, or nothing better is worth finding."""
-        try:
-            if self.limits.deadline is None:
-                self.search_all()
-            else:
-                self.search_in_time()
-        except OutOfTimeError:
-            return
-        except _EnoughError:
-            self.is_enough = True
+@dataclass
+class _Findings:
+    """What a search has found so far; a plan and a bound can be made of it whenever the search ends.
 
-    def search_all(self) -> None:
-        """Every pattern of steps ahead, offload included: state that waits in the host makes room for what is faster.
+    `is_closed` is True once no remaining plan can improve on the known one by more than the gap.
+    """
 
-        Stages work further ahead only where that makes the turn shorter by more than the gap. The likeliest scope is
-        searched out of turn, and again if one before it is as short: its answer often excludes the others at once.
-        """
-        self.know_better()
-        formulated = [self.formulate(scope) for scope in range(len(self.scopes))]
-        likeliest = likeliest_of(formulated, self.limits.tolerance)
-        early = self.search(likeliest, self._shorter(likeliest, ()))
-        searched: list[Searched] = []
-        for scope in range(likeliest):
-            searched.append(self.search(scope, self._shorter(scope, searched), self._as_short(scope, early)))
-        if any(one.result.answer is not None for one in searched):
-            early = self.search(likeliest, self._shorter(likeliest, searched))
-        searched.append(early)
-        for scope in range(likeliest + 1, len(formulated)):
-            searched.append(self.search(scope, self._shorter(scope, searched)))
-
-    def know_better(self) -> None:
-        """Finds a better first plan among all choices of generation, so that fewer of the others are worth costing."""
-        worth, scope = self.worth, self.scopes[-1]
-        if worth is None or self.first is None:
-            return
-        generates, *_ = first_to_cost(self.facts.graph.stages)
-        self._cost(scope, generates)
-        better = self.first_plans.best(*(self.known[stage.name, scope.of(stage)] for stage in generates))
-        if better is not None and better.objective_seconds < self.first.objective_seconds:
-            self.first = better
-            self.course.finds(better.objective_seconds)
-            worth.enough_seconds = list(self._enough_seconds(better.objective_seconds))
-            if worth.is_enough:
-                raise _EnoughError
-
-    def search_in_time(self) -> None:
-        """One pattern of steps ahead after the other."""
-        for scope in range(len(self.scopes)):
-            self.formulate(scope)
-            self.search(scope, self._shorter(scope, tuple(self.searched.values())))
-
-    def formulate(self, scope: int) -> Formulated:
-        asked = self.scopes[scope]
-        formulation = formulate(self.facts, self.model, self._frontiers(asked), self.edges, asked.ahead)
-        one = self.formulated[scope] = Formulated(scope=asked, edges=self.edges, formulation=formulation)
-        self.course.learns(scope, one.least_seconds)
-        return one
-
-    def search(self, scope: int, *most: int | None) -> Searched:
-        """What the search of one scope answers within the least of `most` ticks.
-
-        Raises OutOfTimeError where no time is left for it.
-        """
-        from meshwright.planner.solver.solve import solve  # loaded by then, see `load_solver`
-
-        self.limits.require_time()
-        one = self.formulated[scope]
-        known = [one.ticks(self.worth.enough_seconds[scope])] if self.worth else []
-        within = min([*(ticks for ticks in most if ticks is not None), *known], default=None)
-        limits = replace(self.limits, most=within)
-        self.course.does("searching", len(self.searched), len(self.scopes))
-        result = solve(one.formulation.problem, limits, self._progress(scope), self.effort)
-        found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
-        if found.result.answer is not None or scope not in self.searched or self.limits.seconds_left > 0:
-            self.searched[scope] = found
-        self.course.learns(scope, found.bound_seconds)
-        return found
-
-    def _progress(self, scope: int) -> Callable[[int | None, int], None]:
-        """Tells what the search of a scope has found and proven, in seconds."""
-        tick_seconds = self.formulated[scope].formulation.tick_seconds
-
-        def tell(makespan: int | None, bound: int) -> None:
-            if makespan is not None:
-                self.course.finds(makespan * tick_seconds)
-            self.course.learns(scope, bound * tick_seconds)
-
-        return tell
+    first: Searched | None = None
+    pruning: Worth | None = None
+    frontiers: dict[Key, Frontier] = field(default_factory=dict)
+    formulated: dict[int, Formulated] = field(default_factory=dict)
+    searched: dict[int, Searched] = field(default_factory=dict)
+    is_closed: bool = False
 
     @property
     def best(self) -> Searched | None:
-        """The fastest answer, of scopes that are equally fast the first; the very first one where it is faster."""
-        answered = [one for _, one in sorted(self.searched.items()) if one.result.answer is not None]
-        every = [*answered, self.first] if self.first else answered
-        return min(every, key=lambda one: one.objective_seconds, default=None)
+        """The fastest answer; ties go to the earlier search case, and to a searched case before the first plan."""
+        answered = [searched for _, searched in sorted(self.searched.items()) if searched.result.answer is not None]
+        candidates = [*answered, self.first] if self.first else answered
+        return min(candidates, key=lambda searched: searched.objective_seconds, default=None)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there may be plans that were not looked at."""
-        statuses = {one.result.status for one in self.searched.values()}
-        return len(self.searched) < len(self.scopes) or "out_of_limit" in statuses
+    def is_open(self, num_cases: int) -> bool:
+        """True if some plans were not searched."""
+        statuses = {searched.result.status for searched in self.searched.values()}
+        return len(self.searched) < num_cases or "out_of_limit" in statuses
 
-    def bound_seconds(self, scope: int) -> float:
-        """No plan of the scope is faster: as its search has proven, or by arithmetic alone."""
-        worth = self.worth if "worth" in vars(self) else None  # it may be that there was no time for it
+    def bound_seconds(self, case: int) -> float:
+        """A lower bound on the period of every plan of the search case, from its search or from arithmetic alone."""
         least = 0.0
-        if scope in self.formulated:
-            least = self.formulated[scope].least_seconds
-        elif worth:
-            least = worth.least_seconds(scope)
-        if scope in self.searched:
-            least = max(least, self.searched[scope].bound_seconds)
-        return min(least, worth.enough_seconds[scope]) if worth else least
-
-    def _shorter(self, scope: int, searched: Sequence[Searched]) -> int | None:
-        """The most ticks of a scope that are fewer, by more than the gap, than every answer; None when there is
-        none."""
-        answered = [other.objective_seconds for other in searched if other.result.answer is not None]
-        known = [*answered, self.start.period_seconds] if self.start else answered
-        return self.limits.shorter(self.formulated[scope].ticks(min(known))) if known else None
-
-    def _as_short(self, scope: int, other: Searched) -> int | None:
-        """The most ticks of a scope than which another's answer is not shorter by more than the gap; None when there is
-        none."""
-        if other.result.answer is None:
-            return None
-        return self.limits.as_short(self.formulated[scope].ticks(other.objective_seconds))
-
-    def _frontiers(self, scope: Scope) -> list[Frontier]:
-        """One for each stage; those of an earlier scope that does not differ for the stage are kept."""
-        stages = self.facts.graph.stages
-        keys = [(stage.name, scope.of(stage)) for stage in stages]
-        new = [stage for stage, key in zip(stages, keys, strict=True) if key not in self.known]
-        for alike in first_to_cost(new):
-            self._cost(scope, alike)
-        return [self.known[key] for key in keys]
-
-    def _cost(self, scope: Scope, stages: Sequence[Stage]) -> None:
-        """Costs some stages side by side, and learns from them what is worth costing of the others."""
-        worth = self.worth
-        found = self.costs.side_by_side(partial(self._frontier, scope), stages, prepare=load_solver, begun=self._begun)
-        for one in found:
-            key = scope.of(one.stage)
-            self.known[one.stage.name, key] = one
-            if worth:
-                worth.learn(one.stage.name, key, one)
-        if worth and worth.is_enough:
-            raise _EnoughError
-
-    def _frontier(self, scope: Scope, stage: Stage) -> Frontier:
-        most = self.worth.most(stage.name, scope.of(stage)) if self.worth else None
-        return self.costs.frontier(stage, scope, most)
+        if case in self.formulated:
+            least = self.formulated[case].least_seconds
+        elif self.pruning:
+            least = self.pruning.least_seconds(case)
+        if case in self.searched:
+            least = max(least, self.searched[case].bound_seconds)
+        return min(least, self.pruning.enough_seconds[case]) if self.pruning else least
 
 
-def _record(search: _Search, limits: Limits) -> Solver:
-    """How the answer was found; a bound on every scope is one on all plans."""
-    found = [search.best.objective_seconds] if search.best else []
-    known = [*found, search.start.period_seconds] if search.start else found
+def _search(search: _Search, findings: _Findings) -> None:
+    """Find a first plan, derive the pruning bound, then cost, formulate and solve every search case.
+
+    Raises OutOfTimeError when the limits leave no time; the findings keep what was found until then.
+    """
+    default_choices: list[Frontier] = []
+    if search.needs_first_plan:
+        default_choices = default_frontiers(search.costs, search.cases[-1], begun=search.report_costing)
+        findings.first = _first_plan(search, default_choices)
+    findings.pruning = _pruning_bound(search, findings.first)
+    if search.limits.deadline is None:
+        _improve_first_plan(search, findings, default_choices)
+        _search_likeliest_first(search, findings)
+    else:
+        _search_in_turn(search, findings)
+
+
+def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> Searched | None:
+    return first_plan(
+        search.costs,
+        search.cases[-1],
+        frontiers,
+        edges=search.edges,
+        limits=search.limits,
+        effort=search.effort,
+    )
+
+
+def _pruning_bound(search: _Search, first: Searched | None) -> Worth | None:
+    """The pruning bound on choices, from the start plan or the first plan; None if there is neither."""
+    facts, costs = search.facts, search.costs
+    if search.start is not None:
+        known_seconds = search.start.period_seconds
+    elif first is not None:
+        known_seconds = first.objective_seconds
+    else:
+        return None
+    least: dict[Key, Least] = {}
+    for stage in facts.graph.stages:
+        spec, kinds = facts.models.spec(stage.role), costs.kinds[stage.name]
+        least_on = {kind: costs.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
+        least.update({(stage.name, case.of(stage)): least_on for case in search.cases})
+    search.course.finds(known_seconds)
+    pruning = Worth(
+        facts.graph,
+        facts.cluster.num_ranks,
+        search.cases,
+        _max_seconds(search, known_seconds),
+        search.edges,
+        least,
+        late=reward_readers(facts),
+        late_seconds=least_late_of(facts),
+    )
+    for case in range(len(search.cases)):
+        search.course.learns(case, pruning.least_seconds(case))
+    return pruning
+
+
+def _max_seconds(search: _Search, known_seconds: float) -> list[float]:
+    """Return for each search case the longest period that is worth finding.
+
+    A plan has to be faster by more than the gap than the start plan or, in the search case of the first plan, than
+    the first plan. In other search cases the first plan must not be faster than it by more than the gap.
+    """
+    limits, of_first = search.limits, search.cases[-1]
+    return [
+        limits.shorter_seconds(known_seconds)
+        if search.start is not None or case == of_first
+        else limits.as_short_seconds(known_seconds)
+        for case in search.cases
+    ]
+
+
+def _improve_first_plan(search: _Search, findings: _Findings, default_choices: Sequence[Frontier]) -> None:
+    """Find a better first plan among all choices of generation, so that fewer choices of the other stages need
+    costing."""
+    first, pruning, case = findings.first, findings.pruning, search.cases[-1]
+    if first is None or pruning is None:
+        return
+    generates, *_ = first_to_cost(search.facts.graph.stages)
+    _cost(search, findings, case, generates)
+    if findings.is_closed:
+        return
+    costed = {stage.name: findings.frontiers[stage.name, case.of(stage)] for stage in generates}
+    better = _first_plan(search, [costed.get(default.stage.name, default) for default in default_choices])
+    if better is not None and better.objective_seconds < first.objective_seconds:
+        findings.first = better
+        search.course.finds(better.objective_seconds)
+        pruning.enough_seconds = _max_seconds(search, better.objective_seconds)
+        findings.is_closed = pruning.is_enough
+
+
+def _search_likeliest_first(search: _Search, findings: _Findings) -> None:
+    """Search every pattern of steps ahead, with and without offload (state on the host makes room for faster
+    choices).
+
+    A case in which stages work further ahead replaces an earlier answer only if its period is shorter by more than
+    the gap. The likeliest case is searched first, because its answer often excludes the others at once; it is
+    searched again if an earlier case is as fast.
+    """
+    cases = range(len(search.cases))
+    for case in cases:
+        _formulate(search, findings, case)
+        if findings.is_closed:
+            return
+    formulated = [findings.formulated[case] for case in cases]
+    likeliest = likeliest_of(formulated, search.limits.tolerance)
+    early = _solve(search, findings, likeliest, _shorter(search, formulated[likeliest], ()))
+    searched: list[Searched] = []
+    for case in cases[:likeliest]:
+        max_ticks = _shorter(search, formulated[case], searched), _not_inferior(search, formulated[case], early)
+        searched.append(_solve(search, findings, case, *max_ticks))
+    if any(earlier.result.answer is not None for earlier in searched):
+        early = _solve(search, findings, likeliest, _shorter(search, formulated[likeliest], searched))
+    searched.append(early)
+    for case in cases[likeliest + 1 :]:
+        searched.append(_solve(search, findings, case, _shorter(search, formulated[case], searched)))
+
+
+def _search_in_turn(search: _Search, findings: _Findings) -> None:
+    """Search one pattern of steps ahead after the other, so that an answer exists early."""
+    for case in range(len(search.cases)):
+        _formulate(search, findings, case)
+        if findings.is_closed:
+            return
+        shorter = _shorter(search, findings.formulated[case], tuple(findings.searched.values()))
+        _solve(search, findings, case, shorter)
+
+
+def _formulate(search: _Search, findings: _Findings, position: int) -> None:
+    """Cost the stages whose choices no earlier case has costed, and formulate the case's problem of all of them.
+
+    Nothing is formulated once the findings are closed.
+    """
+    facts, case = search.facts, search.cases[position]
+    keys = {stage: (stage.name, case.of(stage)) for stage in facts.graph.stages}
+    for batch in first_to_cost([stage for stage, key in keys.items() if key not in findings.frontiers]):
+        _cost(search, findings, case, batch)
+        if findings.is_closed:
+            return
+    frontiers = [findings.frontiers[key] for key in keys.values()]
+    formulation = formulate(facts, search.costs.model, frontiers, search.edges, case.ahead)
+    formulated = Formulated(scope=case, edges=search.edges, formulation=formulation)
+    findings.formulated[position] = formulated
+    search.course.learns(position, formulated.least_seconds)
+
+
+def _cost(search: _Search, findings: _Findings, case: Scope, stages: Sequence[Stage]) -> None:
+    """Cost some stages in parallel, and tighten the pruning bound of the others with the result."""
+    pruning = findings.pruning
+    work = partial(_frontier, search.costs, pruning, case)
+    for frontier in search.costs.side_by_side(work, stages, prepare=load_solver, begun=search.report_costing):
+        key = case.of(frontier.stage)
+        findings.frontiers[frontier.stage.name, key] = frontier
+        if pruning:
+            pruning.learn(frontier.stage.name, key, frontier)
+    findings.is_closed = pruning is not None and pruning.is_enough
+
+
+def _frontier(costs: StageCosts, pruning: Worth | None, case: Scope, stage: Stage) -> Frontier:
+    return costs.frontier(stage, case, pruning.most(stage.name, case.of(stage)) if pruning else None)
+
+
+def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | None) -> Searched:
+    """Solve one search case for makespans of at most the smallest of `max_ticks`.
+
+    Raises OutOfTimeError if no time is left for it.
+    """
+    from meshwright.planner.solver.solve import solve  # already loaded by `load_solver`
+
+    search.limits.require_time()
+    formulated, course = findings.formulated[case], search.course
+    problem, tick_seconds = formulated.formulation.problem, formulated.formulation.tick_seconds
+    pruned = [formulated.ticks(findings.pruning.enough_seconds[case])] if findings.pruning else []
+    limit = min([*(ticks for ticks in max_ticks if ticks is not None), *pruned], default=None)
+
+    def report(makespan: int | None, bound: int) -> None:
+        if makespan is not None:
+            course.finds(makespan * tick_seconds)
+        course.learns(case, bound * tick_seconds)
+
+    course.does("searching", len(findings.searched), len(search.cases))
+    result = solve(problem, replace(search.limits, most=limit), report, search.effort)
+    searched = Searched(
+        scope=formulated.scope, edges=formulated.edges, formulation=formulated.formulation, result=result
+    )
+    if result.answer is not None or case not in findings.searched or search.limits.seconds_left > 0:
+        findings.searched[case] = searched
+    course.learns(case, searched.bound_seconds)
+    return searched
+
+
+def _shorter(search: _Search, case: Formulated, searched: Sequence[Searched]) -> int | None:
+    """The largest makespan in ticks that is shorter than every answer by more than the gap; None if there is no
+    answer."""
+    known_seconds = [other.objective_seconds for other in searched if other.result.answer is not None]
+    if search.start:
+        known_seconds.append(search.start.period_seconds)
+    return search.limits.shorter(case.ticks(min(known_seconds))) if known_seconds else None
+
+
+def _not_inferior(search: _Search, case: Formulated, other: Searched) -> int | None:
+    """The largest makespan in ticks to which another case's answer is not superior by more than the gap; None
+    without an answer."""
+    if other.result.answer is None:
+        return None
+    return search.limits.as_short(case.ticks(other.objective_seconds))
+
+
+def _solver_record(search: _Search, findings: _Findings, limits: Limits) -> Solver:
+    """Return the solver record of the plan; the smallest lower bound over all search cases holds for all plans."""
+    best, start, num_cases = findings.best, search.start, len(search.cases)
+    known_seconds = [
+        *([best.objective_seconds] if best else []),
+        *([start.period_seconds] if start else []),
+    ]
+    statuses = {searched.result.status for searched in findings.searched.values()}
     return solver_record(
         limits,
-        is_whole=search.is_enough or len(search.searched) == len(search.scopes),
-        statuses={"beaten"} if search.is_enough else {one.result.status for one in search.searched.values()},
-        bound_seconds=min(*known, *map(search.bound_seconds, range(len(search.scopes)))),
+        is_whole=findings.is_closed or len(findings.searched) == num_cases,
+        statuses={"beaten"} if findings.is_closed else statuses,
+        bound_seconds=min(*known_seconds, *map(findings.bound_seconds, range(num_cases))),
         work=work_of(search.costs.asked, search.effort),
     )

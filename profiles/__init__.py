@@ -1,1 +1,1 @@
-"""What is known: facts of models and hardware, measured tables and traces, and how documents are read."""
+"""Facts of models, hardware and workloads, measured tables and traces, and the reading and writing of documents."""

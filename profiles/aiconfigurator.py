@@ -1,8 +1,8 @@
-"""Single operators as NVIDIA's aiconfigurator-core measured them, read from the tables that the package carries.
+"""Times of single operators, read from the tables of NVIDIA's aiconfigurator-core package.
 
-The package (Apache-2.0) is an optional extra and is only read, never imported or run: its parquet files hold GEMMs,
-attention and NCCL collectives per system, engine and engine version. Nothing is fetched, converted to a device that
-was not measured, or filled in; making stages of operators is a cost model's business.
+The package (Apache-2.0) is an optional extra. Its files are read, but its code is never imported: parquet files hold
+GEMMs, attention and NCCL collectives per system, engine and engine version. Nothing is downloaded, converted to other
+devices or filled in; cost models combine operators to stages.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ SYSTEMS = {
     "l40s": "l40s",
     "rtx-6000-pro": "rtx_pro_6000_server",
 }
-"""The package's name of each of our devices whose operators it has measured."""
+"""The package's system name of each device that it has measured."""
 
 ENGINES = ("vllm", "trtllm")
-"""Those whose products in fp8 were timed together with what casts their inputs."""
+"""Engines whose fp8 GEMMs were timed together with the casts of their inputs."""
 
 ENGINE = "vllm"
-"""Its products in bf16 are those of torch, which this project's runtime calls too."""
+"""The default engine: its bf16 GEMMs are those of torch, which the runtime calls too."""
 
 PRECISION = "bf16"
-"""What the runtime computes in."""
+"""The precision in which the runtime computes."""
 
 _DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-"""The package's name of each precision that is read."""
+"""The package's dtype name of each precision that is read."""
 
 _CASTS = ("computescale", "scale_matrix")
-"""Kernels that it times within every product in fp8: they find a scale, and cast to it."""
+"""Kernels that are included in the time of every fp8 GEMM: computing a scale, and casting the inputs."""
 
 _ROUTED = (
     "num_tokens",
@@ -58,19 +58,19 @@ _ROUTED = (
     "moe_ep_size",
     "distribution",
 )
-"""Its columns of the fields of `Routed`."""
+"""The package's columns for the fields of `Routed`."""
 
 _NCCL = "nccl"
 
 _ELEMENT_BYTES = 2
-"""Its sizes of collectives are counted in elements of 16 bits."""
+"""The package counts collective sizes in 16-bit elements."""
 
 _MILLISECOND = 1e-3
-"""Its latencies are in these."""
+"""The package's latencies are in milliseconds."""
 
 
 class Gemm(NamedTuple):
-    """[rows, inner] x [inner, outer]."""
+    """A matrix product [rows, inner] x [inner, outer]."""
 
     rows: int
     inner: int
@@ -78,7 +78,7 @@ class Gemm(NamedTuple):
 
 
 class HeadCounts(NamedTuple):
-    """Attention heads of one device."""
+    """Attention heads on one device: query heads, KV heads, and the size of a head."""
 
     queries: int
     keys: int
@@ -86,15 +86,18 @@ class HeadCounts(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Causal attention: `rows` rows of `tokens` tokens, or of one token that has `tokens` cached besides it."""
+    """Causal attention of `rows` rows: prefill of `tokens` tokens, or one token with `tokens` in the KV cache."""
 
     rows: int
     tokens: int
 
 
 class Routed(NamedTuple):
-    """The experts of a layer on one rank: `tokens` of all `ep` ranks, each picking `picked` of `number` experts whose
-    width, whole, is `ffn_size`, cut over `tp`; loads are told by the package's name of their distribution."""
+    """The routed experts of a layer on one rank.
+
+    `tokens` counts those of all `ep` ranks. Each token picks `picked` of `number` experts; `ffn_size` is the width of
+    an expert before it is sharded over `tp`. `distribution` is the package's name of the load distribution.
+    """
 
     tokens: int
     hidden_size: int
@@ -107,7 +110,7 @@ class Routed(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The key of a collective, as `table.Exchange`."""
+    """The key of a collective, like `table.Exchange`."""
 
     operation: str
     num_ranks: int
@@ -116,7 +119,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Operators:
-    """Seconds of operators on one device, in one precision; collectives are of 16-bit numbers in any."""
+    """Seconds of operators on one device in one precision; collectives always carry 16-bit elements."""
 
     device: str  # as this project names it
     system: str  # as the package names it
@@ -129,7 +132,7 @@ class Operators:
 
 
 def package_version() -> str | None:
-    """The version that is installed; None where the extra is not."""
+    """Return the installed version of the package; None if it is not installed."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -137,24 +140,27 @@ def package_version() -> str | None:
 
 
 def knows(device: str) -> bool:
-    """Whether operators of this device can be read here."""
+    """True if the package is installed and has operators of this device."""
     return device in SYSTEMS and package_version() is not None
 
 
 def device_of(name: str) -> str:
-    """Our name of a device that the package has measured, from its name or ours. Raises BadInput for any other."""
-    ours = {**{system: device for device, system in SYSTEMS.items()}, **{device: device for device in SYSTEMS}}
-    if name not in ours:
-        raise BadInput(f"--device {name!r} has no operators in {PACKAGE}; {suggestion(name, ours)}")
-    return ours[name]
+    """Return this project's name of a device, given that name or the package's.
+
+    Raises BadInput for a device that the package has not measured.
+    """
+    names = {**{system: device for device, system in SYSTEMS.items()}, **{device: device for device in SYSTEMS}}
+    if name not in names:
+        raise BadInput(f"--device {name!r} has no operators in {PACKAGE}; {suggestion(name, names)}")
+    return names[name]
 
 
 def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECISION, peers: bool = False) -> Operators:
-    """What the installed package knows of a device of `SYSTEMS` and an engine of `ENGINES`; with `peers`, all-reduces
-    are the engine's own where they are quicker. Raises BadInput when it is not installed or lacks a file.
+    """Read the operators of a device in `SYSTEMS` and an engine in `ENGINES`.
 
-    Products in fp8 are those of weights with static scales, whose inputs the kernels before them cast: what the
-    package timed for that besides is taken off.
+    With `peers`, the engine's custom all-reduce is used where it is faster than NCCL. Times of fp8 GEMMs are without
+    the computation of scales and the casts that the package includes: with static scales, preceding kernels cast the
+    inputs. Raises BadInput if the package is not installed or lacks a file.
     """
     version = package_version()
     if version is None:
@@ -184,92 +190,94 @@ def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECIS
 
 
 def read_experts(device: str, *, engine: str) -> dict[Routed, float]:
-    """Seconds of an engine's experts in bf16, gated, from router scores to sums of what they answer. Raises BadInput
-    when the package is not installed or lacks the file."""
+    """Read the seconds of an engine's gated bf16 experts, from router scores to the weighted sum of expert outputs.
+
+    Raises BadInput if the package is not installed or lacks the file.
+    """
     if package_version() is None:
         raise BadInput(f"{PACKAGE} is not installed; install it with `pip install 'meshwright[aiconfigurator]'`.")
     system = SYSTEMS[device]
     path = _folder() / "data" / system / "moe" / engine / _current_version(system, engine) / "moe_perf.parquet"
-    found: dict[Routed, float] = {}
+    times: dict[Routed, float] = {}
     for row in _rows(path, moe_dtype=_DTYPES[PRECISION]):
         if "nongated" not in row["kernel_source"]:
-            _keep_quickest(found, Routed._make(row[column] for column in _ROUTED), row["latency"])
-    return found
+            _keep_fastest(times, Routed._make(row[column] for column in _ROUTED), row["latency"])
+    return times
 
 
 def read_configs() -> dict[str, dict[str, Any]]:
-    """The Hugging Face configs that the package carries, by model, of those whose weights are not quantised."""
-    found = {}
+    """Read the Hugging Face configs in the package, by model name, without those of quantised models."""
+    configs = {}
     for path in sorted((_folder().parent / "model_configs").glob("*_config.json")):
         name = path.name.removesuffix("_config.json")
         config = json.loads(path.read_text(encoding="utf-8"))
-        apart = path.with_name(f"{name}_hf_quant_config.json")
-        if not (name.endswith("_hf_quant") or apart.exists() or "quantization_config" in config):
-            found[name.replace("--", "/")] = config
-    return found
+        quantisation = path.with_name(f"{name}_hf_quant_config.json")
+        if not (name.endswith("_hf_quant") or quantisation.exists() or "quantization_config" in config):
+            configs[name.replace("--", "/")] = config
+    return configs
 
 
 def _folder() -> Path:
-    """The package's tables; it is found by its record of files, so that its code is not loaded."""
+    """The folder of the package's tables, found from its metadata so that its code is not imported."""
     return Path(str(metadata.distribution(PACKAGE).locate_file("aiconfigurator_core/systems")))
 
 
 def _current_version(system: str, engine: str) -> str:
-    """The version of the engine that the package calls current for a system."""
-    slots = yaml.safe_load((_folder() / "query_versions.yaml").read_text(encoding="utf-8"))
-    found = slots["overrides"].get(system, {}).get(engine) or slots["defaults"][engine]
-    return str(found["current"])
+    """The engine version that the package marks as current for a system."""
+    versions = yaml.safe_load((_folder() / "query_versions.yaml").read_text(encoding="utf-8"))
+    version = versions["overrides"].get(system, {}).get(engine) or versions["defaults"][engine]
+    return str(version["current"])
 
 
-def _rows(path: Path, **wanted: str) -> list[dict[str, Any]]:
-    """The rows of a file in which these columns have these values."""
+def _rows(path: Path, **equals: str) -> list[dict[str, Any]]:
+    """The rows of a parquet file in which these columns have these values."""
     from pyarrow import parquet  # noqa: PLC0415 - it comes with the extra
 
     if not path.exists():
         raise BadInput(f"{PACKAGE} has no {path.relative_to(_folder())}; profile the device itself.")
-    filters = [(column, "=", value) for column, value in wanted.items()] or None
+    filters = [(column, "=", value) for column, value in equals.items()] or None
     rows: list[dict[str, Any]] = parquet.read_table(path, filters=filters).to_pylist()
     return rows
 
 
 def _gemms(rows: Iterable[Mapping[str, Any]], casts: Iterable[Mapping[str, Any]]) -> dict[Gemm, float]:
-    """Products without the casts of their inputs; none that took no longer than those."""
-    cast: dict[tuple[int, int], float] = {}
+    """GEMM times without the casts of inputs; those that would not be positive are left out."""
+    cast_times: dict[tuple[int, int], float] = {}
     for row in casts:
         key = row["m"], row["k"]
-        cast[key] = cast.get(key, 0.0) + row["latency"]
-    found: dict[Gemm, float] = {}
+        cast_times[key] = cast_times.get(key, 0.0) + row["latency"]
+    times: dict[Gemm, float] = {}
     for row in rows:
-        alone = row["latency"] - cast.get((row["m"], row["k"]), 0.0)
-        if alone > 0:
-            _keep_quickest(found, Gemm(row["m"], row["k"], row["n"]), alone)
-    return found
+        gemm_time = row["latency"] - cast_times.get((row["m"], row["k"]), 0.0)
+        if gemm_time > 0:
+            _keep_fastest(times, Gemm(row["m"], row["k"], row["n"]), gemm_time)
+    return times
 
 
 def _by_heads(rows: Iterable[Mapping[str, Any]], length: str) -> dict[HeadCounts, dict[Attention, float]]:
-    """Attention over all cached tokens; `length` names the column of tokens."""
-    found: dict[HeadCounts, dict[Attention, float]] = {}
+    """Attention times without a sliding window; `length` names the column of tokens."""
+    times: dict[HeadCounts, dict[Attention, float]] = {}
     for row in rows:
         if not row.get("window_size"):
             heads = HeadCounts(row["num_heads"], row["num_key_value_heads"], row["head_dim"])
-            _keep_quickest(found.setdefault(heads, {}), Attention(row["batch_size"], row[length]), row["latency"])
-    return found
+            _keep_fastest(times.setdefault(heads, {}), Attention(row["batch_size"], row[length]), row["latency"])
+    return times
 
 
 def _collectives(rows: Iterable[Mapping[str, Any]]) -> dict[Message, float]:
-    """Collectives of 16-bit numbers; sizes are counted in elements of the whole tensor."""
-    found: dict[Message, float] = {}
+    """Times of collectives; the package counts sizes in elements of the whole tensor."""
+    times: dict[Message, float] = {}
     for row in rows:
         if row["op_name"] in ("all_reduce", "all_gather", "reduce_scatter"):
             message = Message(row["op_name"], row["num_gpus"], row["message_size"] * _ELEMENT_BYTES)
-            _keep_quickest(found, message, row["latency"])
-    return found
+            _keep_fastest(times, message, row["latency"])
+    return times
 
 
-def _keep_quickest(found: dict[K, float], key: K, milliseconds: float) -> None:
-    """Of an engine's kernels for one thing it runs the quickest."""
+def _keep_fastest(times: dict[K, float], key: K, milliseconds: float) -> None:
+    """Keep the fastest of several kernels for one operator, which the engine would choose."""
     seconds = milliseconds * _MILLISECOND
-    found[key] = min(seconds, found.get(key, seconds))
+    times[key] = min(seconds, times.get(key, seconds))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,10 +1,10 @@
-"""The graphs of stages that a job can name.
+"""The preset algorithms that a job can name, as graphs of stages.
 
-PPO (arXiv:1707.06347) scores with a reward model, values with a critic and keeps to a reference. GRPO
-(arXiv:2402.03300), RLOO (arXiv:2402.14740) and REINFORCE++ (arXiv:2501.03262) compare the samples of a step with each
-other, so that they have no critic; without a reference nothing keeps the actor to one. On-policy distillation (Lu et
-al., On-Policy Distillation, Thinking Machines Lab, 2025; GKD, arXiv:2306.13649; MiniLLM, arXiv:2306.08543) draws from a
-student, the actor, and has teachers say how likely what it drew is: nothing else scores it.
+PPO (arXiv:1707.06347) has a reward model, a critic and a KL penalty to a reference model. GRPO (arXiv:2402.03300), RLOO
+(arXiv:2402.14740) and REINFORCE++ (arXiv:2501.03262) compare the samples of a step with each other and have no critic;
+the reference is optional. On-policy distillation (Lu et al., On-Policy Distillation, Thinking Machines Lab, 2025; GKD,
+arXiv:2306.13649; MiniLLM, arXiv:2306.08543) samples from a student, the actor, and trains it on the log-probabilities
+that teachers give the samples; nothing else scores them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from meshwright.profiles.stages import (
 Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++", "distill"]
 
 COMPARES_GROUPS: tuple[Algorithm, ...] = ("grpo", "rloo")
-"""Those whose advantages are a sample's distance to the others of its prompt."""
+"""Algorithms whose advantages compare a sample with the others of its prompt."""
 
 _GENERATE = Stage(
     name=GENERATE,
@@ -92,8 +92,8 @@ def _train(role: Role, *reads: str) -> Stage:
     return Stage(name=f"{role}_train", role=role, modes=(Mode.TRAIN,), reads=reads, writes=(), is_trained=True)
 
 
-_SAMPLED = ("tokens", "prompt_lengths", "truncated")
-_DRAWN = ("behaviour_logprobs", "versions")
+_SEQUENCE_FIELDS = ("tokens", "prompt_lengths", "truncated")
+_SAMPLING_FIELDS = ("behaviour_logprobs", "versions")
 _HOSTED = HostStage(
     name=ENVIRONMENT, reads=("tokens", "prompt_lengths"), writes=(REWARDS, REWARD_SECONDS, REWARD_ERROR)
 )
@@ -112,33 +112,35 @@ def graph_of(
     has_waves: bool = False,
     has_filter: bool = False,
 ) -> StageGraph:
-    """The graph of an algorithm for a job that names a reference model or does not, a reward model, and rewards on
-    hosts; that of PPO has a reference always. Where rollouts have several turns, a critic too is told which tokens were
-    drawn. The reference may be the actor without its adapter. Where prompts are drawn in waves, the reward model's
-    scores say which groups the other stages are given; where a filter keeps the best samples of a prompt, which
-    samples, and nothing is read while it is generated. What distils has `num_teachers` and nothing else that scores."""
+    """Return the graph of an algorithm with or without a reference model, a reward model and rewards on hosts.
+
+    PPO always has a reference. `has_turns`: the critic of multi-turn rollouts also reads which tokens were sampled.
+    `ref_is_base`: the reference is the actor without its adapter. `has_waves`: prompts are sampled in waves, and other
+    stages wait for the scores of the reward model, which select the groups. `has_filter`: the best samples of each
+    prompt are selected, so that no stage streams. `num_teachers` concerns `distill`, which has no other scores.
+    """
     if algorithm == "distill":
         return _distillation(TEACHERS[:num_teachers])
     is_ppo = algorithm == "ppo"
     ref = replace(_REF, base_of=Role.ACTOR) if ref_is_base else _REF
-    before = [ref] if has_ref or is_ppo else []
-    before += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
+    inferences = [ref] if has_ref or is_ppo else []
+    inferences += [_VALUE, _PROXIMAL] if is_ppo else [_PROXIMAL]
     if has_filter or (has_reward and has_waves):
         scores = ("scores",) if has_reward else ()
-        before = [replace(stage, reads=(*stage.reads, *scores), may_stream=False) for stage in before]
-    before = [replace(_SCORE, may_stream=not has_filter), *before] if has_reward else before
-    reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
+        inferences = [replace(stage, reads=(*stage.reads, *scores), may_stream=False) for stage in inferences]
+    inferences = [replace(_SCORE, may_stream=not has_filter), *inferences] if has_reward else inferences
+    reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
     reads += (REWARDS, REWARD_SECONDS) if has_environment else ()
-    training = [_train(Role.ACTOR, *reads, *_DRAWN)]
+    training = [_train(Role.ACTOR, *reads, *_SAMPLING_FIELDS)]
     training += [_train(Role.CRITIC, *reads, *(("versions",) if has_turns else ()))] if is_ppo else []
-    return StageGraph((_GENERATE, *before, *training), (_HOSTED,) if has_environment else ())
+    return StageGraph((_GENERATE, *inferences, *training), (_HOSTED,) if has_environment else ())
 
 
 def _distillation(teachers: Iterable[Role]) -> StageGraph:
-    before = (*map(_teach, teachers), _PROXIMAL)
-    reads = (*_SAMPLED, *(field for stage in before for field in stage.writes))
-    return StageGraph((_GENERATE, *before, _train(Role.ACTOR, *reads, *_DRAWN)))
+    inferences = (*map(_teach, teachers), _PROXIMAL)
+    reads = (*_SEQUENCE_FIELDS, *(field for stage in inferences for field in stage.writes))
+    return StageGraph((_GENERATE, *inferences, _train(Role.ACTOR, *reads, *_SAMPLING_FIELDS)))
 
 
 PPO_GRAPH = graph_of("ppo")
-"""Proximal policy optimisation of an actor and a critic."""
+"""The graph of PPO with a reference and a reward model."""

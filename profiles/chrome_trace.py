@@ -1,4 +1,4 @@
-"""Runs side by side as one Chrome/Perfetto file, in the Trace Event Format."""
+"""Export of one or more runs as a Chrome/Perfetto file in the Trace Event Format."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ Event = dict[str, object]
 
 
 def chrome_trace(runs: Sequence[Run]) -> str:
-    """The runs as JSON for Perfetto: a process for each, a lane for each rank, named with the pools that it is in.
+    """Return the runs as Perfetto JSON: a process for each run, a thread for each rank, named with its pools.
 
-    Every run begins at 0. Arrows lead from sends to receives and along refits; memory and live sequences are counters
-    for each rank where the spans tell them.
+    Every run starts at 0. Flow arrows connect sends to receives and the source and target ranks of refits. Memory and
+    live sequences are counters of each rank, if its spans record them.
     """
     events: list[Event] = []
     for pid, run in enumerate(runs):
-        began = min((span.start_seconds for span in run.spans), default=0.0)
+        start = min((span.start_seconds for span in run.spans), default=0.0)
         events += _lanes(pid, run)
         for span in run.spans:
-            events.append(_slice(pid, began, span))
-            events += _counters(pid, began, span)
-        for number, (begin, end) in enumerate((*_handovers(run.spans), *_refits(run.spans))):
-            events += _arrow(pid, began, f"{pid}.{number}", begin, end)
+            events.append(_slice(pid, start, span))
+            events += _counters(pid, start, span)
+        for number, (begin, end) in enumerate((*_transfers(run.spans), *_refits(run.spans))):
+            events += _arrow(pid, start, f"{pid}.{number}", begin, end)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
@@ -41,21 +41,21 @@ def _metadata(what: str, pid: int, tid: int, **args: object) -> Event:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _slice(pid: int, began: float, span: Span) -> Event:
+def _slice(pid: int, start: float, span: Span) -> Event:
     return {
         "ph": "X",
         "name": span.instruction,
         "cat": span.kind,
         "pid": pid,
         "tid": span.rank,
-        "ts": _microseconds(span.start_seconds - began),
+        "ts": _microseconds(span.start_seconds - start),
         "dur": _microseconds(span.seconds),
         "args": {"step": span.step, **span.facts},
     }
 
 
-def _counters(pid: int, began: float, span: Span) -> Iterator[Event]:
-    """Two points of a rank's counter: its value while the span runs, and after it."""
+def _counters(pid: int, start: float, span: Span) -> Iterator[Event]:
+    """Two events for each counter of a rank: its value while the span runs, and after it."""
     values: list[tuple[str, str, float, float]] = []
     if MEMORY in span.facts and RESIDENT in span.facts:
         values.append(("memory", "bytes", span.facts[MEMORY], span.facts[RESIDENT]))
@@ -68,13 +68,13 @@ def _counters(pid: int, began: float, span: Span) -> Iterator[Event]:
                 "name": f"{what} of rank {span.rank}",
                 "pid": pid,
                 "tid": span.rank,
-                "ts": _microseconds(at - began),
+                "ts": _microseconds(at - start),
                 "args": {unit: value},
             }
 
 
-def _handovers(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
-    """For each receive its send: of several owners' the one that ended last."""
+def _transfers(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
+    """For each receive, the matching send; of several senders, the one that ended last."""
     sends: dict[tuple[int, Ends], Span] = {}
     for span in spans:
         if span.kind == "send":
@@ -87,7 +87,7 @@ def _handovers(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
 
 
 def _refits(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
-    """For each rank that a refit gives weights to, a rank that has them, where these differ."""
+    """(source, target) spans for each rank that receives weights in a refit from a different rank."""
     ranks_of: dict[str, set[int]] = {}
     refits: dict[tuple[int, Ends], dict[int, Span]] = {}
     for span in spans:
@@ -96,22 +96,22 @@ def _refits(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
         elif span.kind == "refit":
             refits.setdefault((span.step, ends_of(span)), {})[span.rank] = span
     for (_, ends), by_rank in refits.items():
-        givers = sorted(ranks_of.get(ends.source, set()) & by_rank.keys())
-        for number, taker in enumerate(sorted(ranks_of.get(ends.target, set()) & by_rank.keys())):
-            if givers and givers[number % len(givers)] != taker:
-                yield by_rank[givers[number % len(givers)]], by_rank[taker]
+        sources = sorted(ranks_of.get(ends.source, set()) & by_rank.keys())
+        for number, target in enumerate(sorted(ranks_of.get(ends.target, set()) & by_rank.keys())):
+            if sources and sources[number % len(sources)] != target:
+                yield by_rank[sources[number % len(sources)]], by_rank[target]
 
 
-def _arrow(pid: int, began: float, number: str, begin: Span, end: Span) -> Iterator[Event]:
-    """A flow from the start of one span to the end of another; `bp` binds it to the slice that encloses it."""
+def _arrow(pid: int, start: float, number: str, begin: Span, end: Span) -> Iterator[Event]:
+    """A flow arrow from the start of one span to the end of another; `bp` binds it to the enclosing slice."""
     flow: Mapping[str, object] = {
         "cat": "flow",
         "name": str(ends_of(begin)) if begin.kind == "send" else begin.instruction,
         "id": number,
         "pid": pid,
     }
-    yield {"ph": "s", "tid": begin.rank, "ts": _microseconds(begin.start_seconds - began), **flow}
-    yield {"ph": "f", "bp": "e", "tid": end.rank, "ts": _microseconds(end.end_seconds - began), **flow}
+    yield {"ph": "s", "tid": begin.rank, "ts": _microseconds(begin.start_seconds - start), **flow}
+    yield {"ph": "f", "bp": "e", "tid": end.rank, "ts": _microseconds(end.end_seconds - start), **flow}
 
 
 def _microseconds(seconds: float) -> float:

@@ -1,6 +1,6 @@
-"""What is known of the hardware: a device, the links between devices, and how many there are.
+"""The hardware: devices, the links between them, and clusters of one or several kinds of nodes.
 
-Compute facts and network facts are separate: any device on any fabric.
+Devices and networks are described independently: any device may be on any fabric.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.profiles.documents import Document
 from meshwright.profiles.errors import BadInput
 
 _CPUS_OF_A_GPU = 8
-"""Processors of a host for each of its GPUs, at least: hosts of 8 A100 or H100 have 96 to 224."""
+"""Conservative number of host CPUs per GPU: hosts with 8 A100 or H100 have 96 to 224."""
 
 
 class Link(Document):
@@ -32,7 +32,7 @@ class Link(Document):
 
 
 class Device(Document):
-    """One device: what a rank computes on."""
+    """The device of one rank."""
 
     name: str = Field(description="name of the device, as efficiencies are looked up by it")
     kind: str = Field(pattern="^(cpu|cuda)$", description="cpu or cuda")
@@ -48,7 +48,7 @@ class Device(Document):
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that a plan may fill."""
+        """Memory in bytes that a plan may use."""
         return int(self.memory_bytes * (1 - self.reserved_share))
 
 
@@ -62,16 +62,16 @@ class Cluster(Document):
     inter_node: Link
     host: Link = Field(description="the link from a device to the memory of its host")
     host_memory_bytes: int = Field(gt=0, description="memory of one host")
-    host_cpus: int | None = Field(default=None, gt=0, description="processors of one host, where they were given")
+    host_cpus: int | None = Field(default=None, gt=0, description="CPUs of one host, if given")
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Clusters whose processors were not given are written as they were before these could be."""
+        """Omit `host_cpus` if not given: clusters written before the field existed stay byte-identical."""
         return {key: value for key, value in written(self).items() if key != "host_cpus" or value is not None}
 
     @property
     def cpus(self) -> int:
-        """Processors of one host that rewards may use: one for each rank of a CPU, eight for each GPU, unless given."""
+        """CPUs of one host that rewards may use; if not given, one per CPU rank or eight per GPU."""
         return self.host_cpus or self.ranks_per_node * (1 if self.kind == "cpu" else _CPUS_OF_A_GPU)
 
     @property
@@ -80,17 +80,17 @@ class Cluster(Document):
 
     @property
     def name(self) -> str:
-        """How many of which device."""
+        """Number and name of the devices, such as `16 x h100-sxm`."""
         return f"{self.num_ranks} x {self.device.name}"
 
     @property
     def kind(self) -> str:
-        """cpu or cuda."""
+        """Kind of the devices: cpu or cuda."""
         return self.device.kind
 
     @property
     def parts(self) -> tuple[Cluster, ...]:
-        """Itself: all nodes are of one kind."""
+        """The cluster itself, since all nodes are of one kind."""
         return (self,)
 
     @property
@@ -98,39 +98,39 @@ class Cluster(Document):
         return (0,)
 
     def part_of(self, _rank: int) -> int:
-        """The position among the parts of the one that holds a rank."""
+        """Index of the part with a rank: always 0."""
         return 0
 
     def part_of_pool(self, _ranks: range) -> int:
-        """The number of the part that holds the ranks of a pool."""
+        """Index of the part with the ranks of a pool: always 0."""
         return 0
 
     def parts_of(self, _part: int) -> tuple[Cluster, ...]:
-        """Itself, the one part."""
+        """The cluster itself, its only part."""
         return (self,)
 
     def usable_bytes(self, _rank: int) -> int:
-        """Memory of a rank's device that a plan may fill."""
+        """Memory in bytes of a rank's device that a plan may use."""
         return self.device.usable_bytes
 
     def link(self, num_ranks: int) -> Link:
-        """The slowest tier that a group of consecutive ranks crosses."""
+        """The slowest link within a group of consecutive ranks."""
         return self.intra_node if num_ranks <= self.ranks_per_node else self.inter_node
 
 
 class MixedCluster(Document):
     """Nodes of several kinds. Each part is a cluster of one kind, its ranks numbered after those of the parts before.
 
-    A stage runs within one part, or on a pair: all of two neighbouring parts. Parts exchange experience and
-    weights over the fabric between them. Parts are numbered from 0, and behind them the pairs. All nodes have as many
-    ranks, and all devices are of one kind, cpu or cuda.
+    A stage runs within one part, or on a pair: all ranks of two neighbouring parts. Parts exchange experience and
+    weights over the fabric between them. With n parts, numbers 0 to n - 1 denote parts, and n + i denotes the pair of
+    parts i and i + 1. All nodes have the same number of ranks, and all devices are of one kind, cpu or cuda.
     """
 
     parts: tuple[Cluster, ...] = Field(min_length=2)
     between: Link = Field(description="the fabric that joins the parts")
 
     @model_validator(mode="after")
-    def _alike(self) -> MixedCluster:
+    def _is_uniform(self) -> MixedCluster:
         for what in ("ranks_per_node", "kind"):
             values = sorted({str(getattr(part, what)) for part in self.parts})
             if len(values) > 1:
@@ -139,12 +139,12 @@ class MixedCluster(Document):
 
     @property
     def name(self) -> str:
-        """How many of which devices."""
+        """Numbers and names of the devices of all parts."""
         return " + ".join(part.name for part in self.parts)
 
     @property
     def kind(self) -> str:
-        """cpu or cuda."""
+        """Kind of the devices: cpu or cuda."""
         return self.parts[0].kind
 
     @property
@@ -165,26 +165,29 @@ class MixedCluster(Document):
         return tuple(accumulate((part.num_ranks for part in self.parts[:-1]), initial=0))
 
     def part_of(self, rank: int) -> int:
-        """The position among the parts of the one that holds this rank."""
+        """Index of the part with this rank."""
         return max(index for index, first in enumerate(self.first_ranks) if first <= rank)
 
     def part_of_pool(self, ranks: range) -> int:
-        """The number of the part that holds the ranks of a pool, or of the pair where they are of two parts."""
+        """Number of the part with the ranks of a pool, or of the pair if they are in two parts."""
         first, last = self.part_of(ranks.start), self.part_of(ranks.stop - 1)
         return first if first == last else len(self.parts) + first
 
     def parts_of(self, part: int) -> tuple[Cluster, ...]:
-        """The part of a number, or the two of a pair."""
+        """The part with this number, or the two parts of the pair with it."""
         first = part - len(self.parts)
         return self.parts[first : first + 2] if first >= 0 else (self.parts[part],)
 
     def usable_bytes(self, rank: int) -> int:
-        """Memory of a rank's device that a plan may fill."""
+        """Memory in bytes of a rank's device that a plan may use."""
         return self.parts[self.part_of(rank)].device.usable_bytes
 
 
 def one_or_mixed(value: Any, one: type[Document], mixed: type[Document]) -> str:
-    """The name of the one of two documents that a value is, read or made: only the mixed one has parts of its own."""
+    """Return the class name of a parsed or constructed value; only the mixed document has a key `parts`.
+
+    It discriminates the union of two document classes for pydantic.
+    """
     if isinstance(value, dict):
         return mixed.__name__ if "parts" in value else one.__name__
     return type(value).__name__
@@ -198,17 +201,17 @@ AnyCluster: TypeAlias = Annotated[
 
 
 def replicas_of_parts(cluster: AnyCluster, part: int, replica_ranks: int) -> tuple[int, ...]:
-    """How many replicas of so many ranks there are on all ranks of each part that a number stands for."""
+    """Number of replicas of `replica_ranks` ranks that fill each part denoted by the number `part`."""
     return tuple(one.num_ranks // replica_ranks for one in cluster.parts_of(part))
 
 
 def most_usable_bytes(cluster: AnyCluster) -> int:
-    """Memory of the largest device that a plan may fill."""
+    """Usable memory in bytes of the device that has most."""
     return max(part.device.usable_bytes for part in cluster.parts)
 
 
 def of_one_kind(cluster: AnyCluster, what: str) -> Cluster:
-    """The cluster; raises BadInput where its nodes are of several kinds, which `what` does not take."""
+    """Return the cluster. Raises BadInput, naming `what`, if its nodes are of several kinds."""
     if isinstance(cluster, MixedCluster):
         raise BadInput(f"{what} takes a cluster of one kind, and this one is {cluster.name}; give it one of the parts.")
     return cluster

@@ -1,6 +1,6 @@
-"""Devices and networks by name, from the datasheet facts in `data/devices.yaml`, and this machine as a cluster.
+"""Devices and networks by name, from datasheets in `data/devices.yaml`, and this machine as a cluster.
 
-How much of a datasheet number is reached is not known here: see `efficiency`.
+The numbers are datasheet peaks; `efficiency` has the share of them that is achieved.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class _Facts(Document):
 
 
 def device_named(name: str) -> tuple[Device, Link, Link]:
-    """The device, the link between devices of a node, and the link to the host. Raises BadInput for an unknown name."""
+    """Return the device, its link to other devices of the node, and its link to the host.
+
+    Raises BadInput for an unknown name.
+    """
     known = _facts()
     if name not in known.devices:
         raise BadInput(f"device {name!r} is not known; {suggestion(name, known.devices)}")
@@ -84,7 +87,7 @@ def device_named(name: str) -> tuple[Device, Link, Link]:
 
 
 def network_named(name: str) -> Link:
-    """The fabric between nodes. Raises BadInput for an unknown name."""
+    """Return the link of a network between nodes. Raises BadInput for an unknown name."""
     known = _facts().networks
     if name not in known:
         raise BadInput(f"network {name!r} is not known; {suggestion(name, known)}")
@@ -92,22 +95,22 @@ def network_named(name: str) -> Link:
 
 
 def device_names() -> tuple[str, ...]:
-    """The names of all devices whose datasheets are known, sorted."""
+    """Return the names of all devices with a datasheet, sorted."""
     return tuple(sorted(_facts().devices))
 
 
 def network_names() -> tuple[str, ...]:
-    """The names of all fabrics that are known, sorted."""
+    """Return the names of all known networks, sorted."""
     return tuple(sorted(_facts().networks))
 
 
 def network_source(name: str) -> str:
-    """Where the numbers of a known fabric come from."""
+    """Return the source of the numbers of a known network."""
     return _facts().networks[name].source
 
 
 def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cpu") -> Device:
-    """What one rank computes on when it has this share of a CPU. bf16 is emulated at the fp32 rate."""
+    """Return the device of a rank that has this many CPU cores. bf16 is emulated at the fp32 rate."""
     core = _facts().cpu
     flops = core.flops_per_second_per_core * cores_per_rank
     return Device(
@@ -123,16 +126,16 @@ def cpu_device(cores_per_rank: float, memory_bytes: int, *, processor: str = "cp
 
 
 def cpu_links() -> tuple[Link, Link]:
-    """The link between ranks that are processes of one machine, and from such a rank to memory that it does not use."""
+    """Return the link between CPU ranks of one machine, and the link from a rank to other host memory."""
     core = _facts().cpu
     between = Link(seconds=core.message_seconds, bytes_per_second=core.link_bytes_per_second)
     return between, Link(seconds=0.0, bytes_per_second=core.host_bytes_per_second)
 
 
 def local_cluster(ranks: int | None = None) -> Cluster:
-    """This machine, its cores and memory shared evenly by `ranks` ranks; one rank per core unless told otherwise.
+    """Return this machine as a cluster of `ranks` CPU ranks with equal shares; by default one rank per core.
 
-    Raises BadInput for less than one rank.
+    Raises BadInput for fewer than one rank.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_ranks = num_cores if ranks is None else ranks
@@ -159,7 +162,7 @@ def _facts() -> _Facts:
 
 @cache
 def _processor() -> str:
-    """The processor's own name, or the architecture where the system does not tell."""
+    """The model name of the processor, or the architecture if the system does not report it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Where two documents of one kind differ, key by key."""
+"""Differences between two documents, key by key."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import BaseModel
 
 
 class Difference(NamedTuple):
-    """A key, written with dots, and its value on both sides; None where a side does not have it."""
+    """A dotted key and its values in both documents; None if a document lacks the key."""
 
     key: str
     one: Any
     other: Any
 
     def between(self, one: str, other: str) -> str:
-        """The clause that says so, each side by its name."""
-        return f"{self.key} is {_short(self.one)} in {one} and {_short(self.other)} in {other}"
+        """Return a clause that states the difference, with the names of both documents."""
+        return f"{self.key} is {_limited_repr(self.one)} in {one} and {_limited_repr(self.other)} in {other}"
 
 
 def differences(one: BaseModel, other: BaseModel) -> tuple[Difference, ...]:
-    """Every leaf in which the documents differ, in the order of their keys. A list is one leaf."""
+    """Return all leaves in which the documents differ, in key order. A list is one leaf."""
     return tuple(_differences(one.model_dump(mode="json"), other.model_dump(mode="json")))
 
 
@@ -33,6 +33,6 @@ def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
         yield Difference(".".join(keys), one, other)
 
 
-def _short(value: Any) -> str:
+def _limited_repr(value: Any) -> str:
     text = "not given" if value is None else repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,6 +1,6 @@
-"""Strict, frozen documents: read with errors that name the path, written with canonical bytes.
+"""Strict, frozen documents: parsed with errors that name the path, written as canonical JSON.
 
-Reading goes through JSON, also for YAML, so that a list may become a tuple while a string may not become a number.
+YAML is converted to JSON before validation, so that a list may become a tuple but a string may not become a number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 from meshwright.profiles.errors import BadInput, RunFailed, is_full, suggestion
 from meshwright.profiles.printable import has_hidden
 from meshwright.profiles.values import MOST_JSON_BYTES, MOST_YAML_BYTES, json_value, yaml_value
-from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - told on
+from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - re-exported
 
 
 class Document(BaseModel):
@@ -32,7 +32,7 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with some fields replaced. What was derived from the old fields is forgotten, not copied."""
+        """Return a copy with some fields replaced. Cached properties are not copied."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(copied).model_fields.keys():
             del copied.__dict__[name]
@@ -40,30 +40,30 @@ class Document(BaseModel):
 
 
 def without(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
-    """What is written but for the fields of these names, any when none is given, that have the default."""
+    """Drop those of the named fields (of all fields, if no names are given) whose value is the default."""
     return {key: value for key, value in written.items() if value != default or (names and key not in names)}
 
 
 D = TypeVar("D", bound=Document)
 
-_LONGEST_NAME = 40
-"""Characters of a file's name that a partial one beside it has as well."""
+_NAME_PREFIX_LENGTH = 40
+"""Characters of a file's name that are part of the name of its temporary file."""
 
 
 def read_yaml(kind: type[D], path: Path, what: str) -> D:
-    """The document in a YAML file. Raises BadInput for text that is not YAML or not this document."""
+    """Read a document from a YAML file. Raises BadInput for invalid YAML or an invalid document."""
     return parse_yaml(kind, read_text(path, what, MOST_YAML_BYTES), f"{what} {path}")
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
-    """The document in a JSON file. Raises BadInput for text that is not JSON or not this document."""
+    """Read a document from a JSON file. Raises BadInput for invalid JSON or an invalid document."""
     text = read_text(path, what, MOST_JSON_BYTES)
     json_value(text, f"{what} {path}")
     return parse(kind, text, f"{what} {path}")
 
 
 def parse(kind: type[D], text: str, what: str) -> D:
-    """The document in a JSON text. Raises BadInput with one sentence for the first thing that is wrong."""
+    """Parse a document from a JSON text. Raises BadInput with one sentence for the first error."""
     _require_visible(text, what)
     try:
         return kind.model_validate_json(text)
@@ -72,21 +72,21 @@ def parse(kind: type[D], text: str, what: str) -> D:
 
 
 def parse_yaml(kind: type[D], text: str, what: str) -> D:
-    """The document in a YAML text. Raises BadInput as `parse`.
+    """Parse a document from a YAML text. Raises BadInput like `parse`.
 
-    Scalars are those of YAML 1.2, where `no` is a text; yes, no, on and off are booleans where the document has one.
+    Scalars follow YAML 1.2, where `no` is a string; yes, no, on and off are accepted where the document has a boolean.
     """
     value = yaml_value(text, what)
     _require_visible(json.dumps(value), what)
     try:
         return kind.model_validate_json(json.dumps(value))
     except ValidationError as error:
-        _say_booleans(value, error)
+        _replace_boolean_words(value, error)
     return parse(kind, json.dumps(value), what)
 
 
 def _require_visible(text: str, what: str) -> None:
-    """Raises BadInput for a JSON text of which a name, or any other text in it, would command a terminal."""
+    """Raises BadInput for a JSON text in which a key or a string has control characters."""
     if not (_ESCAPED.search(text) or has_hidden(text)):
         return
     values: list[Any] = [json.loads(text)]
@@ -101,59 +101,60 @@ def _require_visible(text: str, what: str) -> None:
 
 
 _ESCAPED = re.compile(r"\\(?:u00[0189]|u061|u20[026]|b|f|r)", re.IGNORECASE)
-"""How a JSON text writes such characters, and some others."""
+"""JSON escapes of control characters, and of a few others."""
 
 _BOOLEANS = {"yes": True, "on": True, "no": False, "off": False}
 
 
-def _say_booleans(value: Any, error: ValidationError) -> None:
-    """Puts booleans in the place of the words for them, where a boolean was asked."""
-    for one in error.errors():
-        word = str(one["input"]).lower()
-        if one["type"] != "bool_type" or word not in _BOOLEANS:
+def _replace_boolean_words(value: Any, error: ValidationError) -> None:
+    """Replace the words for booleans by booleans wherever validation expected one."""
+    for detail in error.errors():
+        word = str(detail["input"]).lower()
+        if detail["type"] != "bool_type" or word not in _BOOLEANS:
             continue
         holder = value
-        *path, last = one["loc"]
-        for part in path:  # which also names members of unions
+        *path, last = detail["loc"]
+        for part in path:  # union members are part of the location too
             if isinstance(holder, dict | list) and part in (holder if isinstance(holder, dict) else range(len(holder))):
                 holder = holder[part]  # type: ignore[index]
-        if isinstance(holder, dict | list) and _is_at(holder, last, one["input"]):
+        if isinstance(holder, dict | list) and _is_at(holder, last, detail["input"]):
             holder[last] = _BOOLEANS[word]  # type: ignore[index]
 
 
 def _is_at(holder: dict[Any, Any] | list[Any], key: Any, value: Any) -> bool:
-    found = holder.get(key) if isinstance(holder, dict) else dict(enumerate(holder)).get(key)
-    return found is value or found == value
+    current = holder.get(key) if isinstance(holder, dict) else dict(enumerate(holder)).get(key)
+    return current is value or current == value
 
 
 def canonical_json(document: BaseModel) -> str:
-    """The one text of a document: sorted keys, two-space indent, a newline at the end."""
+    """Return the canonical text of a document: sorted keys, two-space indent, a newline at the end."""
     return json.dumps(document.model_dump(mode="json"), sort_keys=True, indent=2, allow_nan=False) + "\n"
 
 
 def digest(document: BaseModel) -> str:
-    """SHA-256 of the canonical text."""
+    """Return the SHA-256 of the canonical text, in hexadecimal."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """As `write_bytes_atomically`, a text."""
+    """Write a text as `write_bytes_atomically` does."""
     write_bytes_atomically(path, text.encode())
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Writes beside the target, has the disk take it and renames, so that nobody ever sees half a file; a link stays
-    one.
+    """Write a temporary file beside the target, fsync and rename it; a symbolic link stays one.
 
-    Leaves the target as it was and raises BadInput for one that is no file or may not be written, and RunFailed for a
-    disk that takes no more.
+    Readers never see a partial file. On error the target is unchanged: raises BadInput if it is not a file or is not
+    writable, and RunFailed if the disk is full or has failed.
     """
     _replace(path, content, waits_for_disk=True)
 
 
 def write_newest(path: Path, text: str) -> None:
-    """As `write_atomically`, for what is soon written again: it does not wait for the disk, so that a machine that
-    fails may leave nothing of it."""
+    """Write a text like `write_atomically` but without fsync, for files that are soon written again.
+
+    If the machine crashes, the content may be lost.
+    """
     _replace(path, text.encode(), waits_for_disk=False)
 
 
@@ -163,7 +164,7 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
         if target.exists() and not target.is_file():
             raise BadInput(f"{path} is no file and is not replaced; name a file.")
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        partial = target.with_name(f".{target.name[:_NAME_PREFIX_LENGTH]}.{os.getpid()}.partial")
         if waits_for_disk:
             remove_partials(target.parent, target.name)
         try:
@@ -181,23 +182,25 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
 
 
 def remove_partials(directory: Path, name: str | None = None, *, least_seconds: float = 60.0) -> None:
-    """Removes what processes have left beside a file of this name, or of any, that were killed while they wrote it: the
-    part of a process which is not there any more, on this machine, and which was not written to for so long."""
-    names = glob.escape(name[:_LONGEST_NAME]) if name else "*"
-    for left in directory.glob(f".{names}.*.partial"):
-        process = left.name.removesuffix(".partial").rpartition(".")[2]
+    """Remove temporary files that killed processes left beside the named file, or beside any file.
+
+    A temporary file is removed if its process no longer exists on this machine and it is older than `least_seconds`.
+    """
+    names = glob.escape(name[:_NAME_PREFIX_LENGTH]) if name else "*"
+    for partial in directory.glob(f".{names}.*.partial"):
+        process = partial.name.removesuffix(".partial").rpartition(".")[2]
         try:
-            is_old = time.time() - left.stat().st_mtime >= least_seconds
+            is_old = time.time() - partial.stat().st_mtime >= least_seconds
             if is_old and process.isdigit() and not Path(f"/proc/{process}").exists():
-                left.unlink()
-        except OSError:  # another process has removed it, or may
+                partial.unlink()
+        except OSError:  # another process may have removed it
             continue
 
 
 def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    first = min(_meant(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
+    first = min(_relevant_errors(error.errors()), key=lambda e: e["type"] != "extra_forbidden")
     location = [part for part in first["loc"] if not str(part).startswith(("function-", "lax-or-strict"))]
-    path = ".".join(str(part) for part in location if not _is_member(part)) or "the document"
+    path = ".".join(str(part) for part in location if not _is_union_member(part)) or "the document"
     if first["type"] == "extra_forbidden":
         known = _fields_at(kind, location[:-1])
         hint = suggestion(str(location[-1]), known) if known else "remove it."
@@ -210,22 +213,24 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     return f"{path} is {_short(first['input'])}: {message[0].lower()}{message[1:]}."
 
 
-def _meant(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors without those of the forms that a value plainly does not have, where another form came further."""
-    return [e for e in errors if not any(_came_further(other, e) for other in errors)]
+def _relevant_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those of union members that the value was clearly not meant as."""
+    return [e for e in errors if not any(_is_deeper(other, e) for other in errors)]
 
 
-def _came_further(one: ErrorDetails, other: ErrorDetails) -> bool:
-    """Whether one error lies inside a value that the other one refuses as a whole, as a member of the same union, or
-    is a rule that the whole value breaks as a member which it could be."""
+def _is_deeper(one: ErrorDetails, other: ErrorDetails) -> bool:
+    """True if one error lies deeper than the other, which rejects the whole value as another member of the same union.
+
+    An error of a validator over the whole value counts as deeper too: the value could be that member.
+    """
     where = other["loc"][:-1]
     refused = bool(where) and (other["type"] == "literal_error" or other["type"].endswith("_type"))
     deeper = len(one["loc"]) > len(other["loc"]) or (one["type"] == "value_error" and len(one["loc"]) > len(where))
     return refused and deeper and one["loc"][: len(where)] == where
 
 
-def _is_member(part: int | str) -> bool:
-    """Whether a part of a location is pydantic's name of a class or a literal of a union, and no key."""
+def _is_union_member(part: int | str) -> bool:
+    """True if a part of a location is pydantic's name of a union member and not a key."""
     return isinstance(part, str) and (part[:1].isupper() or part.startswith("literal["))
 
 
@@ -235,23 +240,25 @@ def _short(value: Any) -> str:
 
 
 def _fields_at(kind: Any, location: list[Any]) -> tuple[str, ...]:
-    """Names of the fields that are legal at a location inside a document class."""
+    """Names of the fields that are valid at a location inside a document class."""
     for depth, part in enumerate(location):
-        for candidate in map(_bare, (kind, *get_args(kind))):
+        for candidate in map(_without_annotation, (kind, *get_args(kind))):
             if _is_record(candidate) and part in _annotations(candidate):
                 return _fields_at(_annotations(candidate)[part], location[depth + 1 :])
-            if _is_record(candidate) and part == candidate.__name__:  # pydantic names the member of a union
+            if _is_record(candidate) and part == candidate.__name__:  # pydantic's name of a union member
                 return _fields_at(candidate, location[depth + 1 :])
         arguments = get_args(kind)
         if not arguments or not (isinstance(part, int) or get_origin(kind) is dict):
             return ()
         kind = arguments[0] if isinstance(part, int) else arguments[-1]
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return tuple(name for member in map(_bare, members) if _is_record(member) for name in _annotations(member))
+    return tuple(
+        name for member in map(_without_annotation, members) if _is_record(member) for name in _annotations(member)
+    )
 
 
-def _bare(kind: Any) -> Any:
-    """The type itself, without what pydantic is told of it beside."""
+def _without_annotation(kind: Any) -> Any:
+    """The type without its `Annotated` metadata."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 

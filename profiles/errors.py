@@ -1,14 +1,14 @@
-"""The tree of exceptions, all of it.
+"""The complete exception hierarchy.
 
 MeshwrightError
 ├── BadInput      what the user gave breaks a rule            exit code 2
 ├── Infeasible    no plan fits; carries the binding limits    exit code 3
 └── RunFailed     a run, or what it writes, was not finished  exit code 4
 
-Each message is one sentence that names the thing, the value, the rule and the way out.
+Each message is one sentence that names the thing, the value, the rule and what to change.
 """
 
-# ruff: noqa: N818 - the names say what happened; a suffix would not.
+# ruff: noqa: N818 - the names say what happened; the suffix Error would add nothing.
 from __future__ import annotations
 
 import difflib
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 
 class MeshwrightError(Exception):
-    """An error that is told to the user in one sentence, never as a traceback."""
+    """An error that is shown to the user as one sentence, never as a traceback."""
 
     exit_code = 1
 
@@ -29,34 +29,34 @@ class BadInput(MeshwrightError):
 
 
 class Infeasible(MeshwrightError):
-    """No plan satisfies the limits; the message lists the ones that bind."""
+    """No plan satisfies the limits; the message lists the binding ones."""
 
     exit_code = 3
 
 
 class RunFailed(MeshwrightError):
-    """A run began and could not be completed, or a disk takes no more of what is written."""
+    """A run started and could not be completed, or the disk is full."""
 
     exit_code = 4
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""A disk that takes no more, or has failed: not what the user has given."""
+"""Errors of a full or failed disk, which are not mistakes in the input."""
 
 
 def is_full(error: OSError) -> bool:
-    """Whether it is the disk that could not take what was written, which another try may find with room."""
+    """True if a write failed because the disk is full or has failed, so that a retry may succeed."""
     return error.errno in _FULL
 
 
 def require_none(violations: Iterable[str], of: str = "") -> None:
-    """Raises BadInput with the first of the violations, beginning with what they are of; none is asked for after it."""
+    """Raises BadInput with the first violation, prefixed with `of`; later violations are not computed."""
     for sentence in violations:
         raise BadInput(f"{of}: {sentence}" if of else sentence)
 
 
 def suggestion(unknown: str, known: Iterable[str]) -> str:
-    """The clause "did you mean X?" for the known names that it begins or is nearest to, or the list of known names."""
+    """Return "did you mean X?" for known names that start with or resemble the unknown one, else all known names."""
     names = sorted(known)
     completions = [name for name in names if unknown and name.startswith(unknown)]
     nearest = completions or difflib.get_close_matches(unknown, names, n=1)
@@ -66,5 +66,5 @@ def suggestion(unknown: str, known: Iterable[str]) -> str:
 
 
 def nearest(value: int, legal: Iterable[int]) -> int:
-    """The legal value that is nearest to a value that is not; of two as near the smaller."""
+    """Return the legal value nearest to `value`; the smaller one on a tie."""
     return min(legal, key=lambda other: (abs(other - value), other))

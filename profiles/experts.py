@@ -1,4 +1,4 @@
-"""What replaces the plain MLP and the plain attention of a decoder: experts with a router, and latent attention.
+"""Mixture of experts and multi-head latent attention: the sizes of decoders that have them.
 
 The sizes are those of Hugging Face configs of Mixtral, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2, DeepSeek-V3 and gpt-oss.
 """
@@ -16,58 +16,58 @@ from meshwright.profiles.routing import routing
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Gated feed-forward networks of which a router picks a few for each token, in all layers but the first ones.
+    """Routed experts: gated MLPs of which a router selects a few for each token, in all but the first layers.
 
-    `shared_ffn_size` is the width of those that every token passes, side by side; 0 when there are none.
+    `shared_ffn_size` is the total width of the shared experts, which every token passes; 0 without any.
     """
 
     num_experts: int
     experts_per_token: int
     ffn_size: int
     shared_ffn_size: int = 0
-    shared_gate: bool = False  # the shared ones are weighted by a gate of their own (Qwen2-MoE)
-    num_dense_layers: int = 0  # layers at the bottom that have one plain MLP
+    shared_gate: bool = False  # a gate weights the shared experts (Qwen2-MoE)
+    num_dense_layers: int = 0  # first layers, which have one plain MLP
     normalized: bool = True  # the weights of a token's experts sum to one
 
     def active_ffn_size(self, busiest: float = 1.0) -> float:
-        """Width of all that one token passes, on a rank with `busiest` times the mean of copies."""
+        """MLP width that one token passes, on a rank whose routed experts have `busiest` times the mean load."""
         return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:
-        """Parameters of a layer's router, shared network and experts; a bias is the router's and each expert's."""
+        """Parameters of router, shared and routed experts in one layer; all but the shared may have biases."""
         router = hidden_size * (self.num_experts + self.shared_gate) + self.num_experts * has_bias
         return router + 3 * hidden_size * self.shared_ffn_size + self.routed_params(hidden_size, has_bias=has_bias)
 
     def routed_params(self, hidden_size: int, *, has_bias: bool = False) -> int:
-        """Of these, the parameters in experts among which the router picks."""
+        """Parameters of the routed experts in one layer."""
         biases = (2 * self.ffn_size + hidden_size) * has_bias
         return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
 
     def passed_params(self, hidden_size: int) -> int:
-        """Parameters of the matrices that a token passes."""
+        """Active matrix parameters per token in one layer."""
         networks = 3 * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
     def touched(self, num_tokens: float) -> float:
-        """Expected number of experts that this many tokens reach, when each picks among them evenly."""
-        missed: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        return self.num_experts * (1 - missed)
+        """Expected number of experts that at least one of `num_tokens` tokens selects, under uniform routing."""
+        unselected: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - unselected)
 
     def busiest(self, num_tokens: float, ep: int) -> float:
-        """Copies of so many tokens that come to the busiest of `ep` ranks, over the mean of them all: see `Routing`."""
+        """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.busiest`."""
         return routing().busiest(num_tokens, self.experts_per_token, self.num_experts, ep)
 
     def shard(self, tp: int) -> Experts:
-        """The experts that one of `tp` ranks holds: all of them, each cut along its width."""
+        """The experts on one of `tp` ranks: all of them, each sharded along its width."""
         return replace(self, ffn_size=self.ffn_size // tp, shared_ffn_size=self.shared_ffn_size // tp)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Keys and values expanded from one low-rank vector a token, which alone is cached beside a rotary key.
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). `query_rank` is 0 when queries are
-    projected at once.
+    Keys and values are expanded from one low-rank vector per token; only this vector and a rotary key are cached.
+    `query_rank` is 0 if queries have no low-rank projection.
     """
 
     query_rank: int
@@ -78,18 +78,20 @@ class LatentAttention:
 
     @property
     def cached_size(self) -> int:
-        """Numbers that a token leaves in the cache of a layer, on every rank."""
+        """Elements per token in the KV cache of one layer, replicated on every rank."""
         return self.kv_rank + self.rope_dim
 
     def products(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
-        """Inner and outer size of the projections; those from the hidden state down to a rank are whole on each rank,
-        and side by side."""
+        """(input size, output size) of the projections.
+
+        Down-projections from the hidden state are replicated on each rank and fused into one.
+        """
         queries, expanded = num_heads * (self.nope_dim + self.rope_dim), num_heads * (self.nope_dim + self.value_dim)
-        last = (num_heads * self.value_dim, hidden_size)
+        output = (num_heads * self.value_dim, hidden_size)
         if not self.query_rank:
-            return (hidden_size, queries), (hidden_size, self.cached_size), (self.kv_rank, expanded), last
+            return (hidden_size, queries), (hidden_size, self.cached_size), (self.kv_rank, expanded), output
         down = (hidden_size, self.query_rank + self.cached_size)
-        return down, (self.query_rank, queries), (self.kv_rank, expanded), last
+        return down, (self.query_rank, queries), (self.kv_rank, expanded), output
 
     @property
     def norm_params(self) -> int:
@@ -97,26 +99,30 @@ class LatentAttention:
 
 
 EXPERT_FAMILIES = ("Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3", "GptOss")
-"""Families that are costed and planned."""
+"""MoE families that can be planned."""
 
 RUN_EXPERT_FAMILIES = ("Mixtral", "Qwen3Moe")
-"""Those of them that the runtime builds."""
+"""MoE families that the runtime can run."""
 
-_PLAIN_NAMES = ("Mixtral", "GptOss")
-"""Families that have no other MLP, and give the size of an expert as that of the MLP."""
+_ALL_LAYERS_MOE = ("Mixtral", "GptOss")
+"""MoE families without dense layers, whose configs give the expert size as `intermediate_size`."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Experts:
-    """The experts that the keys of a completed Hugging Face config describe. Raises BadInput for a pattern of layers or
-    a size that is not known here."""
+    """Return the experts that a completed Hugging Face config describes.
+
+    Raises BadInput for an unsupported pattern of layers or an invalid size.
+    """
     num_experts = next(required_size(config, key, name) for key in _COUNTS if key in config)
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise BadInput(
-            f"model {name}: experts in some layers between others are not known; they must follow dense ones."
+            f"model {name}: experts in some layers between others are not supported; they must follow dense ones."
         )
-    ffn_size = required_size(config, "intermediate_size" if family in _PLAIN_NAMES else "moe_intermediate_size", name)
+    ffn_size = required_size(
+        config, "intermediate_size" if family in _ALL_LAYERS_MOE else "moe_intermediate_size", name
+    )
     return Experts(
         num_experts=num_experts,
         experts_per_token=required_size(config, "num_experts_per_tok", name),
@@ -125,16 +131,18 @@ def experts_from_config(config: Mapping[str, Any], family: str, name: str) -> Ex
         or ffn_size * count_or_none(config, "n_shared_experts", name),
         shared_gate=family == "Qwen2Moe",
         num_dense_layers=count_or_none(config, "first_k_dense_replace", name),
-        normalized=family in _PLAIN_NAMES
+        normalized=family in _ALL_LAYERS_MOE
         or (config["norm_topk_prob"] is not None and flag(config, "norm_topk_prob", name)),
     )
 
 
 def latent_from_config(config: Mapping[str, Any], name: str) -> LatentAttention:
-    """The latent attention that the keys of a completed Hugging Face config describe; raises BadInput for a size that
-    is none."""
+    """Return the latent attention that a completed Hugging Face config describes.
+
+    Raises BadInput for biases, which are not supported, or an invalid size.
+    """
     if flag(config, "attention_bias", name):
-        raise BadInput(f"model {name}: attention_bias of latent attention is not known; set it to false.")
+        raise BadInput(f"model {name}: attention_bias of latent attention is not supported; set it to false.")
     return LatentAttention(
         query_rank=count_or_none(config, "q_lora_rank", name),
         kv_rank=required_size(config, "kv_lora_rank", name),

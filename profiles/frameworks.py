@@ -1,7 +1,7 @@
-"""How a framework runs a layer and an update, and what generates with it: what changes costs and is not a choice of the
-planner.
+"""Properties of training frameworks and inference engines that change costs and that the planner cannot choose.
 
-From `data/frameworks.yaml` and `data/engines.yaml`, sourced and dated there. `runtime` is this project's own.
+They are read from `data/frameworks.yaml` and `data/engines.yaml`, which state sources and dates. The frameworks named
+`runtime...` are this project's own.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ EAGER: EngineName = "meshwright-eager"
 GRAPH: EngineName = "meshwright-graph"
 
 OWN: tuple[EngineName, ...] = (EAGER, GRAPH)
-"""Those that this project runs; the others generate for other trainers."""
+"""The engines that this project runs; the others generate for other trainers."""
 
 
 class Framework(Document):
-    """Facts of a training or an inference code."""
+    """Properties of a training framework or an inference code."""
 
-    flash_attention: bool = Field(description="false: scores are written to memory")
-    cuda_graphs: bool = Field(default=False, description="every pass is one launch, with what is around it")
+    flash_attention: bool = Field(description="false: attention scores are written to memory")
+    cuda_graphs: bool = Field(default=False, description="every whole pass is one CUDA graph")
     recorded_kernels: int | None = Field(
         default=None,
         gt=0,
-        description="of a layer of a decode step whose layers are one launch, what is around them being launched; "
-        "none are recorded when not given",
+        description="kernels per layer of a decode step whose layers are one CUDA graph, with all else launched; "
+        "no graph when not given",
     )
     sharded_optimizer: bool = Field(
         default=True, description="false: every replica reduces all gradients and updates everything"
     )
     overlapped_reduction: bool = Field(default=False, description="gradients are reduced during the backward pass")
     hidden_exchanges: float = Field(
-        default=0.0, ge=0, le=1, description="share of tensor-parallel exchanges that runs beside the products"
+        default=0.0, ge=0, le=1, description="share of tensor-parallel communication that overlaps with GEMMs"
     )
-    peer_reductions: bool = Field(default=False, description="small all-reduces go through the memory of peers")
+    peer_reductions: bool = Field(default=False, description="small all-reduces use peer memory (custom all-reduce)")
     scattered_messages: bool = Field(default=False, description="each tensor-parallel rank sends a part, then gathers")
     stall_seconds: float = Field(
         default=0.0,
         ge=0,
-        description="of a scattered message, for each further replica on its node",
+        description="stall of a scattered message for each further replica on its node",
     )
-    gradient_bytes: int = Field(default=4, gt=0, description="of a reduced gradient")
-    loss_bytes: int = Field(default=54, gt=0, description="traffic per logit of a log-probability")
-    loss_backward_bytes: int = Field(default=54, gt=0, description="traffic per logit of its gradient")
+    gradient_bytes: int = Field(default=4, gt=0, description="bytes per element of a reduced gradient")
+    loss_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of a log-probability")
+    loss_backward_bytes: int = Field(default=54, gt=0, description="memory traffic per logit of its gradient")
     launch_seconds: float | None = Field(
         default=None, ge=0, description="time of the host to launch one kernel; the device's own when not given"
     )
@@ -61,39 +61,41 @@ class Framework(Document):
         default=0.0, ge=0, description="time of the controller around each function call of a step"
     )
     grouped_experts: bool = Field(default=True, description="false: the experts of a rank run one by one")
-    start_share: float = Field(default=1.0, ge=0, le=1, description="of a kernel's start that is left inside a graph")
+    start_share: float = Field(
+        default=1.0, ge=0, le=1, description="share of a kernel's start-up that remains inside a CUDA graph"
+    )
     kernels_per_layer: int | None = Field(
         default=None, gt=0, description="where kernels are fused; otherwise the device's"
     )
-    sampling_bytes: int = Field(default=56, gt=0, description="traffic per logit when a token is sampled")
+    sampling_bytes: int = Field(default=56, gt=0, description="memory traffic per logit when a token is sampled")
     cache_share: float = Field(
-        default=0.9, gt=0, le=1, description="of the memory that weights leave, for keys and values"
+        default=0.9, gt=0, le=1, description="share of the memory left by the weights that the KV cache takes"
     )
-    max_rows: int = Field(default=2048, gt=0, description="most sequences that decode together")
+    max_rows: int = Field(default=2048, gt=0, description="maximum number of sequences that decode together")
     max_tokens: int | None = Field(
-        default=None, gt=0, description="most tokens of prompts in one pass; all that are admitted when not given"
+        default=None, gt=0, description="maximum prompt tokens in one prefill pass; unlimited if not given"
     )
     source: str = Field(min_length=1)
 
 
 class EngineRefit(Document):
-    """How an engine is given new weights."""
+    """The way in which an engine receives new weights."""
 
     in_place: bool = Field(
-        description="each rank receives what it holds, where that is read; else all whole tensors pass its loader"
+        description="each rank receives its shards into the tensors in use; false: the loader gets whole tensors"
     )
 
 
 class Engine(Document):
-    """Facts of what generates."""
+    """Properties of a generation engine."""
 
-    framework: str = Field(description="whose decode steps and prefills it has")
-    gpu_framework: str | None = Field(default=None, description="the same on a GPU, where it is another there")
+    framework: str = Field(description="framework that describes its decode steps and prefills")
+    gpu_framework: str | None = Field(default=None, description="that framework on a GPU, if it differs")
     refit: EngineRefit
     source: str = Field(min_length=1)
 
     def passes_on(self, kind: str) -> Framework:
-        """How its decode steps and prefills run on devices of a kind, cuda or cpu."""
+        """Return the framework of its decode steps and prefills on devices of a kind, cuda or cpu."""
         return framework_named(self.gpu_framework if self.gpu_framework and kind == "cuda" else self.framework)
 
 
@@ -106,7 +108,7 @@ class _Engines(Document):
 
 
 def framework_named(name: str) -> Framework:
-    """The facts of a framework. Raises BadInput for an unknown name."""
+    """Return the properties of a framework. Raises BadInput for an unknown name."""
     known = _frameworks()
     if name not in known:
         raise BadInput(f"framework {name!r} is not known; {suggestion(name, known)}")
@@ -120,7 +122,7 @@ def _frameworks() -> dict[str, Framework]:
 
 
 def engine_named(name: str) -> Engine:
-    """The facts of an engine. Raises BadInput for an unknown name."""
+    """Return the properties of an engine. Raises BadInput for an unknown name."""
     known = {str(engine): facts for engine, facts in _engines().items()}
     if name not in known:
         raise BadInput(f"engine {name!r} is not known; {suggestion(name, known)}")
@@ -128,22 +130,24 @@ def engine_named(name: str) -> Engine:
 
 
 def own_framework(kind: str) -> Framework:
-    """How this project trains and scores on devices of a kind, cuda or cpu."""
+    """Return the framework with which this project trains and scores on devices of a kind, cuda or cpu."""
     return engine_named(EAGER).passes_on(kind)
 
 
 def own_engine(kind: str, *, has_experts: bool) -> EngineName:
-    """What `run` generates with on devices of a kind (cuda or cpu), by a model with experts or without: decode steps
-    are recorded on a GPU, and not where the host routes tokens to experts."""
+    """Return the engine that `run` uses on devices of a kind (cuda or cpu).
+
+    Decode steps are CUDA graphs on a GPU, except with experts, where the host routes tokens.
+    """
     return GRAPH if kind == "cuda" and not has_experts else EAGER
 
 
 def require_possible_engine(name: EngineName, kind: str, *, has_experts: bool) -> None:
-    """Raises BadInput for decode steps that are to be recorded and cannot be."""
+    """Raises BadInput if the engine needs CUDA graphs and these are not possible."""
     if name != GRAPH or own_engine(kind, has_experts=has_experts) == GRAPH:
         return
-    why = "the host routes tokens to experts" if kind == "cuda" else "a CPU has no graphs"
-    raise BadInput(f"engine={GRAPH} records decode steps on a GPU, and {why}; use {EAGER}.")
+    reason = "the host routes tokens to experts" if kind == "cuda" else "a CPU has no graphs"
+    raise BadInput(f"engine={GRAPH} records decode steps on a GPU, and {reason}; use {EAGER}.")
 
 
 def require_own_engine(name: EngineName) -> None:
@@ -158,6 +162,6 @@ def require_own_engine(name: EngineName) -> None:
 @cache
 def _engines() -> dict[EngineName, Engine]:
     with as_file(files("meshwright.profiles") / "data" / "engines.yaml") as path:
-        found = read_yaml(_Engines, path, "engines").engines
-    assert set(found) == set(get_args(EngineName)), found
-    return found
+        engines = read_yaml(_Engines, path, "engines").engines
+    assert set(engines) == set(get_args(EngineName)), engines
+    return engines

@@ -1,10 +1,12 @@
-"""What to measure, and how a callable is timed. Clocks and events are arguments; no model is built here.
+"""The grid of points that a profile measures, and how a callable is timed.
+
+Clocks and events are arguments, and no model is built here:
 
     timer = event_timer(lambda: torch.cuda.Event(enable_timing=True))  # or clock_timer(perf_counter, synchronise)
     for point in points(graph, {Role.ACTOR: actor, ...}, workload, cluster):
         model = build(point.shape.model(num_layers=point.num_layers, max_positions=workload.max_tokens))
         try:
-            sample = measure(body, timer=timer, clock=perf_counter, warmup=1, repeats=5, budget_seconds=1.0)
+            sample = measure(run_pass, timer=timer, clock=perf_counter, warmup=1, repeats=5, budget_seconds=1.0)
             rows.append(record(point, sample, peak_bytes))
         except OutOfMemory as error:
             rows.append(failure(point, str(error)))
@@ -12,18 +14,19 @@
         ...; collectives.append(record_collective(exchange, sample))
     write_table(path, Table(provenance=Provenance(...), measurements=tuple(rows), collectives=tuple(collectives)))
 
-`points` come sorted so that those of one shape and number of layers are consecutive: build once, time many.
-One body contains, on one rank and without tensor-parallel collectives:
+`points` are sorted so that those with the same shape and number of layers are consecutive: build once, time many.
+A timed pass (`Body`) runs on one rank without tensor-parallel collectives. It contains:
 
-- forward: rows x tokens, packed one row behind the other, through embedding, layers and head, without gradients;
-  log-probabilities of the tokens (vocabulary head) or one value per token (scalar head); rows taken from the
-  experience and put back.
-- train: forward, loss and backward of one micro-batch, nothing recomputed; no reduction, no optimizer.
-- optimizer: zeroing the gradients and one step over all parameters of the shard, on one replica.
-- prefill: rows x tokens written into an empty cache, logits and sampling of the last token of each row, and handing
-  what was drawn to the host.
-- decode: one new token for each of `rows` rows that have `context` tokens cached on average, with the same at its end;
-  their lengths are spread evenly from few tokens to twice as many, and the longest make way for new ones.
+- forward: rows x tokens, packed without padding, through embedding, layers and head, without gradients;
+  log-probabilities of the tokens (vocabulary head) or one value per token (scalar head); reading rows from the
+  experience and writing the results back.
+- train: forward, loss and backward of one micro-batch without recomputation, gradient reduction or optimizer step.
+- optimizer: zeroing the gradients and one optimizer step over all parameters of the shard, on one replica.
+- prefill: rows x tokens written into an empty KV cache, logits and sampling of the last token of each row, and the copy
+  of the sampled tokens to the host.
+- decode: one new token for each of `rows` rows that have `context` tokens cached on average, with logits, sampling and
+  copy as above; row lengths are spread evenly from a few tokens to twice `context`, and the longest rows are replaced
+  by new ones.
 """
 
 from __future__ import annotations
@@ -45,25 +48,28 @@ DEPTHS = {
     "cpu": dict.fromkeys(Body, (1, 4)),
     "cuda": {body: (1, 8) if body is Body.DECODE else (1, 2) for body in Body},
 }
-"""Two depths separate the time of a layer from that of the embedding and the head. On a CPU, whose times are noisy and
-whose models are small, the depths are further apart; so are those of a decode step on a GPU, of which a recorded layer
-takes 0.05 ms and the host 0.4 ms, give or take 0.1 (0.9 thousand numbers, H200, 2026-11-26). Of what is trained more
-layers of the largest models would not fit."""
+"""Numbers of layers at which each pass is timed: two depths separate the time of a layer from that of embedding and
+head.
+
+The depths are further apart on a CPU, whose times are noisy and whose models are small, and for a decode step on a GPU,
+where a layer in a CUDA graph takes 0.05 ms and the host 0.4 +- 0.1 ms (hidden size 896, H200, 2026-11-26). A training
+pass of the largest models would not fit in memory with more layers."""
 
 _LADDER = 4
-"""Ratio between neighbouring row counts; times are near linear in rows, so a coarse ladder interpolates well."""
+"""Ratio between neighbouring row counts; times are nearly linear in rows, so a coarse grid interpolates well."""
 
 _MAX_ROWS = {
     "cpu": {Body.FORWARD: 32, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256},
     "cuda": dict.fromkeys(Body, 256),
 }
 _MAX_TOKENS = {"cpu": 32768, "cuda": 131072}
-"""Beyond these it is extrapolated: by then a device is busy and time is proportional to rows. A GPU is not before the
-host, which launches its kernels one by one, has fallen behind: layers of 0.9 thousand numbers took as long for 4,000
-tokens as for 17,000 (H200, 2026-11-26)."""
+"""Beyond these limits times are extrapolated: the device is saturated and time is proportional to rows.
+
+A GPU is saturated only once its kernels take longer than the host needs to launch them: layers of hidden size 896 took
+as long for 4,000 tokens as for 17,000 (H200, 2026-11-26)."""
 
 _EXCHANGE_BYTES = (2**12, 2**16, 2**20, 2**24)
-"""From what latency decides to what bandwidth does; seconds are near linear in bytes between them."""
+"""Message sizes from latency-bound to bandwidth-bound; seconds are nearly linear in bytes between them."""
 
 _OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"], ...] = (
     "all_reduce",
@@ -71,7 +77,7 @@ _OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_r
     "reduce_scatter",
     "send_receive",
 )
-_BODIES = {
+_PASSES = {
     Mode.PREFILL: (Body.PREFILL,),
     Mode.DECODE: (Body.DECODE,),
     Mode.FORWARD: (Body.FORWARD,),
@@ -81,7 +87,7 @@ _BODIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What repeated timing of one callable gave; `spread_seconds` is the interquartile range."""
+    """Result of timing one callable repeatedly; `spread_seconds` is the interquartile range."""
 
     median_seconds: float
     spread_seconds: float
@@ -90,7 +96,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of a device while it was timed; None where it does not tell."""
+    """State of a device while it was timed; None where the device does not report it."""
 
     clock_mhz: int | None = None
     celsius: int | None = None
@@ -99,49 +105,49 @@ class Conditions:
 T = TypeVar("T", Measurement, Collective)
 
 Timer: TypeAlias = Callable[[Callable[[], object]], float]
-"""Seconds of one call, until the device has done all that the call asked of it."""
+"""Returns the seconds of one call, until the device has completed all work that the call launched."""
 
 
 class Event(Protocol):
-    """A mark on a device's timeline, as `torch.cuda.Event` is."""
+    """An event on a device's timeline, such as `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Sets the mark behind everything asked of the device so far."""
+        """Record the event after all work that was launched so far."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until the device has passed the mark."""
+        """Wait until the device has reached the event."""
         ...
 
     def elapsed_time(self, end: Self) -> float:
-        """Milliseconds from this mark to another."""
+        """Milliseconds from this event to another."""
         ...
 
 
 def clock_timer(clock: Callable[[], float], synchronise: Callable[[], object]) -> Timer:
-    """Times by a clock of this host, in seconds."""
+    """Return a timer that reads a clock of this host, in seconds."""
 
-    def timed(body: Callable[[], object]) -> float:
+    def clock_seconds(call: Callable[[], object]) -> float:
         start = clock()
-        body()
+        call()
         synchronise()
         return clock() - start
 
-    return timed
+    return clock_seconds
 
 
 def event_timer(mark: Callable[[], Event]) -> Timer:
-    """Times by marks on the device's own timeline; what the device waits for its host between them counts."""
+    """Return a timer that reads events on the device's timeline; time in which the device waits for the host counts."""
 
-    def timed(body: Callable[[], object]) -> float:
+    def event_seconds(call: Callable[[], object]) -> float:
         start, end = mark(), mark()
         start.record()
-        body()
+        call()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / 1e3
 
-    return timed
+    return event_seconds
 
 
 def measure(
@@ -156,32 +162,36 @@ def measure(
     before: Callable[[], object] = lambda: None,
     together: int = 1,
 ) -> Sample:
-    """Times `body` `repeats` times, and more often until the times sum to `least_seconds`: at least once, and no more
-    when the budget (warm-up included) is spent.
+    """Time `body` `repeats` times, or more until the times sum to `least_seconds`.
 
-    `before` runs untimed ahead of each call. Each of the times is the mean of `together` calls: a stage that makes
-    many calls takes as long as their sum, in which the slow ones count.
+    Timing stops early, after one repeat at least, once the budget (which includes the warm-up) is spent.
+    `before` runs untimed ahead of each call. Each recorded time is the mean of `together` calls: a stage makes many
+    calls and takes the sum of their times, so slow outliers must count.
     """
-    began = clock()
+    start = clock()
     for _ in range(warmup):
         before()
         timer(body)
-    times: list[float] = []
-    total = 0.0
-    while (len(times) < repeats or total < least_seconds) and (not times or clock() - began < budget_seconds):
-        calls = []
+    samples: list[float] = []
+    timed_seconds = 0.0
+    while (len(samples) < repeats or timed_seconds < least_seconds) and (
+        not samples or clock() - start < budget_seconds
+    ):
+        call_seconds = []
         for _ in range(together):
             before()
-            calls.append(timer(body))
-        times.append(statistics.fmean(calls))
-        total += sum(calls)
-    return Sample(median_seconds=statistics.median(times), spread_seconds=_interquartile(times), repeats=len(times))
+            call_seconds.append(timer(body))
+        samples.append(statistics.fmean(call_seconds))
+        timed_seconds += sum(call_seconds)
+    return Sample(
+        median_seconds=statistics.median(samples), spread_seconds=_interquartile(samples), repeats=len(samples)
+    )
 
 
 def record(
     point: Point, sample: Sample, peak_bytes: int | None = None, conditions: Conditions | None = None
 ) -> Measurement:
-    """The measurement of a point that ran."""
+    """Return the measurement of a point that ran."""
     conditions = conditions or Conditions()
     return Measurement(
         point=point,
@@ -195,12 +205,12 @@ def record(
 
 
 def failure(point: Point, reason: str) -> Measurement:
-    """The measurement of a point that did not run."""
+    """Return the measurement of a point that did not run."""
     return Measurement(point=point, status="failed", reason=reason)
 
 
 def record_collective(exchange: Exchange, sample: Sample) -> Collective:
-    """The measurement of a collective that ran."""
+    """Return the measurement of a collective that ran."""
     return Collective(
         exchange=exchange,
         seconds=sample.median_seconds,
@@ -210,21 +220,20 @@ def record_collective(exchange: Exchange, sample: Sample) -> Collective:
 
 
 def merged(turns: Sequence[T]) -> T:
-    """One measurement from several of the same point or collective, made at different times; the first failure if any.
+    """Merge measurements of the same point or collective from several passes; the first failure if there is one.
 
-    The median of the turns' medians leaves out a turn in which the machine was disturbed, which consecutive repeats
-    cannot.
+    The median over passes ignores a pass in which the machine was disturbed, which consecutive repeats cannot do.
     """
-    for found in turns:
-        if found.status == "failed":
-            return found
-    seconds = [found.seconds for found in turns if found.seconds is not None]
-    spreads = [found.spread_seconds for found in turns if found.spread_seconds is not None]
-    peaks = [found.peak_bytes for found in turns if found.peak_bytes is not None]
+    for one in turns:
+        if one.status == "failed":
+            return one
+    seconds = [one.seconds for one in turns if one.seconds is not None]
+    spreads = [one.spread_seconds for one in turns if one.spread_seconds is not None]
+    peaks = [one.peak_bytes for one in turns if one.peak_bytes is not None]
     update = {
         "seconds": statistics.median(seconds),
         "spread_seconds": max(*spreads, _interquartile(seconds)),
-        "repeats": sum(found.repeats for found in turns),
+        "repeats": sum(one.repeats for one in turns),
         "peak_bytes": statistics.median_high(peaks) if peaks else None,
     }
     return turns[-1].model_copy(update=update)
@@ -238,53 +247,56 @@ def points(
     *,
     staleness: int = 0,
 ) -> tuple[Point, ...]:
-    """A small grid from which every stage of the graph that has a model can be interpolated, each point once.
+    """Return a small grid of distinct points from which the time of every stage with a model can be interpolated.
 
-    As many batches as `staleness` allows beyond the first may be decoded together.
+    Up to 1 + `staleness` batches may be decoded together.
     """
-    found = {
-        Point(shape=shape, num_layers=num_layers, body=body, rows=rows, tokens=tokens, context=context): None
-        for shape, bodies in _shapes(graph, specs, cluster).items()
+    grid = {
+        Point(shape=shape, num_layers=num_layers, body=timed_pass, rows=rows, tokens=tokens, context=context): None
+        for shape, passes in _shapes(graph, specs, cluster).items()
         for num_layers in sorted({depth for depths in DEPTHS[cluster.device.kind].values() for depth in depths})
-        for body in bodies
-        if num_layers in DEPTHS[cluster.device.kind][body]
-        for rows, tokens, context in _grid(body, workload, cluster.device.kind, staleness)
+        for timed_pass in passes
+        if num_layers in DEPTHS[cluster.device.kind][timed_pass]
+        for rows, tokens, context in _grid(timed_pass, workload, cluster.device.kind, staleness)
     }
-    return tuple(found)
+    return tuple(grid)
 
 
 def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange, ...]:
-    """The collectives to measure: every group size that divides a node; messages between two ranks only.
+    """Return the collectives to measure: all group sizes that divide a node; send-receive between two ranks only.
 
-    Groups of more than `num_ranks` ranks, when it is given, are left out: this machine has no more.
+    `num_ranks`, if given, is the number of ranks of this machine: larger groups are left out.
     """
-    most = cluster.ranks_per_node if num_ranks is None else num_ranks
+    max_ranks = cluster.ranks_per_node if num_ranks is None else num_ranks
     return tuple(
         Exchange(operation=operation, num_ranks=size, num_bytes=num_bytes)
         for size in divisors(cluster.ranks_per_node)[1:]
         for operation in _OPERATIONS
         for num_bytes in _EXCHANGE_BYTES
-        if size <= most and (operation != "send_receive" or size == 2)
+        if size <= max_ranks and (operation != "send_receive" or size == 2)
     )
 
 
 def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
-    """Each shape a legal tensor-parallel degree makes, with the bodies that some role runs on it."""
-    wanted: dict[Shape, set[Body]] = {}
+    """The shapes of all legal tensor-parallel degrees, with the passes that some role runs on each."""
+    passes_by_shape: dict[Shape, set[Body]] = {}
     for stage in graph.stages:
         model = specs.get(stage.role)
         if model is None:
             continue
         for tp in divisors(cluster.ranks_per_node):
             if not layout_violations(Layout(tp=tp), model):
-                bodies = wanted.setdefault(shape_of(model, tp), set())
-                bodies.update(body for mode in stage.modes for body in _BODIES[mode])
-    return {shape: tuple(body for body in Body if body in bodies) for shape, bodies in wanted.items()}
+                passes = passes_by_shape.setdefault(shape_of(model, tp), set())
+                passes.update(timed_pass for mode in stage.modes for timed_pass in _PASSES[mode])
+    return {
+        shape: tuple(timed_pass for timed_pass in Body if timed_pass in passes)
+        for shape, passes in passes_by_shape.items()
+    }
 
 
-def _grid(body: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
-    """(rows, tokens, context) at which a body is timed."""
-    if body is Body.OPTIMIZER:
+def _grid(timed_pass: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
+    """The (rows, tokens, context) at which a pass is timed."""
+    if timed_pass is Body.OPTIMIZER:
         yield 0, 0, 0
         return
     shortest_prompt, longest_prompt = workload.prompt_lengths.tokens[0], workload.prompt_lengths.maximum
@@ -292,20 +304,20 @@ def _grid(body: Body, workload: Workload, kind: str, staleness: int) -> Iterator
     longest = longest_prompt + workload.response_lengths.maximum
     lengths = {
         Body.PREFILL: _between(shortest_prompt, longest_prompt),
-        Body.DECODE: _between(shortest_prompt, longest - 1),  # the last token drawn is never cached
-    }.get(body, _between(shortest, longest))
-    together = 1 + staleness if body is Body.DECODE else 1
-    most = (workload if body is Body.TRAIN else workload.candidates).batch_size
-    for rows in _ladder(min(together * most, _MAX_ROWS[kind][body])):
+        Body.DECODE: _between(shortest_prompt, longest - 1),  # the last sampled token is never cached
+    }.get(timed_pass, _between(shortest, longest))
+    batches_in_flight = 1 + staleness if timed_pass is Body.DECODE else 1
+    batch_size = (workload if timed_pass is Body.TRAIN else workload.candidates).batch_size
+    for rows in _ladder(min(batches_in_flight * batch_size, _MAX_ROWS[kind][timed_pass])):
         for length in lengths:
-            if body is Body.DECODE:
+            if timed_pass is Body.DECODE:
                 yield rows, 1, length
             elif rows == 1 or rows * length <= _MAX_TOKENS[kind]:
                 yield rows, length, 0
 
 
 def _ladder(top: int) -> tuple[int, ...]:
-    """1, 4, 16, ... and `top` itself."""
+    """The row counts 1, 4, 16, ... below `top`, and `top` itself."""
     rows = [1]
     while rows[-1] * _LADDER < top:
         rows.append(rows[-1] * _LADDER)
@@ -313,7 +325,7 @@ def _ladder(top: int) -> tuple[int, ...]:
 
 
 def _between(low: int, high: int) -> tuple[int, ...]:
-    """The two lengths and their geometric mean, each once."""
+    """The two lengths and their geometric mean, without duplicates."""
     return tuple(sorted({low, math.isqrt(low * high), high}))
 
 

@@ -1,4 +1,4 @@
-"""How one stage is cut over the ranks of its pool."""
+"""The parallel layout of a stage on its pool: degrees of each axis, rank numbering, pipeline splits and legality."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from meshwright.profiles.model_shape import ModelSpec
 _AXIS = re.compile(r"(tp|pp|dp|ep|etp|cp|vpp)([0-9]{1,18})$")
 
 _RARE_AXES = ("ep", "etp", "cp", "vpp")
-"""Not written where they are 1, or etp where it is tp."""
+"""Axes that are written only if their degree is above 1 (etp: only if it differs from tp)."""
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands along each axis of a layout."""
+    """Coordinates of a rank along the axes of a layout."""
 
     tp: int
     cp: int
@@ -32,10 +32,10 @@ class Coordinates(NamedTuple):
 
 
 class ExpertCoordinates(NamedTuple):
-    """Where a rank stands along the axes that divide experts.
+    """Coordinates of a rank along the axes that divide experts.
 
-    `fold` numbers the ranks of a replica that whole experts are spread over, `spread` the replicas, and `edp` the ranks
-    that hold the same ones.
+    The expert-parallel rank has two parts: `fold` counts ranks within a replica, `spread` counts replicas. `edp` counts
+    the ranks that hold the same experts.
     """
 
     etp: int
@@ -50,11 +50,12 @@ class ExpertCoordinates(NamedTuple):
 class Layout:
     """Degrees of tensor (tp), pipeline (pp) and data (dp) parallelism; `sp` is sequence parallelism.
 
-    Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. Experts are dealt out in `ep` equal parts,
-    each cut along its width by `etp`: tp (which 0 stands for), and the parts lie on ep neighbouring replicas; or 1, and
-    they lie on the tp ranks of ep / tp of them, whole (MoE parallel folding, arXiv:2504.14960). The `cp` ranks of a
-    replica hold the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of
-    the pipeline, which micro-batches pass in turns.
+    Ranks of a pool are numbered with tp fastest, then cp, then dp, then pp. `ep` is expert parallelism and `etp` expert
+    tensor parallelism, which is either tp (written as 0) or 1. With etp = tp, every expert is sharded over the tp ranks
+    of a replica, and the experts are divided over ep neighbouring replicas. With etp = 1, experts are whole and are
+    divided over the tp ranks of ep / tp replicas (MoE parallel folding, arXiv:2504.14960). The `cp` ranks of a replica
+    hold the same weights and each a part of every sequence. With `vpp` above 1 a rank holds that many chunks of the
+    pipeline (interleaved schedule).
     """
 
     tp: int = 1
@@ -94,13 +95,13 @@ class Layout:
             )
 
     @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the axes that few plans have, where there are none."""
-        found: dict[str, Any] = write(self)
-        return {axis: value for axis, value in found.items() if axis not in _RARE_AXES or self._is_told(axis)}
+    def _serialize(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields without the rare axes that have their default."""
+        fields: dict[str, Any] = write(self)
+        return {axis: value for axis, value in fields.items() if axis not in _RARE_AXES or self._is_written(axis)}
 
-    def _is_told(self, axis: str) -> bool:
-        """Whether a rare axis is written."""
+    def _is_written(self, axis: str) -> bool:
+        """True if a rare axis differs from its default."""
         return self.folded > 1 if axis == "etp" else getattr(self, axis) > 1
 
     @property
@@ -109,34 +110,33 @@ class Layout:
 
     @property
     def cut(self) -> Layout:
-        """The layout without what cuts no weights: as many ranks hold each part of them, as so many replicas."""
+        """The layout of the weights alone: sp and cp do not shard weights, so cp becomes data parallelism."""
         return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
 
     @property
     def folded(self) -> int:
-        """The ranks of one replica over which whole experts are spread: tp, or 1 where they are cut by tp instead."""
+        """Number of ranks of one replica over which whole experts are divided: tp if etp is 1, and 1 if etp is tp."""
         return self.tp // self.etp
 
     @property
     def expert_replicas(self) -> int:
-        """The neighbouring replicas that hold the experts together."""
+        """Number of neighbouring replicas that together hold all experts."""
         return self.ep // self.folded
 
     def slices_for(self, target: Layout) -> int:
-        """Parts of the weights cut like this that make up one part cut like the target, at most."""
-        of_experts = _parts_in_one(self.etp, target.etp) * _parts_in_one(self.ep, target.ep)
-        return _parts_in_one(self.pp, target.pp) * max(_parts_in_one(self.tp, target.tp), of_experts)
+        """The largest number of shards of this layout that overlap one shard of the target layout."""
+        of_experts = _max_overlaps(self.etp, target.etp) * _max_overlaps(self.ep, target.ep)
+        return _max_overlaps(self.pp, target.pp) * max(_max_overlaps(self.tp, target.tp), of_experts)
 
     def __str__(self) -> str:
-        rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if self._is_told(axis))
+        rare = "".join(f",{axis}{getattr(self, axis)}" for axis in _RARE_AXES if self._is_written(axis))
         return f"tp{self.tp},pp{self.pp},dp{self.dp}{rare}{',sp' if self.sp else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The layout written as `tp2,pp1,dp2` with an optional `,ep2`, `,etp1`, `,cp2`, `,vpp2` and `,sp`; absent axes
-        are 1, and etp is tp.
+        """Parse a layout such as `tp2,pp1,dp2`, with optional `,ep2`, `,etp1`, `,cp2`, `,vpp2` and `,sp`.
 
-        Raises BadInput for anything else.
+        Axes that are not given are 1, and etp is tp. Raises BadInput for any other text.
         """
         degrees: dict[str, int] = {}
         sp = False
@@ -153,57 +153,60 @@ class Layout:
         return cls(**degrees, sp=sp)
 
     def coordinates(self, index: int) -> Coordinates:
-        """Those of the rank at `index` within the pool."""
+        """Coordinates of the rank at `index` within the pool."""
         index, tp = divmod(index, self.tp)
         index, cp = divmod(index, self.cp)
         pp, dp = divmod(index, self.dp)
         return Coordinates(tp, cp, dp, pp)
 
     def expert_coordinates(self, index: int) -> ExpertCoordinates:
-        """Those of the rank at `index` within the pool, numbered with etp fastest, then ep (by fold and spread), then
-        edp, as Megatron-core does (`RankGenerator`)."""
+        """Expert coordinates of the rank at `index` within the pool.
+
+        Ranks are numbered with etp fastest, then ep (fold, then spread), then edp, as in Megatron-core's
+        `RankGenerator`.
+        """
         tp, cp, dp, pp = self.coordinates(index)
         edp, spread = divmod(dp, self.expert_replicas)
         fold, etp = divmod(tp, self.etp)
         return ExpertCoordinates(etp, cp, fold, spread, edp, pp)
 
     def ep_rank(self, tp: int, dp: int) -> int:
-        """Which part of the experts the ranks at these coordinates hold."""
+        """Expert-parallel rank at these coordinates."""
         return dp % self.expert_replicas * self.folded + tp // self.etp
 
     def index(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The position within the pool of the rank at these coordinates."""
+        """Index within the pool of the rank at these coordinates."""
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of `number`, ascending."""
+    """Return all divisors of `number`, ascending."""
     low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     high = [number // d for d in reversed(low) if d * d < number]
     return (*low, *high)
 
 
 @cache
-def _parts_in_one(number: int, target: int) -> int:
-    """Of so many equal parts, those that one of `target` equal parts has some of, at most."""
+def _max_overlaps(number: int, target: int) -> int:
+    """The largest number of `number` equal parts of a range that overlap one of `target` equal parts of it."""
     return max(-(-(part + 1) * number // target) - part * number // target for part in range(target))
 
 
 def nearest_divisor(value: int, *numbers: int) -> int:
-    """The common divisor of `numbers` nearest to `value`, the smaller one on a tie."""
-    common = [d for d in divisors(min(numbers)) if all(n % d == 0 for n in numbers)]
+    """Return the common divisor of `numbers` nearest to `value`, the smaller one on a tie."""
+    common = [d for d in divisors(min(numbers)) if all(number % d == 0 for number in numbers)]
     return min(common, key=lambda d: (abs(d - value), d))
 
 
 def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """How many decoder layers each of `pp` pipeline stages holds.
+    """Number of decoder layers on each of `pp` pipeline stages.
 
-    All the same number where pp divides the layers. Else, where that comes out even, the embedding counts as a layer
-    and so does a vocabulary head: the first stage holds one layer fewer, and below such a head the last one too
+    All stages hold the same number if pp divides the layers. Otherwise the embedding and a vocabulary head count as one
+    layer each, if that makes the stages equal: the first stage, and with such a head the last, hold one layer fewer
     (Megatron-core, `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; Llama 3 report,
-    arXiv:2407.21783, section 3.3.2). Else the costliest stage is as cheap as can be, a layer and the head costing as
-    many parameters as a token passes in them: see `split_by_cost`. Raises BadInput for more stages than layers.
+    arXiv:2407.21783, section 3.3.2). Otherwise the cost of the costliest stage is minimised, with the active parameters
+    per token as the cost of a layer and of the head: see `split_by_cost`. Raises BadInput for more stages than layers.
     """
     if pp > model.num_layers:
         raise BadInput(_too_many_stages(model, pp))
@@ -212,28 +215,27 @@ def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
 
 
 def comes_out_even(model: ModelSpec, pp: int) -> bool:
-    """Whether the stages hold as many layers each, with the embedding and a head as a layer where they have to."""
+    """True if the stages are equal, counting embedding and vocabulary head as layers if necessary."""
     return bool(_even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp))
 
 
 def unequal_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """As `layers_of_stages`, where some stages hold more than others; else empty."""
+    """The result of `layers_of_stages` if its numbers differ, else an empty tuple."""
     counts = layers_of_stages(model, pp)
     return counts if len(set(counts)) > 1 else ()
 
 
 def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
-    """The numbers of the layers that pipeline stage `stage` holds, counted through the whole model."""
+    """Indices in the whole model of the layers on pipeline stage `stage`."""
     ends = tuple(accumulate(layers_of_stages(model, pp)))
     return range(ends[stage - 1] if stage else 0, ends[stage])
 
 
 def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
-    """The numbers of the layers of each chunk that pipeline stage `stage` holds.
+    """Indices in the whole model of the layers of each chunk on pipeline stage `stage`.
 
-    Chunk k of stage s is the virtual stage k x pp + s of pp x vpp (Narayanan et al., arXiv:2104.04473, section 2.2;
-    Megatron-core, `get_transformer_layer_offset`), all of them of as many layers. Raises BadInput where they do not
-    come out even.
+    Chunk k of stage s is virtual stage k x pp + s of pp x vpp equal ones (Narayanan et al., arXiv:2104.04473, section
+    2.2; Megatron-core, `get_transformer_layer_offset`). Raises BadInput if pp x vpp does not divide the layers.
     """
     if vpp == 1:
         return (layers_of_stage(model, pp, stage),)
@@ -245,7 +247,7 @@ def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tup
 
 @cache
 def _even_layers_of_stages(num_layers: int, ends: int, pp: int) -> tuple[int, ...]:
-    """With so many ends that count as a layer where they have to; empty where the layers do not come out even."""
+    """Layers of equal stages, with `ends` (embedding, head) counting as layers if necessary, or empty."""
     if num_layers % pp == 0:
         return (num_layers // pp,) * pp
     each, rest = divmod(num_layers + ends, pp)
@@ -262,7 +264,7 @@ def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
     num_layers = model.num_layers
     if num_layers % pp:
         return (
-            f"vpp={vpp} cuts stages of as many layers each, and pp={pp} does not divide the {num_layers} layers "
+            f"vpp={vpp} needs equal pipeline stages, and pp={pp} does not divide the {num_layers} layers "
             f"of {model.name}; use vpp=1."
         )
     legal = nearest_divisor(vpp, num_layers // pp)
@@ -273,22 +275,25 @@ def _uneven_chunks(model: ModelSpec, pp: int, vpp: int) -> str:
 
 
 def _expert_violations(layout: Layout, model: ModelSpec) -> Iterator[str]:
-    """Rules about how experts are dealt out."""
+    """One sentence per rule of expert parallelism that the layout breaks."""
     if not model.experts:
         if layout.ep > 1:
             yield f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1."
         return
     num_experts, folded = model.experts.num_experts, layout.folded
     if num_experts % folded:
-        yield f"etp=1 deals out the {num_experts} experts of {model.name} to tp={layout.tp} ranks; use etp={layout.tp}."
+        yield (
+            f"etp=1 needs whole experts, and the {num_experts} of {model.name} are no multiple of tp={layout.tp}; "
+            f"use etp={layout.tp}."
+        )
     elif num_experts % layout.ep:
         legal = folded * nearest_divisor(layout.expert_replicas, layout.dp, num_experts // folded)
         yield f"ep={layout.ep} does not divide the {num_experts} experts of {model.name}; use ep={legal}."
 
 
 def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
-    """One sentence per rule of the model that the layout breaks; empty when it is legal."""
-    found = []
+    """One sentence per rule of the model that the layout breaks; empty if the layout is legal."""
+    violations = []
     tp_rules = [
         ("attention heads", model.num_heads),
         ("KV heads", model.num_kv_heads),
@@ -302,13 +307,15 @@ def layout_violations(layout: Layout, model: ModelSpec) -> tuple[str, ...]:
     for what, size in tp_rules:
         if size % layout.tp:
             legal = nearest_divisor(layout.tp, *(s for _, s in tp_rules))
-            found.append(f"tp={layout.tp} does not divide the {size} {what} of {model.name}; use tp={legal}.")
+            violations.append(f"tp={layout.tp} does not divide the {size} {what} of {model.name}; use tp={legal}.")
             break
     if layout.pp > model.num_layers:
-        found.append(_too_many_stages(model, layout.pp))
+        violations.append(_too_many_stages(model, layout.pp))
     elif layout.vpp > 1 and model.num_layers % (layout.pp * layout.vpp):
-        found.append(_uneven_chunks(model, layout.pp, layout.vpp))
-    found += _expert_violations(layout, model)
+        violations.append(_uneven_chunks(model, layout.pp, layout.vpp))
+    violations += _expert_violations(layout, model)
     if layout.cp > 1 and model.experts:
-        found.append(f"cp={layout.cp} divides sequences, and the experts of {model.name} take whole ones; use cp=1.")
-    return tuple(found)
+        violations.append(
+            f"cp={layout.cp} divides sequences, and the experts of {model.name} take whole ones; use cp=1."
+        )
+    return tuple(violations)

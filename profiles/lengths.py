@@ -1,6 +1,6 @@
 """Distributions of prompt and response lengths, in tokens.
 
-A distribution is a histogram, whatever it was given as; costs integrate over it instead of using a mean.
+Every distribution becomes a histogram, over which costs are integrated; a mean is not enough.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NUM_BINS = 64
-"""Of a log-normal, equally likely: the mean comes out 0.4 % low where p99 is 4 times the median, 3.3 % where 16."""
+"""Equally likely bins of a log-normal; its mean comes out 0.4 % low if p99 is 4 times the median, 3.3 % if 16 times."""
 
 _BISECTIONS = 60
-"""Halvings after which a factor is as exact as a float."""
+"""Bisection steps after which a factor is exact to float precision."""
 
-_POWERS, _SAME_POWER = (0.25, 4.0), 1.001
-"""Between which lengths are stretched, and how near two powers are the same."""
+_POWER_RANGE, _POWER_RATIO = (0.25, 4.0), 1.001
+"""Range of the exponent when stretching lengths, and the ratio at which its bisection ends."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Probability of each length: `tokens` ascending, `probabilities` summing to 1."""
+    """A discrete distribution of lengths: `tokens` ascending, `probabilities` summing to 1."""
 
     tokens: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -43,19 +43,19 @@ class Histogram:
         return self.tokens[-1]
 
     def strata(self, count: int) -> NDArray[np.int64]:
-        """The lengths of a typical sample of `count`, ascending: one from the middle of each equally likely part."""
-        reached = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)
-        numbers = np.diff(reached, prepend=0)
-        numbers[-1] += count - reached[-1]
-        return np.repeat(np.array(self.tokens, dtype=np.int64), numbers)
+        """Return a stratified sample of `count` lengths [count], ascending: the middle of each equally likely part."""
+        ends = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)
+        counts = np.diff(ends, prepend=0)
+        counts[-1] += count - ends[-1]
+        return np.repeat(np.array(self.tokens, dtype=np.int64), counts)
 
     @cached_property
     def _cumulative(self) -> NDArray[np.float64]:
-        """The probability of each length or a shorter one."""
+        """The probability of at most each length."""
         return np.cumsum(self.probabilities)
 
     def plus(self, other: Histogram) -> Histogram:
-        """The distribution of the sum of two independent lengths."""
+        """Return the distribution of the sum of two independent lengths."""
         weights: dict[int, float] = {}
         for length, p in zip(self.tokens, self.probabilities, strict=True):
             for addend, q in zip(other.tokens, other.probabilities, strict=True):
@@ -65,28 +65,32 @@ class Histogram:
 
     @property
     def half_of_one_met(self) -> float:
-        """Of one that is met under way: it is long in proportion to its length, and half of it is there."""
+        """Mean number of tokens so far of a sequence observed at a random time.
+
+        Sequences are observed in proportion to their length (inspection paradox), halfway on average: E[n^2] / E[n] /
+        2.
+        """
         square = sum(p * n * n for n, p in zip(self.tokens, self.probabilities, strict=True))
         return square / self.mean / 2
 
     def expected_maximum(self, count: int) -> float:
-        """Expected longest of `count` independent draws."""
-        total, below, expected = 0.0, 0.0, 0.0
+        """Return the expected longest of `count` independent lengths."""
+        cumulative, previous, expected = 0.0, 0.0, 0.0
         for length, p in zip(self.tokens, self.probabilities, strict=True):
-            total = min(1.0, total + p)
-            reached = total**count
-            expected += length * (reached - below)
-            below = reached
+            cumulative = min(1.0, cumulative + p)
+            probability = cumulative**count
+            expected += length * (probability - previous)
+            previous = probability
         return expected
 
 
 class LengthSpec(Document):
     """Lengths in tokens: fixed, log-normal by `median` and `p99`, or a `histogram` of [tokens, weight] pairs.
 
-    `max` cuts every form: longer draws are counted at `max`.
+    Longer lengths count as `max`, in every form.
     """
 
-    max: int = Field(gt=0, description="longest length in tokens; longer draws are cut here")
+    max: int = Field(gt=0, description="longest length in tokens; longer ones are truncated")
     fixed: int | None = Field(default=None, gt=0, description="every length is this")
     median: float | None = Field(default=None, gt=0, description="median of a log-normal distribution")
     p99: float | None = Field(default=None, gt=0, description="99th percentile of a log-normal distribution")
@@ -108,37 +112,38 @@ class LengthSpec(Document):
         return self
 
     def resolve(self) -> Histogram:
-        """The histogram of this distribution, cut at `max`."""
+        """Return the histogram of this distribution, truncated at `max`."""
         if self.fixed is not None:
             return Histogram((self.fixed,), (1.0,))
         if self.histogram is not None:
-            return _cut(self.histogram, self.max)
+            return _truncated(self.histogram, self.max)
         assert self.median is not None
         assert self.p99 is not None
-        return _cut(_lognormal(self.median, self.p99), self.max)
+        return _truncated(_lognormal(self.median, self.p99), self.max)
 
     def with_mean(self, mean: float) -> LengthSpec:
-        """The lengths times one factor, within 1..max, so that their mean is `mean` or as near as that allows."""
+        """Scale all lengths by one factor, within 1..max, so that their mean is as near to `mean` as possible."""
         lengths = self.resolve()
         if math.isclose(lengths.mean, mean, rel_tol=1e-6):
             return self
         return _with_mean(tuple(zip(lengths.tokens, lengths.probabilities, strict=True)), mean, self.max)
 
     def stretched(self, mean: float, longest: float, count: int) -> LengthSpec:
-        """The lengths to one power and times one factor, so that their mean is `mean` and the expected longest of
-        `count` draws is `longest`, or as near as powers between 1/4 and 4 allow."""
-        lengths, low, high = self.resolve(), *_POWERS
+        """Transform each length n to a n^b so that the mean is `mean` and the expected longest of `count` is `longest`,
+        or as near as b between 1/4 and 4 allows.
+        """
+        lengths, low, high = self.resolve(), *_POWER_RANGE
         while True:
             power = math.sqrt(low * high)
             pairs = ((tokens**power, p) for tokens, p in zip(lengths.tokens, lengths.probabilities, strict=True))
-            found = _with_mean(tuple(pairs), mean, self.max)
-            if high / low < _SAME_POWER:
-                return found
-            low, high = (power, high) if found.resolve().expected_maximum(count) < longest else (low, power)
+            stretched = _with_mean(tuple(pairs), mean, self.max)
+            if high / low < _POWER_RATIO:
+                return stretched
+            low, high = (power, high) if stretched.resolve().expected_maximum(count) < longest else (low, power)
 
 
 def _with_mean(pairs: tuple[tuple[float, float], ...], mean: float, longest: int) -> LengthSpec:
-    """Lengths with their probabilities times one factor, within 1..longest."""
+    """The lengths scaled by one factor, within 1..longest, to this mean; `pairs` are (length, probability)."""
     low, high = 0.0, longest / pairs[0][0]
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -148,7 +153,7 @@ def _with_mean(pairs: tuple[tuple[float, float], ...], mean: float, longest: int
 
 
 def _scaled(pairs: tuple[tuple[float, float], ...], factor: float, longest: int) -> Iterator[tuple[int, float]]:
-    """Each length times the factor, split between the whole lengths below and above so that the mean is kept."""
+    """Each length times the factor, split between the integers below and above so that the mean is preserved."""
     for unscaled, weight in pairs:
         length = min(max(unscaled * factor, 1.0), float(longest))
         above = length - math.floor(length)
@@ -158,14 +163,14 @@ def _scaled(pairs: tuple[tuple[float, float], ...], factor: float, longest: int)
 
 
 def _lognormal(median: float, p99: float) -> tuple[tuple[int, float], ...]:
-    """Equal-probability bins, each at the quantile of its middle."""
+    """Equally likely bins, each at the quantile of its middle."""
     sigma = math.log(p99 / median) / NormalDist().inv_cdf(0.99)
     middles = [(i + 0.5) / _NUM_BINS for i in range(_NUM_BINS)]
     quantiles = [median * math.exp(sigma * NormalDist().inv_cdf(q)) for q in middles]
     return tuple((max(1, round(q)), 1.0 / _NUM_BINS) for q in quantiles)
 
 
-def _cut(pairs: tuple[tuple[int, float], ...], longest: int) -> Histogram:
+def _truncated(pairs: tuple[tuple[int, float], ...], longest: int) -> Histogram:
     weights: dict[int, float] = {}
     for tokens, weight in pairs:
         weights[min(tokens, longest)] = weights.get(min(tokens, longest), 0.0) + weight

@@ -1,6 +1,7 @@
-"""What is known of a model: the shape of a decoder, read from a Hugging Face config.
+"""The shape of a decoder model, read from its Hugging Face config.
 
-This file knows no weights and no parallelism. It refuses architectures it does not know in one sentence.
+This file reads no weights and knows nothing of parallelism but how a shard's sizes follow from tp. An architecture that
+it does not know is refused with one sentence.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window
 from meshwright.profiles.values import json_value, read_text
 
 MOST_CONFIG_BYTES = 2**20
-"""Of a config.json, which has a few thousand."""
+"""Upper bound on the size of a config.json, which has a few thousand bytes."""
 
 VOCAB_MULTIPLE = 64
 """Embedding rows are padded to this multiple so that every tp up to it divides them."""
@@ -43,9 +44,9 @@ VOCAB_MULTIPLE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A decoder-only transformer, by its sizes. `name` is for messages; costs never depend on it.
+    """The sizes of a decoder-only transformer. `name` appears in messages only; no cost depends on it.
 
-    With `experts` the plain MLP of `ffn_size` is in the first layers only, or in none.
+    A model with `experts` has the plain MLP of `ffn_size` in its first `experts.num_dense_layers` layers only.
     """
 
     name: str
@@ -65,27 +66,27 @@ class ModelSpec:
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
-    planned_rope: str = ""  # a type of rotary embedding that no cost depends on and that is not run ("yarn")
+    planned_rope: str = ""  # a rope type that can be planned (no cost depends on it) but not run, e.g. "yarn"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     gated_mlp: bool = True  # two matrices up and one down; False: one up, one down (GPT)
     qk_norm: bool = False
-    scalar_head: bool = False  # one number per token instead of a vocabulary (reward, critic)
-    vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard, whose rows were padded before they were divided
+    scalar_head: bool = False  # one number per token instead of logits over the vocabulary (reward, critic)
+    vocab_multiple: int = VOCAB_MULTIPLE  # 1 for a shard: rows are padded before they are divided
     experts: Experts | None = None
     latent: LatentAttention | None = None
     adapter: Adapter | None = None  # trained in place of the weights
-    window: SlidingWindow | None = None  # of the attention of some layers
-    attention_sinks: bool = False  # a number for each head beside the scores (gpt-oss)
-    expert_bias: bool = False  # of the router and of both products of each expert (gpt-oss)
+    window: SlidingWindow | None = None  # sliding-window attention in some or all layers
+    attention_sinks: bool = False  # one learned logit per head in the softmax (gpt-oss)
+    expert_bias: bool = False  # biases of the router and of both matrices of each expert (gpt-oss)
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        """Of a few sizes: searches look up what they know of a model millions of times."""
+        """Hash of a few sizes only: searches look models up in dictionaries millions of times."""
         return hash((self.num_layers, self.hidden_size, self.num_heads, self.ffn_size, self.vocab_size))
 
     def __post_init__(self) -> None:
@@ -127,40 +128,42 @@ class ModelSpec:
 
     @property
     def up_size(self) -> int:
-        """Width of what the first half of the MLP makes: gate and up side by side, or up alone."""
+        """Output width of the first linear of the MLP: gate and up projections together, or up alone."""
         return (1 + self.gated_mlp) * self.ffn_size
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers with a plain MLP, which come first."""
+        """Number of layers with a plain MLP; they are the first layers."""
         return min(self.num_layers, self.experts.num_dense_layers) if self.experts else self.num_layers
 
     @property
     def num_window_layers(self) -> int:
-        """Layers whose attention sees a sliding window."""
+        """Number of layers with sliding-window attention."""
         return self.window.num_layers(0, self.num_layers) if self.window else 0
 
     @property
     def expert_layers_share(self) -> float:
-        """The part of the layers that have experts."""
+        """Fraction of the layers that have experts, 0 to 1."""
         return 1 - self.num_dense_layers / self.num_layers
 
     def active_ffn_size(self, busiest: float = 1.0) -> float:
-        """Width that one token passes in the MLP of the widest layer, on a rank with `busiest` times the mean of copies
-        for experts."""
+        """MLP width that one token passes through in the widest layer.
+
+        `busiest` is the load of the rank's experts over the mean load of all ranks.
+        """
         dense = self.ffn_size if self.num_dense_layers else 0
         return max(dense, self.experts.active_ffn_size(busiest)) if self.experts else dense
 
     @property
     def attention_products(self) -> tuple[tuple[int, int], ...]:
-        """Inner and outer size of each matrix product around the core attention."""
+        """(input size, output size) of each linear of the attention block."""
         if self.latent:
             return self.latent.products(self.hidden_size, self.num_heads)
         return (self.hidden_size, self.attention_size + 2 * self.kv_size), (self.attention_size, self.hidden_size)
 
     @property
     def adapted_products(self) -> tuple[tuple[int, int], ...]:
-        """Inner and outer size of each linear that has an adapter, in the order of the layer."""
+        """(input size, output size) of each linear that has an adapter, in the order of the layer."""
         if self.adapter is None:
             return ()
         hidden = self.hidden_size
@@ -174,33 +177,32 @@ class ModelSpec:
 
     @property
     def adapter_layer_params(self) -> int:
-        """Parameters of the adapter in one decoder layer, 0 without one."""
+        """Adapter parameters in one decoder layer; 0 without an adapter."""
         rank = self.adapter.rank if self.adapter else 0
         return sum(rank * (inner + outer) for inner, outer in self.adapted_products)
 
     @property
     def attention_elements(self) -> int:
-        """Numbers of a token's queries, keys, values and attention output in one layer."""
+        """Elements per token of queries, keys, values and attention output in one layer."""
         if self.latent:
             return 2 * self.num_heads * (self.head_dim + self.latent.value_dim)
         return 2 * (self.attention_size + self.kv_size)
 
     @property
     def cached_elements(self) -> int:
-        """Numbers that a token leaves in the KV cache of one layer."""
+        """Elements per token in the KV cache of one layer."""
         return self.latent.cached_size if self.latent else 2 * self.kv_size
 
     @property
     def layer_params(self) -> float:
-        """Parameters of one decoder layer: attention, MLP, norms, biases; the mean where some have experts."""
+        """Parameters of one decoder layer: attention, MLP, norms, biases; the mean over layers if some have experts."""
         if not self.experts:
             return self.params_between(0, 1)
         return self.params_between(0, self.num_layers) / self.num_layers
 
     @cached_property
     def passed_layer_params(self) -> tuple[int, ...]:
-        """Of each decoder layer, the parameters of matrices that a token passes: of the experts those that it is routed
-        to."""
+        """Active matrix parameters per token of each decoder layer: only the experts that a token is routed to."""
         attention = sum(inner * outer for inner, outer in self.attention_products)
         dense = attention + self.hidden_size * (self.up_size + self.ffn_size)
         if not self.experts:
@@ -210,22 +212,22 @@ class ModelSpec:
 
     @property
     def passed_head_params(self) -> int:
-        """Parameters of the head, whether or not it shares them with the embedding."""
+        """Parameters of the output head, including those shared with the embedding."""
         return self.hidden_size if self.scalar_head else self.embedding_params
 
     def params_between(self, first: int, last: int) -> int:
-        """Parameters of layers first, ..., last - 1."""
+        """Parameters of layers `first` to `last` - 1."""
         return self._params(max(0, min(last, self.num_dense_layers) - first), last - first)
 
     def expert_params_between(self, first: int, last: int) -> int:
-        """Of these, the parameters in experts among which a router picks."""
+        """Parameters of the routed experts in layers `first` to `last` - 1."""
         if not self.experts:
             return 0
         num_layers = last - first - max(0, min(last, self.num_dense_layers) - first)
         return num_layers * self.experts.routed_params(self.hidden_size, has_bias=self.expert_bias)
 
     def _params(self, num_dense: int, num_layers: int) -> int:
-        """Parameters of layers of which some have a plain MLP and the others experts."""
+        """Parameters of `num_layers` layers, of which `num_dense` have a plain MLP and the others experts."""
         attention = sum(inner * outer for inner, outer in self.attention_products)
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         norms += self.latent.norm_params if self.latent else 0
@@ -241,29 +243,29 @@ class ModelSpec:
 
     @property
     def head_params(self) -> int:
-        """Parameters of the output head that are not shared with the embedding."""
+        """Parameters of the output head, without those shared with the embedding."""
         if self.scalar_head:
             return self.hidden_size
         return 0 if self.tied_embeddings else self.embedding_params
 
     @property
     def num_params(self) -> int:
-        """Without those of an adapter."""
+        """All parameters without those of an adapter."""
         layers = self.params_between(0, self.num_layers)
         return layers + self.embedding_params + self.head_params + self.hidden_size
 
     @property
     def trained_params(self) -> int:
-        """Those that training changes: of a model with an adapter the adapter's, else all."""
+        """Number of trained parameters: those of the adapter if the model has one, else all."""
         return self.num_layers * self.adapter_layer_params if self.adapter else self.num_params
 
     def shard(self, tp: int) -> ModelSpec:
-        """The model that one of `tp` tensor-parallel ranks holds: heads, KV heads, feed-forward and vocabulary divided.
+        """The shard of the model on one of `tp` tensor-parallel ranks: heads, KV heads, MLP and vocabulary are divided.
 
-        Norms, routers, projections to a latent rank and the scalar head stay whole on every rank, so `num_params` is
-        what the rank really holds. Raises BadInput when a size does not divide.
+        Norms, routers, projections to a latent rank and the scalar head are replicated, so `num_params` of the shard
+        counts all that one rank holds. Raises BadInput if tp does not divide a size.
         """
-        sizes = {f: getattr(self, f) for f in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
+        sizes = {name: getattr(self, name) for name in ("num_heads", "num_kv_heads", "ffn_size", "padded_vocab_size")}
         if self.experts:
             sizes |= {"expert_ffn_size": self.experts.ffn_size, "shared_ffn_size": self.experts.shared_ffn_size}
         for field, size in sizes.items():
@@ -288,10 +290,10 @@ ARCHITECTURES = tuple(family + head for family in FAMILIES for head in _HEADS)
 
 
 def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
-    """The model described by a Hugging Face directory or a `config.json` file.
+    """Read the model shape from a Hugging Face directory or a `config.json` file.
 
-    `scalar_head` overrides what the architecture says (a critic made from a language model).
-    Raises BadInput when the file is missing, is not JSON, or describes a shape that is not known here.
+    `scalar_head` overrides the architecture's head (e.g. for a critic initialised from a language model).
+    Raises BadInput if the file is missing, is not JSON, or describes an unknown architecture.
     """
     config_path = path / "config.json" if path.is_dir() else path
     if not config_path.exists():
@@ -304,17 +306,17 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool | None = None) -> ModelSpec:
-    """The model described by the keys of a Hugging Face config; see `read_model`.
+    """Return the model shape that the keys of a Hugging Face config describe; see `read_model`.
 
-    Raises BadInput for a key that is missing or that is not known here.
+    Raises BadInput for a missing key or a value that is not supported.
     """
     architecture, family, has_scalar_head = _architecture(config, name)
-    given, config = config, completed(config, family, name)
+    original_config, config = config, completed(config, family, name)
 
     def need(key: str) -> int:
         return required_size(config, key, name)
 
-    activation = activation_of(given, family)
+    activation = activation_of(original_config, family)
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise BadInput(f"model {name}: activation {activation!r} is not known; known: {', '.join(_ACTIVATIONS)}.")
     heads = need("num_attention_heads")
@@ -322,7 +324,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     if config.get("head_dim") is None and hidden % heads and family not in _LATENT:
         raise BadInput(f"model {name}: {heads} attention heads do not divide hidden_size={hidden}; give head_dim.")
     attention_bias = flag(config, "attention_bias", name)
-    rope = rope_from_config(given, need("max_position_embeddings"), family, name)
+    rope = rope_from_config(original_config, need("max_position_embeddings"), family, name)
     is_costed_only = family in EXPERT_FAMILIES and family not in RUN_EXPERT_FAMILIES
     experts = experts_from_config(config, family, name) if family in EXPERT_FAMILIES else None
     latent = latent_from_config(config, name) if family in _LATENT else None
@@ -360,8 +362,10 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
 
 
 def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]:
-    """(architecture, family, has a scalar head) as the config names them; a language model where it names only the
-    type of the model, as transformers reads it."""
+    """Return (architecture, family, has a scalar head).
+
+    A config with only `model_type` is a language model, as in transformers.
+    """
     listed, model_type = config.get("architectures"), config.get("model_type")
     families = {known.model_type: family for family, known in FAMILIES.items()}
     if not listed and isinstance(model_type, str):
@@ -382,9 +386,11 @@ def _architecture(config: Mapping[str, Any], name: str) -> tuple[str, str, bool]
 
 
 def _nearest(architecture: str) -> str:
-    """The clause "did you mean X?" for an architecture that is written otherwise and no other one, or the known ones:
-    most of what is near by its letters is another model."""
-    written = [known for known in ARCHITECTURES if known.lower() == architecture.replace("_", "").lower()]
-    if written:
-        return f"did you mean {written[0]!r}?"
+    """The clause "did you mean X?" for an architecture that differs in case or underscores only, else the known ones.
+
+    A name that is close by edit distance is usually a different model, so it is not suggested.
+    """
+    respelled = [known for known in ARCHITECTURES if known.lower() == architecture.replace("_", "").lower()]
+    if respelled:
+        return f"did you mean {respelled[0]!r}?"
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."

@@ -1,6 +1,7 @@
-"""What a run's trace says of stages, lengths and the table, without asking any cost model.
+"""Stage times and lengths observed in a run's trace, and the corrections of a table that follow from them.
 
-Only whole steps after the first count: the first warms the device up, and a step that was cut short has no stage times.
+Only complete steps after the first count: the first warms the device up, and an incomplete step has no stage times.
+Cost models are not used here; what they predict is passed in.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 from meshwright.profiles.workload import Workload
 
 _DIGITS = 9
-"""Decimals of a factor: far below the spread of any measurement, far above the rounding of a sum."""
+"""Decimals of a factor: far finer than the spread of any measurement, far coarser than rounding errors of a sum."""
 
-_AGREES = 1e-6
-"""Relative difference of step times below which nothing is corrected."""
+_TOLERANCE = 1e-6
+"""Relative difference of step times below which no correction is made."""
 
 _BISECTIONS = 40
-"""Halvings of the seconds of a step, after which no more digits of an extra are left than are kept."""
+"""Bisection steps after which the extra seconds are exact to `_DIGITS`."""
 
-_LEAST_SHARE = 0.05
-"""Of a stage's seconds, below which noise would decide a factor of collectives."""
+_MIN_SHARE = 0.05
+"""Share of a stage's seconds below which noise would dominate the factor of collectives."""
 
 _TRAFFIC = ("refit", "send", "receive")
 
@@ -44,38 +45,41 @@ _NOT_PROFILED = "not profiled"
 
 @dataclass(frozen=True, kw_only=True)
 class RunObservation:
-    """A run's whole steps after the first. Tokens are per sequence, None where the trace does not tell them."""
+    """Observations over a run's complete steps after the first. Tokens are per sequence, None if not recorded."""
 
     num_steps: int
     seconds: Mapping[str, float]  # by stage: median over steps
-    spread: Mapping[str, float]  # by stage: interquartile range of the same, over the median
-    refit_seconds: float | None  # median over steps of all refits together; None without one
+    spread: Mapping[str, float]  # by stage: interquartile range over steps / median
+    refit_seconds: float | None  # median over steps of the sum of all refits; None without refits
     step_seconds: float  # median over steps, from the first instruction's start to the last one's end
     response_tokens: float | None  # median over steps of the mean
     sequence_tokens: float | None  # prompt and response together
-    truncated_share: float | None  # of responses that were cut at the longest length, over all steps
+    truncated_share: float | None  # share of responses truncated at the length limit, over all steps
     longest_tokens: float | None  # mean over steps of the longest response
-    turns: TurnsObservation | None = None  # where rollouts have several
+    turns: TurnsObservation | None = None  # only of multi-turn rollouts
 
 
 def observe(
     spans: Sequence[Span], layouts: Mapping[str, Layout], graph: StageGraph, batch_size: float
 ) -> RunObservation:
-    """The stages' times and lengths in a trace. Raises BadInput for a trace that is not measured, or without a step."""
+    """Return stage times and lengths in a trace.
+
+    Raises BadInput if the trace is not a measured one or has no complete step after the first.
+    """
     for clock in sorted({span.clock for span in spans} - {"measured"}):
         raise BadInput(f"the trace is {clock} and not measured; give the directory of a `meshwright run`.")
-    found: dict[int, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
-    others: dict[int, list[Span]] = defaultdict(list)
+    stage_spans: dict[int, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+    traffic_spans: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == "stage":
-            found[span.step][span.instruction].append(span)
+            stage_spans[span.step][span.instruction].append(span)
         elif span.kind in _TRAFFIC:
-            others[span.step].append(span)
-    first = min(found, default=0)
-    whole = [number for number, step in found.items() if number > first and _is_whole(step, layouts)]
-    steps = [found[number] for number in whole]
+            traffic_spans[span.step].append(span)
+    first = min(stage_spans, default=0)
+    complete = [number for number, step in stage_spans.items() if number > first and _is_complete(step, layouts)]
+    steps = [stage_spans[number] for number in complete]
     if not steps:
-        raise BadInput("the trace has no whole step after the first, which is left out; run the plan for 2 steps.")
+        raise BadInput("the trace has no complete step after the first, which is left out; run the plan for 2 steps.")
     times = {
         name: [stage_seconds(graph.by_name[name], layout, step[name]) for step in steps]
         for name, layout in layouts.items()
@@ -84,113 +88,121 @@ def observe(
     if not all(medians.values()):
         raise BadInput("the trace has a stage that took no time; it is not the trace of a run.")
     layout = layouts[GENERATE]
-    drawn = [span for step in steps for span in step[GENERATE]]
-    waves = observe_waves(drawn, layout.num_ranks // layout.dp, len(steps))
+    generation = [span for step in steps for span in step[GENERATE]]
+    waves = observe_waves(generation, layout.num_ranks // layout.dp, len(steps))
     if waves:
         batch_size = waves.rows_per_step
     return RunObservation(
         num_steps=len(steps),
         seconds=medians,
         spread={stage: _interquartile(seconds) / medians[stage] for stage, seconds in times.items()},
-        refit_seconds=statistics.median(refit_seconds(others[number]) for number in whole) or None,
-        step_seconds=_step_seconds({n: [*others[n], *chain(*found[n].values())] for n in found}, whole),
+        refit_seconds=statistics.median(refit_seconds(traffic_spans[number]) for number in complete) or None,
+        step_seconds=_step_seconds(
+            {n: [*traffic_spans[n], *chain(*stage_spans[n].values())] for n in stage_spans}, complete
+        ),
         response_tokens=waves.response_tokens if waves else _tokens(steps, layouts, batch_size, [GENERATE]),
         sequence_tokens=waves.sequence_tokens
         if waves
         else _tokens(steps, layouts, batch_size, [s for s in layouts if _reads_all(graph.by_name[s])]),
         truncated_share=_truncated_share(steps, layouts, batch_size),
         longest_tokens=_longest_tokens(steps),
-        turns=observe_turns(drawn, layout.num_ranks // layout.dp, batch_size * len(steps)),
+        turns=observe_turns(generation, layout.num_ranks // layout.dp, batch_size * len(steps)),
     )
 
 
 def met(workload: Workload, observation: RunObservation) -> Workload:
-    """The workload that the run met: prompts and responses scaled to the means that the trace tells, with the longest
-    response and the share of those that were cut; of several turns their number, answers and latencies by their means.
+    """Return the workload that the run observed.
+
+    Prompt and response lengths are scaled to the observed means; responses also keep the observed longest length or
+    truncated share. For multi-turn rollouts, the number of turns, tool results and latencies are scaled to their means.
     """
     responses, sequences = observation.response_tokens, observation.sequence_tokens
     if responses is None:
         return workload
-    told, update = 0.0, dict[str, object]()
+    tool_tokens, update = 0.0, dict[str, object]()
     if workload.turns and observation.turns:
-        told = observation.turns.told_tokens
+        tool_tokens = observation.turns.told_tokens
         update["turns"] = observation.turns.met(workload.turns)
         update["response"] = workload.response.with_mean(responses / observation.turns.num_turns)
     else:
         update["response"] = _responses(workload, responses, observation)
     if sequences is not None:
-        update["prompt"] = workload.prompt.with_mean(sequences - responses - told)
+        update["prompt"] = workload.prompt.with_mean(sequences - responses - tool_tokens)
     return workload.model_copy(update=update)
 
 
 def _responses(workload: Workload, mean: float, observation: RunObservation) -> LengthSpec:
-    """Responses with this mean, and with the share of those that were cut, or where none was, with the longest; all are
-    scaled where that is not possible."""
+    """Response lengths with this mean and the observed truncated share, or if that is 0, the observed longest length.
+
+    Where that is not possible, all lengths are scaled to the mean.
+    """
     lengths, share = workload.response, observation.truncated_share
     if share == 0 and observation.longest_tokens:
         return lengths.stretched(mean, observation.longest_tokens, workload.batch_size)
     if share is None:
         return lengths.with_mean(mean)
-    known, longest = lengths.resolve(), lengths.max
-    below = [(t, p) for t, p in zip(known.tokens, known.probabilities, strict=True) if t < longest]
-    others = (mean - share * longest) / (1 - share) if share < 1 else 0.0
-    if not below or not 1 <= others < longest:
+    histogram, longest = lengths.resolve(), lengths.max
+    below = [(t, p) for t, p in zip(histogram.tokens, histogram.probabilities, strict=True) if t < longest]
+    mean_below = (mean - share * longest) / (1 - share) if share < 1 else 0.0
+    if not below or not 1 <= mean_below < longest:
         return lengths.with_mean(mean)
-    rest = LengthSpec(max=longest - 1, histogram=tuple(below)).with_mean(others).resolve()
-    pairs = [(t, p * (1 - share)) for t, p in zip(rest.tokens, rest.probabilities, strict=True)]
+    scaled = LengthSpec(max=longest - 1, histogram=tuple(below)).with_mean(mean_below).resolve()
+    pairs = [(t, p * (1 - share)) for t, p in zip(scaled.tokens, scaled.probabilities, strict=True)]
     return LengthSpec(max=lengths.max, histogram=(*pairs, (longest, share)))
 
 
 def bodies_of(stage: Stage) -> tuple[Body, ...]:
-    """The bodies whose times make up the stage."""
+    """The timed passes that make up the stage."""
     if stage.generates:
         return Body.PREFILL, Body.DECODE
     return (Body.TRAIN, Body.OPTIMIZER) if stage.trains else (Body.FORWARD,)
 
 
 def factor(measured: float, predicted: float, doubled: float) -> float:
-    """What to multiply computing by so that `predicted` becomes `measured`, all in seconds; 0 or less when nothing can.
+    """Return the factor on compute time with which `predicted` becomes `measured`, all in seconds.
 
-    `doubled` is the prediction when computing takes twice as long: computing = doubled - predicted, and the rest stays.
+    `doubled` is the prediction with twice the compute time, so that compute = doubled - predicted. The result is 0 or
+    less if no factor is possible.
     """
     return round(1 + (measured - predicted) / (doubled - predicted), _DIGITS) if doubled > predicted else 0.0
 
 
 def traffic_factor(groups: Iterable[Sequence[tuple[float, float, float]]]) -> float | None:
-    """What to multiply the seconds of collectives by, or None when the stages do not tell it.
+    """Return the factor on the seconds of collectives, or None if the stages do not determine it.
 
-    Each group's stages compute with one unknown factor f of their own, and share the factor c of collectives: measured
-    minus fixed seconds y = f x + c z, least squares, f eliminated. A stage is (y, x, z): measured minus fixed,
-    computing and collectives, in shares of its measured seconds. c is not told where collectives explain little of what
-    no f can, where c leaves more than half of that, and where it takes more of a stage than was measured.
+    A stage is (y, x, z): measured minus fixed, predicted compute and predicted collective seconds, as shares of its
+    measured seconds. The model is y = f x + c z by least squares, with an unknown factor f for each group and one c for
+    all; f is eliminated. c is undetermined if collectives explain little of the residual that no f explains, if c
+    leaves more than half of that residual, or if c z exceeds the measured time of a stage.
     """
     stages = [tuple(group) for group in groups]
-    left = [pair for group in stages for pair in _without_computing(group)]
-    across, squares = math.fsum(y * z for y, z in left), math.fsum(z * z for _, z in left)
-    if across <= 0 or across / math.sqrt(squares) < _LEAST_SHARE:
+    residuals = [pair for group in stages for pair in _residuals(group)]
+    yz, zz = math.fsum(y * z for y, z in residuals), math.fsum(z * z for _, z in residuals)
+    if yz <= 0 or yz / math.sqrt(zz) < _MIN_SHARE:
         return None
-    found = across / squares
-    before, after = (math.fsum((y - c * z) ** 2 for y, z in left) for c in (1.0, found))
-    if after > before / 2 or any(found * z >= y for group in stages for y, _, z in group if z):
+    fitted = yz / zz
+    before, after = (math.fsum((y - c * z) ** 2 for y, z in residuals) for c in (1.0, fitted))
+    if after > before / 2 or any(fitted * z >= y for group in stages for y, _, z in group if z):
         return None
-    return round(found, _DIGITS)
+    return round(fitted, _DIGITS)
 
 
-def _without_computing(group: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
-    """What is left of (y, z) when their parts in proportion to x are taken away."""
+def _residuals(group: Sequence[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """The residuals of y and z after their least-squares projection on x."""
     squares = math.fsum(x * x for _, x, _ in group)
     if len(group) < 2 or not squares:
         return []
-    in_y, in_z = math.fsum(x * y for y, x, _ in group) / squares, math.fsum(x * z for _, x, z in group) / squares
-    return [(y - in_y * x, z - in_z * x) for y, x, z in group]
+    slope_y, slope_z = math.fsum(x * y for y, x, _ in group) / squares, math.fsum(x * z for _, x, z in group) / squares
+    return [(y - slope_y * x, z - slope_z * x) for y, x, z in group]
 
 
 def extra_seconds(measured: float, predicted: Callable[[float], float]) -> float:
-    """What every handover takes beyond its prediction, so that the step takes `measured`; 0 when it takes no longer.
+    """Return the extra seconds of every transfer between stages with which the step takes `measured` seconds.
 
-    `predicted` gives the seconds of the step from this; it never falls.
+    `predicted` returns the seconds of the step for given extra seconds and is non-decreasing. The result is 0 if the
+    step is not slower than predicted.
     """
-    if measured <= predicted(0.0) * (1 + _AGREES):
+    if measured <= predicted(0.0) * (1 + _TOLERANCE):
         return 0.0
     low, high = 0.0, measured
     for _ in range(_BISECTIONS):
@@ -200,7 +212,7 @@ def extra_seconds(measured: float, predicted: Callable[[float], float]) -> float
 
 
 def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: str) -> Table:
-    """A table without a measurement: what corrections of the equations alone are written into."""
+    """Return a table without measurements, to which corrections of the analytic model are added."""
     provenance = {
         "device": device,
         "kind": kind,
@@ -216,18 +228,18 @@ def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: 
     return Table(provenance=Provenance.model_validate(provenance))
 
 
-def _is_whole(step: Mapping[str, Sequence[Span]], layouts: Mapping[str, Layout]) -> bool:
-    """Whether every rank of every stage ran it; as often as the others where it comes in waves."""
-    return all(_is_of_all(step.get(stage, ()), layout.num_ranks) for stage, layout in layouts.items())
+def _is_complete(step: Mapping[str, Sequence[Span]], layouts: Mapping[str, Layout]) -> bool:
+    """True if every stage ran on all of its ranks, equally often on each if it runs in waves."""
+    return all(_ran_equally(step.get(stage, ()), layout.num_ranks) for stage, layout in layouts.items())
 
 
-def _is_of_all(spans: Sequence[Span], num_ranks: int) -> bool:
-    times = Counter(span.rank for span in spans)
-    return len(times) == num_ranks and len(set(times.values())) == 1
+def _ran_equally(spans: Sequence[Span], num_ranks: int) -> bool:
+    counts = Counter(span.rank for span in spans)
+    return len(counts) == num_ranks and len(set(counts.values())) == 1
 
 
 def _reads_all(stage: Stage) -> bool:
-    """Whether the stage's tokens are those of whole sequences."""
+    """True if the stage reads whole sequences, so that its token count is that of prompt and response."""
     return not stage.generates and not stage.trains
 
 
@@ -237,9 +249,9 @@ def _tokens(
     batch_size: float,
     stages: Sequence[str],
 ) -> float | None:
-    """Median over steps of the mean tokens of a sequence, from the first of the stages whose every span tells them.
+    """Median over steps of the mean tokens per sequence, from the first stage that records them in every span.
 
-    Every rank of a replica tells the tokens of the whole replica.
+    Every rank of a replica records the tokens of the whole replica.
     """
     for stage in stages:
         if all("num_tokens" in span.facts for step in steps for span in step[stage]):
@@ -252,7 +264,7 @@ def _tokens(
 def _truncated_share(
     steps: Sequence[Mapping[str, Sequence[Span]]], layouts: Mapping[str, Layout], batch_size: float
 ) -> float | None:
-    """Of all responses, where every span of the generation tells how many it cut."""
+    """Truncated share of all responses; None if some generation span does not record it."""
     spans, layout = [span for step in steps for span in step[GENERATE]], layouts[GENERATE]
     if not all(_TRUNCATED in span.facts for span in spans):
         return None
@@ -260,21 +272,24 @@ def _truncated_share(
 
 
 def _longest_tokens(steps: Sequence[Mapping[str, Sequence[Span]]]) -> float | None:
-    """Mean over steps of the longest response, where every span of the generation tells its own."""
+    """Mean over steps of the longest response; None if some generation span does not record it."""
     if not all(_LONGEST in span.facts for step in steps for span in step[GENERATE]):
         return None
     return statistics.fmean(max(span.facts[_LONGEST] for span in step[GENERATE]) for step in steps)
 
 
-def _step_seconds(spans: Mapping[int, Sequence[Span]], whole: Sequence[int]) -> float:
-    """What a step adds: from the end of the one before, with which it may overlap, or from its own beginning."""
+def _step_seconds(spans: Mapping[int, Sequence[Span]], complete: Sequence[int]) -> float:
+    """Median over steps of the seconds that a step adds.
+
+    A step counts from the end of the previous one, with which it may overlap, or from its own start if that is later.
+    """
     ends = {number: max(span.end_seconds for span in step) for number, step in spans.items()}
-    begins = {number: min(span.start_seconds for span in step) for number, step in spans.items()}
-    return statistics.median(ends[n] - max(begins[n], ends.get(n - 1, begins[n])) for n in whole)
+    starts = {number: min(span.start_seconds for span in step) for number, step in spans.items()}
+    return statistics.median(ends[n] - max(starts[n], ends.get(n - 1, starts[n])) for n in complete)
 
 
-def _interquartile(times: Sequence[float]) -> float:
-    if len(times) < 2:
+def _interquartile(values: Sequence[float]) -> float:
+    if len(values) < 2:
         return 0.0
-    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
     return third - first

@@ -1,6 +1,6 @@
-"""Which rows share a replica, a micro-batch or a pass, and in which blocks a cache holds their tokens.
+"""Assignment of rows to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
 
-The runtime deals rows by these laws, the cost models count by them.
+The runtime and the cost models use the same functions.
 """
 
 from __future__ import annotations
@@ -13,63 +13,65 @@ from typing import NamedTuple
 from meshwright.profiles.model_shape import ModelSpec
 
 BLOCK_TOKENS = 32
-"""Tokens of a block. Fewer waste less at the end of a row, and attention takes longer: of 16, a third on a CPU core."""
+"""Tokens of a KV block. Smaller ones waste less at the end of a row but slow attention: 16 by a third on a CPU core."""
 
 PREFILL_TOKENS = 16384
-"""That go through the model in one pass of a prefill at most; it bounds the working set of many rows."""
+"""Maximum number of tokens in one prefill pass; it bounds the working set of many rows."""
 
 
 def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
-    """How many rows each replica has: as many as the next, and where they do not come out even the first ones have one
-    more."""
+    """Split rows evenly over replicas; if the split has a remainder, the first replicas have one row more."""
     each, left = divmod(num_rows, num_replicas)
     return (each + 1,) * left + (each,) * (num_replicas - left)
 
 
 def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
-    """The positions that one replica generates, of rows in order of their prompts with the rows of a group together:
-    every `num_replicas`-th group, or row where groups do not come out even."""
+    """Return the indices of the rows that one replica generates.
+
+    Rows are ordered by prompt, with those of a group together. A replica has every `num_replicas`-th group, or every
+    `num_replicas`-th row if the replicas do not divide the groups.
+    """
     size = rows_per_prompt(num_rows, group_size, num_replicas)
     firsts = range(replica * size, num_rows, num_replicas * size)
     return tuple(first + index for first in firsts for index in range(size))
 
 
 def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
-    """The rows of a replica that have one prompt: a whole group where every replica generates as many groups as the
-    others, else 1."""
+    """Return how many rows of a replica share a prompt: a whole group if the replicas divide the groups, else 1."""
     return 1 if num_rows // group_size % num_replicas else group_size
 
 
 def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
-    """Indices into `lengths`, in as few micro-batches as may be of at most `micro_batch_size` rows each.
+    """Assign rows to as few micro-batches of `micro_batch_size` rows as possible; return indices into `lengths`.
 
-    They are packed, so any rows may meet, and those that meet give every micro-batch nearly as many tokens as the
-    next. Even ones keep the stages of a pipeline equally busy.
+    Rows are packed without padding, so any rows may share a micro-batch; the numbers of tokens are balanced, which
+    keeps pipeline stages equally busy.
     """
-    return _deal(lengths, [micro_batch_size] * -(-len(lengths) // micro_batch_size))
+    return _assign(lengths, [micro_batch_size] * -(-len(lengths) // micro_batch_size))
 
 
 def deal_by_tokens(lengths: Sequence[int], most_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Indices into `lengths`, none of which is above `most_tokens`, in micro-batches of at most so many tokens each.
+    """Assign rows to micro-batches of at most `most_tokens` tokens; return indices into `lengths`.
 
-    They are as few as give every one nearly as many tokens as the next: of the numbers from a lower bound on, the first
-    for which the longest row first, to the one with the fewest tokens, keeps the cap. No two rows of more than half
-    the cap may meet.
+    No length may be above `most_tokens`. The number of micro-batches is the smallest, counting up from a lower bound,
+    for which longest-first assignment to the micro-batch with the fewest tokens keeps the cap. The lower bound counts
+    rows of more than half the cap, no two of which fit together.
     """
     num_long = sum(1 for length in lengths if 2 * length > most_tokens)
-    least = max(num_long, -(-sum(lengths) // most_tokens), min(1, len(lengths)))
-    for number in count(least):
-        dealt = _deal(lengths, [len(lengths)] * number)
-        if all(sum(lengths[index] for index in indices) <= most_tokens for indices in dealt):
-            return dealt
-    raise AssertionError("each row alone keeps the cap")
+    lower_bound = max(num_long, -(-sum(lengths) // most_tokens), min(1, len(lengths)))
+    for number in count(lower_bound):
+        micro_batches = _assign(lengths, [len(lengths)] * number)
+        if all(sum(lengths[index] for index in indices) <= most_tokens for indices in micro_batches):
+            return micro_batches
+    raise AssertionError("one row per micro-batch keeps the cap")
 
 
 class ReplicaDeal(NamedTuple):
-    """How the rows of a stage of `model` are dealt to so many `replicas` on each kind of nodes.
+    """The rule by which the rows of a stage of `model` are assigned to its replicas.
 
-    On several kinds, those of each take what `rows` says of as many rows as these are, and its share of others; and as
-    great a share of the work. On one, with `any_number` work alone decides; else all take as many as the next.
+    `replicas` has the number of replicas on each kind of nodes. With several kinds, `rows` has the number of rows for
+    the replicas of each kind together; other batch sizes are split in the same proportion, and so is the work. With one
+    kind, replicas have equally many rows, or with `any_number` only the work is balanced.
     """
 
     model: ModelSpec
@@ -78,71 +80,73 @@ class ReplicaDeal(NamedTuple):
     any_number: bool = False
 
     def of(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Indices into `lengths` for each replica, with nearly as much work."""
+        """Assign rows to replicas so that their work is balanced; return indices into `lengths` for each replica."""
         return deal_to_replicas(work_of_rows(self.model, lengths), self.replicas, self.rows, any_number=self.any_number)
 
 
 def work_of_rows(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
-    """Products and sums of a forward pass over a row of each of these lengths.
+    """Return the multiply-adds of a forward pass over a row of each of these lengths.
 
-    Each token passes the weights of layers and head once, and each pair of a token and one that it sees, itself among
-    them, takes a product of their query and key and one with a value in every head (Chowdhery et al., PaLM,
-    arXiv:2204.02311, appendix B, with the half of the pairs that is causal). Backward passes take twice of each.
+    Each token passes the active weights of layers and head once. Each pair of a token and one that it attends to,
+    including itself, takes a dot product of query and key and a product with the value in every head (Chowdhery et al.,
+    PaLM, arXiv:2204.02311, appendix B, but only the causal half of the pairs). A backward pass takes twice as many.
     """
     weights = sum(model.passed_layer_params) + model.passed_head_params
     value_dim = model.latent.value_dim if model.latent else model.head_dim
-    of_pair, with_window = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
+    pair_work, window_layers = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
 
     def work(length: int) -> int:
-        pairs = (model.num_layers - with_window) * (length * (length + 1) // 2)
+        pairs = (model.num_layers - window_layers) * (length * (length + 1) // 2)
         if model.window:
-            pairs += with_window * round(length * model.window.seen(length, 0))
-        return length * weights + of_pair * pairs
+            pairs += window_layers * round(length * model.window.seen(length, 0))
+        return length * weights + pair_work * pairs
 
-    known = {length: work(length) for length in set(lengths)}
-    return [known[length] for length in lengths]
+    work_of_length = {length: work(length) for length in set(lengths)}
+    return [work_of_length[length] for length in lengths]
 
 
 def deal_to_replicas(
     work: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = (), *, any_number: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Indices into the `work` of rows for each replica: see `ReplicaDeal`."""
+    """Assign rows to replicas as described in `ReplicaDeal`; return indices into `work` for each replica."""
     if len(replicas) == 1:
         num_replicas = replicas[0]
-        return _deal(work, [len(work)] * num_replicas if any_number else rows_of_replicas(len(work), num_replicas))
+        return _assign(work, [len(work)] * num_replicas if any_number else rows_of_replicas(len(work), num_replicas))
     ends = [len(work) * end // sum(rows) for end in accumulate(rows, initial=0)]
-    rooms, speeds = list[int](), list[float]()
+    capacities, speeds = list[int](), list[float]()
     for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
-        rooms += rows_of_replicas(last - first, number)
+        capacities += rows_of_replicas(last - first, number)
         speeds += [rows_here / number] * number
-    return _deal(work, rooms, speeds if len(set(speeds)) > 1 else None)
+    return _assign(work, capacities, speeds if len(set(speeds)) > 1 else None)
 
 
-def _deal(
-    sizes: Sequence[int], rooms: Sequence[int], speeds: Sequence[float] | None = None
+def _assign(
+    sizes: Sequence[int], capacities: Sequence[int], speeds: Sequence[float] | None = None
 ) -> tuple[tuple[int, ...], ...]:
-    """Indices into the `sizes` of rows, their tokens or their work, for each of the rooms, which hold so many at most:
-    the greatest first, each goes to the one that has room and the least, or where it would be done with it first
-    (Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 17(2), 1969: longest processing time
-    first)."""
-    dealt: list[list[int]] = [[] for _ in rooms]
-    with_room: list[tuple[float, int]] = [(0, index) for index, room in enumerate(rooms) if room]
+    """Assign rows to bins of at most `capacities` rows; return indices into `sizes` for each bin.
+
+    Longest processing time first: rows in descending size (tokens or work) go to the bin with the least load that has
+    capacity left; with `speeds`, load is in units of time (Graham, Bounds on multiprocessing timing anomalies, SIAM J.
+    Appl. Math. 17(2), 1969).
+    """
+    assigned: list[list[int]] = [[] for _ in capacities]
+    open_bins: list[tuple[float, int]] = [(0, index) for index, capacity in enumerate(capacities) if capacity]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        busy, lightest = with_room[0]
-        dealt[lightest].append(index)
-        if len(dealt[lightest]) < rooms[lightest]:
-            more = sizes[index] / speeds[lightest] if speeds else sizes[index]
-            heapq.heapreplace(with_room, (busy + more, lightest))
+        load, lightest = open_bins[0]
+        assigned[lightest].append(index)
+        if len(assigned[lightest]) < capacities[lightest]:
+            added = sizes[index] / speeds[lightest] if speeds else sizes[index]
+            heapq.heapreplace(open_bins, (load + added, lightest))
         else:
-            heapq.heappop(with_room)
-    return tuple(map(tuple, dealt))
+            heapq.heappop(open_bins)
+    return tuple(map(tuple, assigned))
 
 
 def blocks_of(num_tokens: int) -> int:
-    """Blocks that so many tokens of one row take."""
+    """Return the number of KV blocks that `num_tokens` tokens of one row take."""
     return -(-num_tokens // BLOCK_TOKENS)
 
 
 def most_packed(rows_at_a_time: int, longest_prompt: int) -> int:
-    """Tokens of one pass of a prefill at most, where so many rows may be admitted together."""
+    """Return the maximum number of tokens of one prefill pass if up to `rows_at_a_time` rows are admitted together."""
     return min(PREFILL_TOKENS, rows_at_a_time * max(1, longest_prompt))

@@ -1,4 +1,4 @@
-"""How one stage runs on its layout: micro-batches, recomputation, offload, and how generation overlaps other work."""
+"""The schedule of a stage: micro-batches, recomputation, offload, and the slots and batches in flight of generation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.profiles.errors import BadInput
 
 
 class Recompute(StrEnum):
-    """Which activations a training stage drops and computes again in the backward pass."""
+    """Activations that a training stage drops and recomputes in the backward pass."""
 
     NONE = "none"
     SELECTIVE = "selective"  # core attention only
@@ -20,34 +20,34 @@ class Recompute(StrEnum):
 
 
 class Offload(StrEnum):
-    """Which state of a stage waits in host memory while the stage does not run."""
+    """State of a stage that is kept in host memory while the stage does not run."""
 
     NONE = "none"
-    WEIGHTS = "weights"  # of a role that is not trained: the host keeps a copy, so it is only read back
-    OPTIMIZER = "optimizer"  # gradients, fp32 weights and moments: read before a training stage, written after it
+    WEIGHTS = "weights"  # of an untrained role: the host keeps a copy, so they are only loaded
+    OPTIMIZER = "optimizer"  # gradients, fp32 weights and moments: loaded before a training stage, stored after it
 
 
 class WhileWaiting(StrEnum):
-    """What becomes of the keys and values of a sequence whose tool has not answered."""
+    """Treatment of the KV cache of a sequence that waits for its tool."""
 
-    KEEP = "keep"  # and its slot with them
-    LEAVE = "leave"  # another sequence gets both, and what is there is prefilled again behind the answer
+    KEEP = "keep"  # the sequence keeps its KV blocks and its slot
+    LEAVE = "leave"  # both are freed, and the sequence is prefilled again after the tool result
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Schedule:
-    """How a stage runs. A setting that does not concern the stage has its default.
+    """The schedule of a stage. Settings that do not concern the stage have their default.
 
-    `micro_batch_size` counts sequences per data-parallel replica that go through the model together, at most; it is 0
-    where `micro_batch_tokens` says instead how many tokens they have at most.
-    `generation_slots` counts sequences in flight per data-parallel replica; it is 0 for stages that do not generate.
-    `batches_in_flight` counts the prompt batches whose sequences may fill slots; batches are delivered in order.
-    `overcommit` counts sequences in flight, over all replicas, beyond one batch: the first `batch_size` to end are
-    delivered, the others go on. It excludes a `batches_in_flight` above 1.
-    `chunk_tokens` is above 0 for a stage that reads responses while they are generated, in chunks of so many tokens.
-    `while_waiting` concerns a generation of several turns.
-    `rows` are dealt by speed where a stage runs on two kinds of nodes: of a batch, or of a minibatch where it trains,
-    so many sequences go to the replicas on each kind together. It is empty where all replicas take as many.
+    `micro_batch_size`: maximum number of sequences of a micro-batch on each data-parallel replica; 0 if
+    `micro_batch_tokens` bounds the tokens of a micro-batch instead.
+    `generation_slots`: sequences that decode at a time on each data-parallel replica; 0 if the stage does not generate.
+    `batches_in_flight`: prompt batches whose sequences may fill slots; batches are delivered in order.
+    `overcommit`: sequences in flight beyond one batch, over all replicas. The first `batch_size` to finish are
+    delivered, the others continue. It excludes `batches_in_flight` above 1.
+    `chunk_tokens`: size of the chunks in which a stage reads responses while they are generated; 0 if it does not.
+    `while_waiting`: treatment of sequences that wait for a tool, in multi-turn rollouts.
+    `rows`: for a stage on two kinds of nodes, the sequences of a batch (of a minibatch, if it trains) that go to the
+    replicas on each kind together. Empty if all replicas have equally many.
     """
 
     micro_batch_size: int = 1
@@ -63,21 +63,20 @@ class Schedule:
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Schedules are written as they were before there were rollouts of several turns, caps of tokens, and rows that
-        are dealt by speed."""
-        found: dict[str, Any] = written(self)
+        """Omit optional fields with their default: schedules written before they existed stay byte-identical."""
+        fields: dict[str, Any] = written(self)
         if self.while_waiting is WhileWaiting.KEEP:
-            del found["while_waiting"]
+            del fields["while_waiting"]
         if not self.micro_batch_tokens:
-            del found["micro_batch_tokens"]
+            del fields["micro_batch_tokens"]
         if not self.rows:
-            del found["rows"]
-        return found
+            del fields["rows"]
+        return fields
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least and not (name == "micro_batch_size" and self._is_capped):
-                raise BadInput(f"{name}={getattr(self, name)} must be {least} or more.")
+        for name, minimum in _MINIMA.items():
+            if getattr(self, name) < minimum and not (name == "micro_batch_size" and self._is_capped):
+                raise BadInput(f"{name}={getattr(self, name)} must be {minimum} or more.")
         if any(number < 1 for number in self.rows):
             raise BadInput(f"rows={list(self.rows)} leaves a kind of nodes without any; give each 1 or more.")
         if self.micro_batch_tokens and self.micro_batch_size:
@@ -95,16 +94,16 @@ class Schedule:
         return self.micro_batch_size == 0 and self.micro_batch_tokens > 0
 
     def most_tokens(self, longest: int) -> int:
-        """Tokens of a micro-batch at most, of sequences of at most `longest`: what memory is proven for."""
+        """Return the maximum number of tokens of a micro-batch whose sequences have at most `longest` tokens."""
         return self.micro_batch_tokens or self.micro_batch_size * longest
 
     @property
     def runs_on(self) -> bool:
-        """Whether sequences of a generation stay in their slots from turn to turn."""
+        """True if sequences stay in flight from one period of the steady state to the next."""
         return self.batches_in_flight > 1 or self.overcommit > 0
 
 
-_LEAST = {
+_MINIMA = {
     "micro_batch_size": 1,
     "generation_slots": 0,
     "batches_in_flight": 1,
@@ -112,4 +111,4 @@ _LEAST = {
     "chunk_tokens": 0,
     "micro_batch_tokens": 0,
 }
-"""The least value of each count."""
+"""The minimum of each count."""

@@ -1,8 +1,8 @@
-"""A log of lines that may grow without end: the growing file, and before it segments that are compressed.
+"""Logs of unbounded length: a file that is appended to, and older compressed segments.
 
-`trace.jsonl` is appended to; once it has grown to the size of a segment it becomes `trace.segment-000001.jsonl.gz`, the
-next `trace.segment-000002.jsonl.gz`. All of it is read line by line, so that neither its length nor its readers are
-limited by memory. A log that was written as a single file is one whose segments are still to come.
+`trace.jsonl` is appended to; once it has reached the size of a segment it becomes `trace.segment-000001.jsonl.gz`, then
+`trace.segment-000002.jsonl.gz`, and so on. Logs are read line by line, so that memory does not limit their length. A
+single file without segments is a valid log.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import require_file
 
 SEGMENT_BYTES = 32 * 2**20
-"""Of the growing file, beyond which it is compressed: half a second of work, and what a reader of its end looks at."""
+"""Size at which the growing file is compressed, which takes half a second; it bounds the scan of its end."""
 
 MOST_LINE_BYTES = 64 * 2**20
-"""Of a line that is read: the metrics of a step and the span of an instruction have a few KB."""
+"""Upper bound on the length of a line: metrics of a step and spans have a few KB."""
 
-_LEVEL = 1
-"""Of compression: a line of a trace shrinks to a tenth at any level."""
+_COMPRESSION_LEVEL = 1
+"""Compression level of gzip: traces shrink to a tenth at any level."""
 
 _SEGMENT = re.compile(r"\.segment-([0-9]{6,})$")
 
 
 class Line(NamedTuple):
-    """A line of a log, with the file that has it and its number there, counted from 1."""
+    """A line of a log, with its file and its number in the file, counted from 1."""
 
     path: Path
     number: int
@@ -42,31 +42,31 @@ class Line(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """False for a last line that was cut short, or is still being written."""
+        """False for a last line that is incomplete or still being written."""
         return self.text.endswith(b"\n")
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The segments of a log from the oldest on, then the growing file if there is one."""
-    found: dict[int, Path] = {}
-    for other in _beside(path):
+    """Return the segments of a log from the oldest to the newest, then the growing file if it exists."""
+    segments: dict[int, Path] = {}
+    for other in _files_beside(path):
         name = other.name.removesuffix(".gz").removesuffix(path.suffix)
         match = _SEGMENT.search(name)
         if match and name == f"{path.stem}{match[0]}":
             number = int(match[1])
-            # Both are there where a process ended right after it had compressed one; they say the same.
-            found[number] = max(other, found.get(number, other), key=lambda one: one.suffix == ".gz")
-    return (*(found[number] for number in sorted(found)), *((path,) if path.exists() else ()))
+            # Both exist if a process ended right after compressing; their contents are the same.
+            segments[number] = max(other, segments.get(number, other), key=lambda one: one.suffix == ".gz")
+    return (*(segments[number] for number in sorted(segments)), *((path,) if path.exists() else ()))
 
 
-def _beside(path: Path) -> Iterator[Path]:
-    """The files in its directory that may be segments of a log; no pattern, for a name may hold what one means."""
+def _files_beside(path: Path) -> Iterator[Path]:
+    """Files beside a log that may be its segments. No glob: its name may contain pattern characters."""
     if path.parent.is_dir():
-        yield from (other for other in path.parent.iterdir() if other.name.startswith(f"{path.stem}.segment-"))
+        yield from (file for file in path.parent.iterdir() if file.name.startswith(f"{path.stem}.segment-"))
 
 
 def lines_of(*paths: Path) -> Iterator[Line]:
-    """The lines of these files, one after the other. Raises BadInput for a file that cannot be read."""
+    """Iterate over the lines of these files. Raises BadInput for a file that cannot be read."""
     for path in paths:
         require_file(path, "the log", sys.maxsize)
         try:
@@ -80,7 +80,7 @@ def lines_of(*paths: Path) -> Iterator[Line]:
 
 
 def numbered_lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
-    """The lines that follow in a file, counted from 1. Raises BadInput for one of `MOST_LINE_BYTES` or more."""
+    """Iterate over the numbered lines of a file from 1. Raises BadInput for one of `MOST_LINE_BYTES` or more."""
     for number, text in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
         if len(text) >= MOST_LINE_BYTES:
             raise BadInput(f"{path}: line {number} is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
@@ -88,7 +88,7 @@ def numbered_lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, byte
 
 
 def append_lines(path: Path, lines: Iterable[str], *, segment_bytes: int = SEGMENT_BYTES) -> None:
-    """Appends to the growing file, which becomes a segment when it is as long as one. Raises OSError."""
+    """Append to the growing file, which becomes a segment when it has reached its size. Raises OSError."""
     with path.open("a", encoding="utf-8") as file:
         file.writelines(lines)
         size = file.tell()
@@ -97,51 +97,55 @@ def append_lines(path: Path, lines: Iterable[str], *, segment_bytes: int = SEGME
 
 
 def _close_segment(path: Path) -> None:
-    """Whenever this is cut off, each line is in one file that `files_of` names."""
+    """Compress the growing file to a segment.
+
+    If the process is killed at any point, each line is still in exactly one file that `files_of` returns.
+    """
     before = files_of(path)[:-1]
-    number = 1 + (_number(before[-1], path) if before else 0)
+    number = 1 + (_segment_number(before[-1], path) if before else 0)
     plain = path.with_name(f"{path.stem}.segment-{number:06d}{path.suffix}")
     path.rename(plain)
     with plain.open("rb") as lines:
-        _write_whole(plain.with_name(f"{plain.name}.gz"), lines)
+        _write_atomically(plain.with_name(f"{plain.name}.gz"), lines)
     plain.unlink()
 
 
-def _number(segment: Path, path: Path) -> int:
+def _segment_number(segment: Path, path: Path) -> int:
     match = _SEGMENT.search(segment.name.removesuffix(".gz").removesuffix(path.suffix))
     assert match is not None
     return int(match[1])
 
 
 def drop_lines(path: Path, is_dropped: Callable[[Line], bool], is_settled: Callable[[Line], bool]) -> None:
-    """Drops lines from the end of a log. It is gone through from the newest file to the oldest, until a line of one
-    `is_settled`: then there is none to be dropped in the files before."""
+    """Drop lines from the end of a log, from the newest file to the oldest.
+
+    The scan stops after a file with a line for which `is_settled`: older files have nothing to drop.
+    """
     for file in reversed(files_of(path)):
-        drops = settled = False
+        has_drops = is_last = False
         for line in lines_of(file):
-            drops = drops or is_dropped(line)
-            settled = settled or is_settled(line)
-        if drops:
-            _write_whole(file, (line.text for line in lines_of(file) if not is_dropped(line)))
-        if settled:
+            has_drops = has_drops or is_dropped(line)
+            is_last = is_last or is_settled(line)
+        if has_drops:
+            _write_atomically(file, (line.text for line in lines_of(file) if not is_dropped(line)))
+        if is_last:
             return
 
 
 def move_log(path: Path, target: Path) -> None:
-    """Gives all files of a log the name of another, of which there is none, or only what an earlier call that was cut
-    off has given it."""
+    """Rename all files of a log. The target must not exist, except for files that an interrupted earlier call moved."""
     for file in files_of(path):
         file.rename(file.with_name(target.stem + file.name.removeprefix(path.stem)))
 
 
-def _write_whole(target: Path, lines: Iterable[bytes]) -> None:
-    """Writes beside the target and renames, so that nobody ever sees half of it."""
+def _write_atomically(target: Path, lines: Iterable[bytes]) -> None:
+    """Write a temporary file and rename it, so that readers never see a partial file."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as raw:
             if target.suffix == ".gz":
-                with gzip.open(raw, "wb", compresslevel=_LEVEL) as packed:
-                    packed.writelines(lines)
+                with gzip.open(raw, "wb", compresslevel=_COMPRESSION_LEVEL) as compressed:
+                    compressed.writelines(lines)
             else:
                 raw.writelines(lines)
             raw.flush()

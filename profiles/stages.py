@@ -1,5 +1,7 @@
-"""What a stage is, one function call of a step, and the graph of them: the edges follow from what each reads and
-writes."""
+"""Stages, the function calls of one training step, and the dataflow graph that they form.
+
+A stage declares which fields of the experience it reads and writes; the edges of the graph follow from these.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +14,31 @@ from typing import Literal, NamedTuple
 from meshwright.profiles.errors import require_none
 
 GENERATE = "actor_generate"
-"""The name that the stage which generates has in every graph."""
+"""Name of the generation stage in every graph."""
 
 ENVIRONMENT = "environment_score"
-"""The name of the stage in which hosts score responses."""
+"""Name of the stage in which host workers score responses."""
 
 REWARDS, REWARD_SECONDS, REWARD_ERROR = "environment_scores", "environment_seconds", "environment_error"
-"""What it writes of a response: a number for every reward of the job in their order, how long after the end of the
-response each was known, and of one whose reward failed the sentence that says so, as bytes."""
+"""Fields that the environment stage writes for each response: one score per reward, in the job's order;
+seconds from the end of the response until each score was known; and the error message of a failed reward, as bytes."""
 
 TOTAL_SCORES = "total_scores"
-"""What a response is paid where hosts or teachers score it: made when all that they say is read."""
+"""Field with the final scalar reward of a response that hosts or teachers score: computed once all scores are read."""
 
 SCORE_SIZES = "score_sizes"
-"""The largest term of that sum, without its sign: a sum is known to the rounding of it."""
+"""Field with the largest absolute term of the total score, which bounds the rounding error of the sum."""
 
 RESPONSE_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sequence_digests"
-"""What generation tells of a sequence of a wave beside what stages read: its tokens behind the prompt, and a number
-that is the same for sequences that are the same token by token."""
+"""Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens
+after the prompt, and a hash that is equal for sequences with equal tokens."""
 
 TOLD = -1
-"""In the field "versions", in place of the version of the weights that drew a token: a tool told it."""
+"""Value of the field "versions" for tool tokens; sampled tokens have the version of the weights that sampled them."""
 
 
 class Role(StrEnum):
-    """Whose weights a stage uses."""
+    """The model whose weights a stage uses."""
 
     ACTOR = "actor"
     CRITIC = "critic"
@@ -49,15 +51,15 @@ class Role(StrEnum):
 
 
 TEACHERS = (Role.TEACHER, Role.TEACHER_2, Role.TEACHER_3, Role.TEACHER_4)
-"""Those whose log-probabilities a student learns, as many of the first as a job names."""
+"""Roles whose log-probabilities a student learns; a job with n teachers has the first n."""
 
 
 TEACHER_LOGPROBS: Mapping[Role, str] = {role: f"{role}_logprobs" for role in TEACHERS}
-"""By teacher, the field of the experience that has its log-probabilities."""
+"""Field of the experience with the log-probabilities of each teacher."""
 
 
 class Mode(StrEnum):
-    """How a stage uses the hardware."""
+    """The computation mode of a stage, which determines how it uses the hardware."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -69,9 +71,9 @@ class Mode(StrEnum):
 class Stage:
     """One function call of a step. `reads` and `writes` name fields of the experience, one row per sequence.
 
-    `is_trained` says that some stage of the graph trains the weights that this one uses, and `may_stream` that it can
-    read responses in chunks while they are generated. `base_of` names the role whose weights without their adapter are
-    those of this stage. What `is_quantised` has its linears in 8-bit floats, a copy that serves no other stage.
+    `is_trained`: some stage of the graph trains the weights that this stage uses. `may_stream`: the stage can read
+    responses in chunks while they are generated. `base_of`: the role whose weights, without the adapter, this stage
+    uses. `is_quantised`: the linears are 8-bit floats, in a copy of the weights that no other stage uses.
     """
 
     name: str
@@ -94,24 +96,26 @@ class Stage:
 
     @cached_property
     def may_share(self) -> bool:
-        """Whether a copy of the weights may serve this stage and others."""
+        """True if this stage may share a copy of the weights with other stages."""
         return not self.is_quantised and (self.is_trained or self.base_of is not None)
 
     @cached_property
     def copied_role(self) -> Role:
-        """Whose copies may serve this stage."""
+        """The role whose copies of the weights this stage may use."""
         return self.base_of or self.role
 
     @property
     def is_refit(self) -> bool:
-        """Whether a copy of the weights that is its own would have to be brought those that are trained."""
+        """True if a separate copy of the weights for this stage would have to be refit from the trained copy."""
         return self.is_trained and not self.trains
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostStage:
-    """An environment stage: it runs on workers of hosts and has no rank. It `reads` what the generation writes, of each
-    response when that ends."""
+    """An environment stage, which runs on host workers and has no ranks.
+
+    It `reads` fields that generation writes, for each response as soon as that ends.
+    """
 
     name: str
     reads: tuple[str, ...]
@@ -119,14 +123,17 @@ class HostStage:
 
 
 class Values(NamedTuple):
-    """What a field of the experience holds of each token, or one for the sequence; `dtype` is torch's name of it."""
+    """The values of one field of the experience: one per token, or with `is_one` one per sequence.
+
+    `dtype` is the name of a torch dtype.
+    """
 
     dtype: Literal["int64", "int32", "uint8", "float32"] = "float32"
     is_one: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """Of one value."""
+        """Bytes of one value."""
         return {"int64": 8, "int32": 4, "uint8": 1, "float32": 4}[self.dtype]
 
 
@@ -142,7 +149,7 @@ _VALUES = {
 
 
 def values_of(field: str) -> Values:
-    """Those of a field of the experience: most have an fp32 number per token."""
+    """Return dtype and granularity of a field of the experience; the default is one fp32 value per token."""
     return _VALUES.get(field, Values())
 
 
@@ -156,8 +163,10 @@ class StageEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The stages of a step, each behind those that it reads from, and those on hosts, which begin with the generation.
-    Raises BadInput for stages that make no graph."""
+    """The stages of a step in topological order, and the stages on hosts, which start with the generation.
+
+    Raises BadInput if the stages do not form a graph.
+    """
 
     stages: tuple[Stage, ...]
     hosted: tuple[HostStage, ...] = ()
@@ -167,7 +176,7 @@ class StageGraph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Stage]:
-        """In the order of the stages."""
+        """Stages by name, in their order."""
         return {stage.name: stage for stage in self.stages}
 
     @cached_property
@@ -176,33 +185,33 @@ class StageGraph:
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Of each stage in their order."""
+        """Index of each stage in the order of the stages."""
         return {name: index for index, name in enumerate(self.names)}
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
-        """Whose weights some stage uses, each once."""
+        """The roles whose weights some stage uses, each once."""
         return tuple(dict.fromkeys(stage.role for stage in self.stages))
 
     @cached_property
     def train_stage(self) -> Mapping[Role, str]:
-        """The stage that owns the weights of a trained role; other stages of that role are refit from it."""
+        """The training stage of each trained role; it owns the weights, and other stages are refit from it."""
         return {stage.role: stage.name for stage in self.stages if stage.trains}
 
     @cached_property
     def writer(self) -> Mapping[str, str]:
-        """The stage that writes a field."""
+        """The stage that writes each field."""
         every: tuple[Stage | HostStage, ...] = (*self.stages, *self.hosted)
         return {field: stage.name for stage in every for field in stage.writes}
 
     @cached_property
     def edges(self) -> tuple[StageEdge, ...]:
-        """By producer and consumer in the order of the stages."""
+        """Edges between stages on ranks, sorted by producer, then consumer, in the order of the stages."""
         return tuple(_edges(self.stages, self.stages))
 
     @cached_property
     def host_edges(self) -> tuple[StageEdge, ...]:
-        """What stages read that hosts write, by producer and consumer in the order of the stages."""
+        """Edges from stages on hosts to stages on ranks, sorted like `edges`."""
         return tuple(_edges(self.hosted, self.stages))
 
     @cached_property
@@ -212,30 +221,33 @@ class StageGraph:
 
     @cached_property
     def refit_targets(self) -> tuple[str, ...]:
-        """The stages of trained roles that do not train: their copies, where they have one, are refit."""
+        """The stages of trained roles that do not train; their copies of the weights, if any, are refit."""
         return tuple(stage.name for stage in self.stages if stage.is_refit)
 
     def trainer_of(self, stage: str) -> str:
-        """The stage that trains the weights of a stage of a trained role."""
+        """Return the stage that trains the weights which a stage of a trained role uses."""
         return self.train_stage[self.by_name[stage].role]
 
     def refit_readers(self, target: str) -> tuple[str, ...]:
-        """The stages that wait for the refit of a stage's copy: it, and those after it that may share the copy."""
+        """The stages that wait for the refit of a stage's copy: itself and later stages that may share the copy."""
         if self.by_name[target].is_quantised:
             return (target,)
         role, first = self.by_name[target].role, self.position[target]
         return tuple(stage.name for stage in self.stages[first:] if stage.role == role and not stage.trains)
 
     def with_quantised(self, stage: str) -> StageGraph:
-        """The graph whose stage of this name has its linears in 8-bit floats."""
+        """The graph with the linears of the named stage in 8-bit floats."""
         stages = (replace(s, is_quantised=True) if s.name == stage else s for s in self.stages)
         return StageGraph(tuple(stages), self.hosted)
 
     def sharers(self, role: Role) -> tuple[str, ...]:
-        """The stages that copies of a trained role may serve, the one that trains first: it owns the copy that others
-        may share. Those that need no adapter come last: what they share is held by another."""
-        mine = [s for s in self.stages if s.copied_role == role and not s.is_quantised]
-        return tuple(s.name for s in sorted(mine, key=lambda s: (not s.trains, s.base_of is not None)))
+        """The stages that may share copies of a trained role's weights.
+
+        The training stage comes first: it owns the copy that others may share. Stages that use the weights without the
+        adapter come last, because the copy that they share belongs to another stage.
+        """
+        stages = [s for s in self.stages if s.copied_role == role and not s.is_quantised]
+        return tuple(s.name for s in sorted(stages, key=lambda s: (not s.trains, s.base_of is not None)))
 
 
 def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage]) -> Iterator[StageEdge]:
@@ -246,24 +258,24 @@ def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage])
 
 
 def graph_violations(stages: tuple[Stage, ...], hosted: tuple[HostStage, ...]) -> Iterator[str]:
-    """One sentence per broken rule of stages that are to make a graph."""
+    """One sentence per rule that keeps the stages from forming a graph."""
     generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
     every: tuple[Stage | HostStage, ...] = (*stages[:generating], *hosted, *stages[generating:])
-    yield from _names(every)
-    yield from _fields(every)
-    yield from _generation(stages)
-    yield from _trained_roles(stages)
+    yield from _duplicate_names(every)
+    yield from _field_violations(every)
+    yield from _generation_violations(stages)
+    yield from _training_violations(stages)
 
 
-def _names(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
+def _duplicate_names(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
     names = [stage.name for stage in stages]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             yield f"the stage {name} is listed {names.count(name)} times; list it once."
 
 
-def _fields(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
-    """A stage stands behind those that it reads from, so that there is no circle."""
+def _field_violations(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
+    """Every stage comes after the stages that it reads from, so that there is no cycle."""
     writers: dict[str, str] = {}
     for stage in stages:
         for field in stage.writes:
@@ -276,38 +288,38 @@ def _fields(stages: Sequence[Stage | HostStage]) -> Iterator[str]:
             if field not in writers:
                 yield f"{stage.name} reads {field}, which no stage writes; add a stage that does."
             elif field not in written:
-                told, writer = f"{stage.name} reads {field} before {writers[field]} writes it", writers[field]
-                circle = _circle(writer, stage.name, {one.name: one.reads for one in stages}, writers)
-                if circle:
-                    ways = " -> ".join((stage.name, *circle))
-                    yield f"{told}, and they read from each other in a circle ({ways}); let one of them read less."
+                message, writer = f"{stage.name} reads {field} before {writers[field]} writes it", writers[field]
+                path = _path(writer, stage.name, {one.name: one.reads for one in stages}, writers)
+                if path:
+                    cycle = " -> ".join((stage.name, *path))
+                    yield f"{message}, and they read from each other in a cycle ({cycle}); let one of them read less."
                 else:
-                    yield f"{told}; put {writer} first."
+                    yield f"{message}; put {writer} first."
         written.update(stage.writes)
 
 
-def _circle(
+def _path(
     start: str, end: str, reads: Mapping[str, Sequence[str]], writers: Mapping[str, str]
 ) -> tuple[str, ...] | None:
-    """A way from one stage to another along what each reads, or None; every stage on it once."""
-    ways: list[tuple[str, ...]] = [(start,)]
-    seen = {start}
-    while ways:
-        way = ways.pop(0)
-        if way[-1] == end:
-            return way
-        for name in dict.fromkeys(writers[field] for field in reads[way[-1]] if field in writers):
-            if name not in seen:
-                seen.add(name)
-                ways.append((*way, name))
+    """A shortest path from one stage to another along the fields that each reads; None if there is none."""
+    paths: list[tuple[str, ...]] = [(start,)]
+    visited = {start}
+    while paths:
+        path = paths.pop(0)
+        if path[-1] == end:
+            return path
+        for name in dict.fromkeys(writers[field] for field in reads[path[-1]] if field in writers):
+            if name not in visited:
+                visited.add(name)
+                paths.append((*path, name))
     return None
 
 
-def _generation(stages: tuple[Stage, ...]) -> Iterator[str]:
+def _generation_violations(stages: tuple[Stage, ...]) -> Iterator[str]:
     generating = [stage for stage in stages if stage.generates]
     if len(generating) != 1:
-        told = ", ".join(stage.name for stage in generating) or "none"
-        yield f"a step has exactly one stage that generates, and this has {len(generating)} ({told}); keep one."
+        names = ", ".join(stage.name for stage in generating) or "none"
+        yield f"a step has exactly one stage that generates, and this has {len(generating)} ({names}); keep one."
     for stage in generating:
         if stage.name != GENERATE:
             yield f"the stage that generates is called {stage.name}; call it {GENERATE}."
@@ -315,13 +327,13 @@ def _generation(stages: tuple[Stage, ...]) -> Iterator[str]:
             yield f"{stage.name} generates with the {stage.role}, which is not trained; let the actor generate."
 
 
-def _trained_roles(stages: tuple[Stage, ...]) -> Iterator[str]:
+def _training_violations(stages: tuple[Stage, ...]) -> Iterator[str]:
     for role in dict.fromkeys(stage.role for stage in stages):
-        mine = [stage for stage in stages if stage.role is role]
-        training = [stage.name for stage in mine if stage.trains]
+        stages_of_role = [stage for stage in stages if stage.role is role]
+        training = [stage.name for stage in stages_of_role if stage.trains]
         if len(training) > 1:
             yield f"the {role} is trained by {' and '.join(training)}; let one stage train it."
-        for stage in mine:
+        for stage in stages_of_role:
             if stage.is_trained and not training:
                 yield f"{stage.name} has is_trained, and no stage trains the {role}; add one that does."
             if training and not stage.is_trained:

@@ -1,8 +1,8 @@
-"""Measured times under one provenance, keyed by shapes and never by a model's name.
+"""Profile tables: measured times under one provenance, keyed by shapes and never by a model's name.
 
-A tensor-parallel shard is timed on one device without its collectives: its key is the shape of `ModelSpec.shard(tp)`,
-so that one device profiles a plan for many. Collectives are measured apart, by bytes and group size.
-This file knows what a table is and which tables it refuses; it does not interpolate.
+A tensor-parallel shard is timed on one device without its collectives, and its key is the shape of
+`ModelSpec.shard(tp)`; so one device can profile a plan for many. Collectives are measured separately, by bytes and
+group size. This file defines and validates tables; cost models interpolate in them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshwright.profiles.model_shape import ModelSpec
 
 
 class Body(StrEnum):
-    """What is timed; `harness` says what each body contains."""
+    """The timed passes; the docstring of `harness` says what each contains."""
 
     FORWARD = "forward"
     TRAIN = "train"
@@ -36,7 +36,7 @@ class Body(StrEnum):
 
 
 class Shape(Document):
-    """The sizes of one tensor-parallel shard that decide its time. The number of layers is not among them."""
+    """The sizes of a tensor-parallel shard that determine its time, except the number of layers."""
 
     hidden_size: int = Field(gt=0)
     ffn_size: int = Field(gt=0)
@@ -53,11 +53,11 @@ class Shape(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Shapes without an adapter are written as they were before there were any."""
+        """Omit `adapter` if there is none: tables written before adapters existed stay byte-identical."""
         return {key: value for key, value in written(self).items() if key != "adapter" or value}
 
     def model(self, *, num_layers: int, max_positions: int) -> ModelSpec:
-        """A model of this shape, to be built and timed."""
+        """Return a model of this shape, to be built and timed."""
         return ModelSpec(
             name="shard",
             architecture="LlamaForCausalLM",
@@ -82,7 +82,10 @@ class Shape(Document):
 
 
 def shape_of(model: ModelSpec, tp: int) -> Shape:
-    """The shape of one of `tp` shards of the model. Raises BadInput for a model with experts or sliding windows."""
+    """Return the shape of one of `tp` shards of the model.
+
+    Raises BadInput for a model with experts or sliding windows.
+    """
     if model.experts:
         raise BadInput(f"model {model.name} has experts, and tables hold dense shapes; plan it without a table.")
     if model.window:
@@ -107,7 +110,7 @@ def shape_of(model: ModelSpec, tp: int) -> Shape:
 
 
 class Point(Document):
-    """The key of one measurement. An optimizer step has no rows, tokens or context."""
+    """The key of one measurement. Rows, tokens and context are 0 for an optimizer step."""
 
     shape: Shape
     num_layers: int = Field(gt=0)
@@ -120,8 +123,8 @@ class Point(Document):
 class Exchange(Document):
     """The key of one collective among consecutive ranks of one node.
 
-    `num_bytes` is the size of the whole tensor: what every rank holds before an all-reduce or a reduce-scatter,
-    what every rank holds after an all-gather, the message of a send-receive.
+    `num_bytes` is the size of the whole tensor: the input of each rank for all-reduce and reduce-scatter, the output of
+    each rank for all-gather, the message for send-receive.
     """
 
     operation: Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
@@ -136,7 +139,7 @@ class Timing(Document):
     seconds: float | None = Field(default=None, ge=0, description="median")
     spread_seconds: float | None = Field(default=None, ge=0, description="interquartile range")
     repeats: int = Field(default=0, ge=0)
-    peak_bytes: int | None = Field(default=None, ge=0, description="most memory in use while it ran, beyond before")
+    peak_bytes: int | None = Field(default=None, ge=0, description="peak memory in use while it ran, minus that before")
     clock_mhz: int | None = Field(default=None, gt=0, description="clock of the device afterwards; null is unknown")
     celsius: int | None = Field(default=None, description="temperature of the device afterwards; null is unknown")
     reason: str | None = Field(default=None, description="why it failed")
@@ -151,7 +154,7 @@ class Timing(Document):
 
 
 class Measurement(Timing):
-    """The time of one body on one shard."""
+    """The time of one pass on one shard."""
 
     point: Point
 
@@ -163,47 +166,49 @@ class Collective(Timing):
 
 
 class Provenance(Document):
-    """Where, with what and how a table was measured."""
+    """Hardware, software versions, commit, date and settings with which a table was measured."""
 
     device: str = Field(min_length=1, description="name of the device, as the cluster spells it")
     kind: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16"]
     driver: str = Field(min_length=1, description="driver, or operating system for a CPU")
-    libraries: dict[str, str] = Field(min_length=1, description="version of each library that the bodies run on")
-    commit: str = Field(min_length=1, description="commit of the bodies that were timed")
+    libraries: dict[str, str] = Field(min_length=1, description="version of each library that the timed code uses")
+    commit: str = Field(min_length=1, description="commit of the code that was timed")
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
     threads_per_rank: int = Field(gt=0)
     num_ranks: int = Field(gt=0, description="ranks that ran at once and competed for the machine")
-    repeats: int = Field(gt=0, description="repeats asked of each measurement")
-    origin: str | None = Field(default=None, description="who measured what, for a table made of imported operators")
-    kernels: str | None = Field(default=None, description="that the bodies ran on; null is not told")
+    repeats: int = Field(gt=0, description="requested repeats of each measurement")
+    origin: str | None = Field(
+        default=None, description="source of the measurements, for a table built from imported operators"
+    )
+    kernels: str | None = Field(default=None, description="kernels that the timed code used; null is unknown")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Tables that do not tell their kernels are written as they were before any did."""
+        """Omit `kernels` if unknown: tables written before the field existed stay byte-identical."""
         return {key: value for key, value in written(self).items() if key != "kernels" or value}
 
     @property
     def engine(self) -> EngineName:
-        """Whose prefills and decode steps were timed: what `run` generates with on such a device."""
+        """The engine whose prefills and decode steps were timed: the one that `run` uses on such a device."""
         return own_engine(self.kind, has_experts=False)
 
 
 class Correction(Document):
-    """What a run says of one body on one shape: its seconds are the table's times `factor`."""
+    """A calibration from a run: the seconds of one pass on one shape are those of the table times `factor`."""
 
     shape: Shape
     body: Body
     factor: float = Field(gt=0, description="corrected seconds over those without this correction")
     spread: float = Field(ge=0, description="interquartile range over steps of the measured seconds, over their median")
-    stages: tuple[str, ...] = Field(min_length=1, description="stages of the run that it was taken from")
+    stages: tuple[str, ...] = Field(min_length=1, description="stages of the run that it was derived from")
     plan: str = Field(min_length=1, description="SHA-256 of the plan that ran")
     num_steps: int = Field(gt=0, description="steps that were measured, the first of the run left out")
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the calibration")
 
 
 class Traffic(StrEnum):
-    """What passes between ranks beside the bodies."""
+    """Kinds of communication between ranks whose times are calibrated."""
 
     COLLECTIVE = "collective"
     REFIT = "refit"
@@ -211,7 +216,7 @@ class Traffic(StrEnum):
 
 
 class TrafficCorrection(Document):
-    """What a run says of one kind of traffic: each takes `factor` times as long, and then `seconds` more."""
+    """A calibration from a run: a transfer of this kind takes `factor` x predicted seconds + `seconds`."""
 
     traffic: Traffic
     factor: float = Field(default=1.0, gt=0)
@@ -222,9 +227,9 @@ class TrafficCorrection(Document):
 
 
 class Table(Document):
-    """Measurements under one provenance. Their order carries no meaning and is canonical.
+    """Measurements under one provenance, in canonical order.
 
-    Corrections leave the measurements as they are and are applied one after another; the latest is the last.
+    Corrections do not change the measurements. They are applied one after another, the latest last.
     """
 
     schema_version: Literal[1] = 1
@@ -232,66 +237,70 @@ class Table(Document):
     measurements: tuple[Measurement, ...] = ()
     collectives: tuple[Collective, ...] = ()
     corrections: tuple[Correction, ...] = ()
-    traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of what passes between ranks")
-    calls: tuple[TimedCalls, ...] = Field(default=(), description="of rewards and tools on hosts")
+    traffic: tuple[TrafficCorrection, ...] = Field(default=(), description="corrections of communication between ranks")
+    calls: tuple[TimedCalls, ...] = Field(default=(), description="timed calls of rewards and tools on hosts")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Tables without calls are written as they were before any were timed."""
+        """Omit `calls` if empty: tables written before the field existed stay byte-identical."""
         return {key: value for key, value in written(self).items() if key != "calls" or value}
 
     @field_validator("calls")
     @classmethod
-    def _calls(cls, found: tuple[TimedCalls, ...]) -> tuple[TimedCalls, ...]:
-        if len({one.called for one in found}) < len(found):
+    def _unique_calls(cls, calls: tuple[TimedCalls, ...]) -> tuple[TimedCalls, ...]:
+        if len({one.called for one in calls}) < len(calls):
             raise ValueError("calls of one function or judge are there twice; keep one of the two")
-        return tuple(sorted(found, key=lambda one: one.called.model_dump_json()))
+        return tuple(sorted(calls, key=lambda one: one.called.model_dump_json()))
 
     @field_validator("measurements")
     @classmethod
-    def _measurements(cls, found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-        if len({m.point for m in found}) < len(found):
+    def _unique_measurements(cls, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+        if len({m.point for m in measurements}) < len(measurements):
             raise ValueError("a point is measured twice; keep one of the two")
-        return tuple(sorted(found, key=lambda m: m.point.model_dump_json()))
+        return tuple(sorted(measurements, key=lambda m: m.point.model_dump_json()))
 
     @field_validator("collectives")
     @classmethod
-    def _collectives(cls, found: tuple[Collective, ...]) -> tuple[Collective, ...]:
-        if len({c.exchange for c in found}) < len(found):
+    def _unique_collectives(cls, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
+        if len({c.exchange for c in collectives}) < len(collectives):
             raise ValueError("a collective is measured twice; keep one of the two")
-        return tuple(sorted(found, key=lambda c: (c.exchange.operation, c.exchange.num_ranks, c.exchange.num_bytes)))
+        return tuple(
+            sorted(collectives, key=lambda c: (c.exchange.operation, c.exchange.num_ranks, c.exchange.num_bytes))
+        )
 
     @property
     def spread(self) -> float:
-        """The median over its measurements of interquartile range over median; 0 without measurements."""
+        """The median over all measurements of interquartile range / median; 0 without measurements."""
         return statistics.median(
             [m.spread_seconds / m.seconds for m in self.measurements if m.seconds and m.spread_seconds is not None]
             or [0.0]
         )
 
     def factors(self, shape: Shape) -> dict[Body, float]:
-        """What all corrections together multiply the seconds of this shape by; bodies without a correction left out."""
-        mine = [c for c in self.corrections if c.shape == shape]
-        return {body: math.prod(c.factor for c in mine if c.body == body) for body in {c.body for c in mine}}
+        """The product of all corrections of each pass on this shape; passes without a correction are left out."""
+        corrections = [c for c in self.corrections if c.shape == shape]
+        return {
+            body: math.prod(c.factor for c in corrections if c.body == body) for body in {c.body for c in corrections}
+        }
 
     def corrected(self, traffic: Traffic, seconds: float) -> float:
-        """The seconds of one exchange of this kind, after all corrections of it."""
+        """Apply all corrections for this kind of traffic to the seconds of one transfer."""
         for correction in self.traffic:
             if correction.traffic is traffic:
                 seconds = seconds * correction.factor + correction.seconds
         return seconds
 
     def corrects(self, traffic: Traffic) -> bool:
-        """Whether some correction changes this kind of traffic."""
+        """True if some correction changes the seconds of this kind of traffic."""
         return any(c.traffic is traffic and (c.factor != 1 or c.seconds) for c in self.traffic)
 
     def with_calls(self, found: Iterable[TimedCalls]) -> Table:
-        """The table with these calls in place of those that it has of the same."""
+        """Return the table with these calls added; they replace calls with the same key."""
         calls = {one.called: one for one in (*self.calls, *found)}
         return Table.model_validate({**dict(self), "calls": tuple(calls.values())})
 
     def require(self, cluster: Cluster, precision: str) -> None:
-        """Raises BadInput when the table is of another device, or of another precision."""
+        """Raises BadInput if the table was measured on another device or in another precision."""
         device = cluster.device.name
         if self.provenance.device != device:
             raise BadInput(
@@ -305,10 +314,10 @@ class Table(Document):
 
 
 def read_table(path: Path) -> Table:
-    """The table in a JSON file. Raises BadInput for a missing file, a bad number or a missing provenance."""
+    """Read a table from a JSON file. Raises BadInput for a missing file or an invalid table."""
     return read_json(Table, path, "table")
 
 
 def write_table(path: Path, table: Table) -> None:
-    """Writes the table's one canonical text."""
+    """Write the table as canonical JSON."""
     write_atomically(path, canonical_json(table))

@@ -1,4 +1,4 @@
-"""What ran where from when to when, predicted or measured, in one schema."""
+"""Traces: which instruction ran on which rank from when to when, predicted or measured, in one schema."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from meshwright.profiles.segments import SEGMENT_BYTES, Line, append_lines, file
 from meshwright.profiles.values import require_file
 
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
-"""Facts of a stage's span: bytes on its rank while it runs, and those that stay when it has ended."""
+"""Facts of a stage's span: memory in use on its rank while it runs, and after it has ended."""
 
 NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", "tool_seconds"
-"""Facts of a generation of several turns: tokens that tools told, and on a rank that calls them how often it did and
-the seconds until they were answered, together."""
+"""Facts of a multi-turn generation: number of tool tokens; and, on the rank that calls tools, the number of calls and
+the sum of their latencies."""
 
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
-"""Facts of a generation that controllers decided about: its turn's longest chunks, and sequences beyond a batch."""
+"""Facts of a generation under run-time controllers: the longest chunk in the period, and the overcommit."""
 
 NUM_DRAWN, NUM_DRAWN_TOKENS = "num_drawn", "num_drawn_tokens"
-"""Facts of a generation that overcommits, or comes in waves: responses to the prompt batches that it has made whole, or
-to the wave, and their tokens."""
+"""Facts of a generation with overcommit or in waves: the number of responses in the prompt batches that it completed,
+or in the wave, and their tokens."""
 
 NUM_PROMPT_TOKENS = "num_prompt_tokens"
-"""Fact of a generation of one wave of dynamic sampling, beside those of what was drawn: tokens of the prompts."""
+"""Fact of the generation of one wave of dynamic sampling, in addition to the sampled tokens: tokens of the prompts."""
 
 LIVE = "num_live_sequences"
-"""Fact of a span: sequences in flight on its rank's replica, on average over the span."""
+"""Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
 
 MOST_AHEAD = 8
-"""Lines of a trace are behind those of so many steps earlier: stages work ahead by less."""
+"""Upper bound on the steps by which stages run ahead: a line comes after all lines of this many steps earlier."""
 
 MOST_SPANS = 50_000
-"""Spans that are held at once: as events of a timeline some 400 MiB. Of a longer trace the last steps are read, or one
-step after the other."""
+"""Maximum number of spans held in memory: as timeline events some 400 MiB. Only the last steps of a longer trace are
+read, or one step at a time."""
 
-_LEAST_STEPS = 20
-"""Steps that are read of any trace that has them, however many ranks there are: fewer say little."""
+_MIN_STEPS = 20
+"""Minimum number of steps that are read, whatever the number of ranks: fewer are not representative."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
     """One instruction on one rank. Times are seconds since the start of the run.
 
-    `clock` says whose time it is: measured, rehearsed or simulated.
+    `clock` is measured, rehearsed or simulated.
     """
 
     step: int
@@ -70,7 +70,7 @@ class Span:
 
 
 class Ends(NamedTuple):
-    """The stages between which weights or experience go."""
+    """The stages from and to which weights or experience are moved."""
 
     source: str
     target: str
@@ -80,21 +80,21 @@ class Ends(NamedTuple):
 
 
 def instruction_name(kind: str, source: str, target: str) -> str:
-    """The name of an instruction of this kind (refit, send or receive) by which something goes from stage to stage."""
+    """Return the name of a refit, send or receive instruction between two stages."""
     return f"{kind} {Ends(source, target)}"
 
 
 def ends_of(span: Span) -> Ends:
-    """The stages that `instruction_name` had of a refit, a send or a receive."""
+    """Return the stages in the name of a refit, send or receive: the inverse of `instruction_name`."""
     source, _, target = span.instruction.removeprefix(f"{span.kind} ").partition(" -> ")
     return Ends(source, target)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The spans of one run on one clock, with the ranks of each pool; `name` tells it from other runs of its clock.
+    """The spans of one run on one clock, with the ranks of each pool; `name` distinguishes runs on the same clock.
 
-    `step_seconds` are those that the run itself has told of the steps that have spans, if it has.
+    `step_seconds` are the step times that the run itself recorded, for steps that have spans; empty if it did not.
     """
 
     spans: tuple[Span, ...]
@@ -104,76 +104,85 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The clock, in capitals unless it is measured, and the name."""
+        """Clock and name of the run; the clock is in capitals unless it is measured."""
         clocks = sorted({span.clock for span in self.spans})
-        told = " and ".join(clock if clock == "measured" else clock.upper() for clock in clocks)
-        return f"{told} {self.name}".strip()
+        clock_names = " and ".join(clock if clock == "measured" else clock.upper() for clock in clocks)
+        return f"{clock_names} {self.name}".strip()
 
 
 def write_spans(path: Path, spans: Iterable[Span], *, segment_bytes: int = SEGMENT_BYTES) -> None:
-    """One JSON object per line, keys sorted; appended to what is there."""
+    """Append spans to a trace, one JSON object per line with sorted keys."""
     lines = (json.dumps(asdict(span), sort_keys=True) + "\n" for span in spans)
     append_lines(path, lines, segment_bytes=segment_bytes)
 
 
 def iter_spans(path: Path) -> Iterator[Span]:
-    """The spans of a trace written by `write_spans`, its segments included, one after the other. Raises BadInput naming
-    the first line that is not a span."""
+    """Iterate over the spans of a trace that `write_spans` wrote, including its segments.
+
+    Raises BadInput, naming the first line that is not a span.
+    """
     if not (files := files_of(path)):
         require_file(path, "trace", sys.maxsize)
     for line in lines_of(*files):
-        yield _span_in(line)
+        yield _parse_line(line)
 
 
 def read_spans(path: Path) -> tuple[Span, ...]:
-    """All spans of a trace. Raises BadInput as `iter_spans`."""
+    """Read all spans of a trace. Raises BadInput like `iter_spans`."""
     return tuple(iter_spans(path))
 
 
-def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _LEAST_STEPS) -> tuple[Span, ...]:
-    """The spans of a trace that has at most so many; of a longer one those of the last steps that are whole, and of so
-    many steps at least. Raises BadInput naming the line that is not a span, of those that are read."""
-    files, chosen, num_lines = files_of(path), list[Path](), 0
+def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _MIN_STEPS) -> tuple[Span, ...]:
+    """Read all spans of a trace with at most `most` spans; of a longer trace, those of its last complete steps.
+
+    At least the last `least_steps` steps are read. Raises BadInput, naming a line read that is not a span.
+    """
+    files, files_read, num_lines = files_of(path), list[Path](), 0
     for file in reversed(files):
-        chosen.insert(0, file)
+        files_read.insert(0, file)
         num_lines += sum(1 for _ in lines_of(file))
         if num_lines > most:
             break
     else:
         return read_spans(path)
     begin = num_lines - most
-    dropped, kept = -sys.maxsize, list[Span]()  # the newest step of which a span was dropped
-    for number, line in enumerate(islice(lines_of(*chosen), max(0, begin - most), None), start=max(0, begin - most)):
-        span = _span_in(line)
+    newest_dropped, kept = -sys.maxsize, list[Span]()  # the newest step with a dropped span
+    for number, line in enumerate(
+        islice(lines_of(*files_read), max(0, begin - most), None), start=max(0, begin - most)
+    ):
+        span = _parse_line(line)
         if number < begin:
-            dropped = max(dropped, span.step)
+            newest_dropped = max(newest_dropped, span.step)
         else:
             kept.append(span)
-    whole = tuple(span for span in kept if span.step > dropped)
-    return whole if len({span.step for span in whole}) >= least_steps else read_last_spans(path, least_steps)
+    complete = tuple(span for span in kept if span.step > newest_dropped)
+    return complete if len({span.step for span in complete}) >= least_steps else read_last_spans(path, least_steps)
 
 
 def by_step(spans: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:
-    """The spans of each step, in the order of the trace, of which a few steps are held at once."""
-    found: dict[int, list[Span]] = defaultdict(list)
+    """Group spans by step, keeping their order; only a few steps are held in memory."""
+    spans_by_step: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.step not in found:
-            for step in sorted(step for step in found if step <= span.step - MOST_AHEAD):
-                yield step, found.pop(step)
-        found[span.step].append(span)
-    yield from sorted(found.items())
+        if span.step not in spans_by_step:
+            for step in sorted(step for step in spans_by_step if step <= span.step - MOST_AHEAD):
+                yield step, spans_by_step.pop(step)
+        spans_by_step[span.step].append(span)
+    yield from sorted(spans_by_step.items())
 
 
 def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
-    """The spans of the last steps in a trace, in the order of the file, which may still grow: a line counts when it is
-    whole. It is read from its end, so that it may be long. Raises BadInput naming the line that is not a span."""
+    """Read the spans of the last steps of a trace, in the order of the file.
+
+    The trace is read from its end, so that it may be long, and it may still grow: incomplete lines are ignored. Raises
+    BadInput, naming the line that is not a span.
+    """
     files = files_of(path)
     if not files:
         require_file(path, "trace", sys.maxsize)
     parts: list[list[Span]] = []
     newest = -sys.maxsize
     for file in reversed(files):
-        part = _last_of(file, num_steps, newest)
+        part = _last_spans_of_file(file, num_steps, newest)
         newest = max((newest, *(span.step for span in part)))
         parts.append(part)
         if part and part[0].step <= newest - num_steps - MOST_AHEAD:
@@ -181,30 +190,34 @@ def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
     return tuple(span for part in reversed(parts) for span in part if span.step > newest - num_steps)
 
 
-def _last_of(file: Path, num_steps: int, newest: int) -> list[Span]:
-    """The spans at the end of one file of a trace, from the last steps before `newest` or its own newest on, and some
-    before them, which come first."""
+def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
+    """The spans at the end of one file of a trace that cover the last steps before the newest one.
+
+    Some spans of earlier steps may precede them.
+    """
     if file.suffix == ".gz":
-        held: deque[Span] = deque()
-        for span in map(_span_in, lines_of(file)):
+        recent: deque[Span] = deque()
+        for span in map(_parse_line, lines_of(file)):
             newest = max(newest, span.step)
-            held.append(span)
-            while len(held) > 1 and held[1].step <= newest - num_steps - MOST_AHEAD:
-                held.popleft()
-        return list(held)
-    found: list[Span] = []
+            recent.append(span)
+            while len(recent) > 1 and recent[1].step <= newest - num_steps - MOST_AHEAD:
+                recent.popleft()
+        return list(recent)
+    reversed_spans: list[Span] = []
     try:
-        for line in _lines_from_the_end(file):
-            found.append(span_of(json.loads(line)))
-            newest = max(newest, found[-1].step)
-            if found[-1].step <= newest - num_steps - MOST_AHEAD:
+        for line in _lines_reversed(file):
+            reversed_spans.append(span_of(json.loads(line)))
+            newest = max(newest, reversed_spans[-1].step)
+            if reversed_spans[-1].step <= newest - num_steps - MOST_AHEAD:
                 break
     except (ValueError, TypeError, RecursionError):
-        raise BadInput(f"trace {file} line {len(found) + 1} from its end is not a span; delete that line.") from None
-    return found[::-1]
+        raise BadInput(
+            f"trace {file} line {len(reversed_spans) + 1} from its end is not a span; delete that line."
+        ) from None
+    return reversed_spans[::-1]
 
 
-def _span_in(line: Line) -> Span:
+def _parse_line(line: Line) -> Span:
     try:
         return span_of(json.loads(line.text))
     except (ValueError, TypeError, RecursionError):
@@ -213,8 +226,8 @@ def _span_in(line: Line) -> Span:
         ) from None
 
 
-def _lines_from_the_end(path: Path) -> Iterator[bytes]:
-    """Those that are whole."""
+def _lines_reversed(path: Path) -> Iterator[bytes]:
+    """The complete lines of a file, from the last to the first."""
     require_file(path, "trace", sys.maxsize)
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
@@ -222,18 +235,18 @@ def _lines_from_the_end(path: Path) -> Iterator[bytes]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end = text.rfind(b"\n")
             while end >= 0:
-                before = text.rfind(b"\n", 0, end)
-                yield text[before + 1 : end]
-                end = before
+                previous = text.rfind(b"\n", 0, end)
+                yield text[previous + 1 : end]
+                end = previous
 
 
 def is_number(number: Any) -> bool:
-    """Whether it is a number that a float holds."""
+    """True for an int or float within the range of finite floats."""
     return isinstance(number, int | float) and -sys.float_info.max <= number <= sys.float_info.max
 
 
 def span_of(value: Any) -> Span:
-    """The span that a line of a trace has. Raises TypeError or ValueError for what is no span."""
+    """Return the span of a parsed line of a trace. Raises TypeError or ValueError if it is not a span."""
     span = Span(**value)
     if not isinstance(span.facts, dict):
         raise TypeError
@@ -241,7 +254,7 @@ def span_of(value: Any) -> Span:
     numbers = span.start_seconds, span.end_seconds, *span.facts.values()
     if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
         raise ValueError
-    # Turns before the first step, in which stages only work ahead, count down from -1.
-    if not all(isinstance(whole, int) for whole in (span.step, span.rank)) or span.rank < 0:
+    # Periods before the first step, in which stages only run ahead, count down from -1.
+    if not all(isinstance(index, int) for index in (span.step, span.rank)) or span.rank < 0:
         raise ValueError
     return span

@@ -1,7 +1,7 @@
-"""How long things took in one step of a trace, without what a rank waited for another to come.
+"""Durations of stages and refits in one step of a trace, without time spent waiting for other ranks.
 
-Ranks that exchange something wait in it for the one that comes last, and their spans are longer by that. What keeps
-the last one is another stage, whose own span tells it: counted here too it would be counted twice.
+Ranks that communicate wait for the last one to arrive, which lengthens their spans. The cause of the delay is an
+earlier stage with spans of its own, so that counting the wait here would count it twice.
 """
 
 from __future__ import annotations
@@ -16,28 +16,32 @@ from meshwright.profiles.trace import Span
 
 
 def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
-    """The slowest replica's, from when its last rank begins until its last one ends, in all waves of a step together
-    where there are several. Replicas that train together, or share experts, are one. `spans` are the stage's own of one
-    step, at least one of the first rank of its pool."""
+    """Return the seconds of the slowest replica, from the start of its last rank to the end of its last rank.
+
+    The waves of a step are summed. Replicas that train together or share experts count as one. `spans` are those of the
+    stage in one step, with at least one on the first rank of its pool.
+    """
     first, is_one = min(span.rank for span in spans), stage.trains or layout.expert_replicas > 1
     by_rank: dict[int, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start_seconds):
         by_rank[span.rank].append(span)
     replicas: dict[int, list[list[Span]]] = defaultdict(list)
-    for rank, of_rank in by_rank.items():
-        replicas[0 if is_one else layout.coordinates(rank - first).dp].append(of_rank)
+    for rank, rank_spans in by_rank.items():
+        replicas[0 if is_one else layout.coordinates(rank - first).dp].append(rank_spans)
     return max(
         math.fsum(
             max(span.end_seconds for span in wave) - max(span.start_seconds for span in wave)
-            for wave in zip(*ranks, strict=False)  # of a trace that was cut short, the waves that all ranks have
+            for wave in zip(*ranks, strict=False)  # in an incomplete trace, only the waves that all ranks have
         )
         for ranks in replicas.values()
     )
 
 
 def refit_seconds(spans: Iterable[Span]) -> float:
-    """The most that a rank spends in the refits of one step, each of which takes what it takes the rank that comes
-    last; 0 without one. Other spans are passed over."""
+    """Return the largest sum over the refits of one step on any rank, 0 without refits; other spans are ignored.
+
+    A refit counts with its shortest span, that of the rank which arrives last and does not wait.
+    """
     refits: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == "refit":

@@ -1,4 +1,4 @@
-"""What a step has to process: how many sequences, and how long they are."""
+"""The workload of a step: number and lengths of sequences, sampling, minibatches and epochs."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Workload(Document):
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Workloads of one sample a prompt and of one turn are written as they were before there were others."""
-        found: dict[str, Any] = written(self)
+        """Omit optional fields with their default: workloads written before they existed stay byte-identical."""
+        fields: dict[str, Any] = written(self)
         if self.group_size == 1:
-            del found["group_size"]
+            del fields["group_size"]
         for name in ("turns", "dynamic_sampling", "best_of"):
             if getattr(self, name) is None:
-                del found[name]
-        return found
+                del fields[name]
+        return fields
 
     @model_validator(mode="after")
-    def _has_whole_groups(self) -> Self:
+    def _has_complete_groups(self) -> Self:
         if self.batch_size % self.group_size:
             fewer = self.batch_size // self.group_size * self.group_size
-            near = f"{fewer} or {fewer + self.group_size}" if fewer else f"{self.group_size}"
+            nearest = f"{fewer} or {fewer + self.group_size}" if fewer else f"{self.group_size}"
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of group_size={self.group_size}, the sequences of a "
-                f"prompt; use {near}"
+                f"prompt; use {nearest}"
             )
         return self
 
@@ -62,7 +62,7 @@ class Workload(Document):
         if self.turns and self.turns.max_tokens < self.response.max:
             raise ValueError(
                 f"turns.max_tokens={self.turns.max_tokens} is less than response.max={self.response.max}, the most "
-                "that one turn draws; raise it"
+                "that one turn samples; raise it"
             )
         return self
 
@@ -74,31 +74,31 @@ class Workload(Document):
                 "2 or more"
             )
         if self.dynamic_sampling and self.turns:
-            raise ValueError("dynamic_sampling and turns are not known together yet; remove one")
+            raise ValueError("dynamic_sampling and turns are not supported together yet; remove one")
         return self
 
     @model_validator(mode="after")
-    def _draws_more_than_it_keeps(self) -> Self:
+    def _samples_more_than_it_keeps(self) -> Self:
         if self.best_of is None:
             return self
         if self.best_of <= self.group_size:
             raise ValueError(
                 f"best_of={self.best_of} is not above group_size={self.group_size}, the samples of a prompt that are "
-                "trained on; draw more of them, or remove best_of"
+                "trained on; sample more of them, or remove best_of"
             )
         for other in ("turns", "dynamic_sampling"):
             if getattr(self, other):
-                raise ValueError(f"best_of and {other} are not known together yet; remove one")
+                raise ValueError(f"best_of and {other} are not supported together yet; remove one")
         return self
 
     @property
     def chooses(self) -> bool:
-        """Whether a step trains on some of what it draws, which scores say."""
+        """True if a step trains on a subset of its samples, selected by their scores."""
         return self.dynamic_sampling is not None or self.best_of is not None
 
     @property
     def candidates(self) -> Workload:
-        """What the samples of a step's prompts are chosen from: the batch, or with best_of all that are drawn."""
+        """The workload before selection by `best_of`: all samples of the step's prompts."""
         if self.best_of is None:
             return self
         update = {"batch_size": self.num_prompts * self.best_of, "group_size": self.best_of}
@@ -106,15 +106,15 @@ class Workload(Document):
 
     @property
     def wave(self) -> Workload:
-        """What is drawn at once for a step: its candidates, or with dynamic sampling a wave of prompts."""
+        """The workload that is generated at once: all candidates, or with dynamic sampling one wave of prompts."""
         if not self.dynamic_sampling:
             return self.candidates
-        drawn = self.dynamic_sampling.wave(self.num_prompts) * self.group_size
-        return self.model_copy(update={"batch_size": drawn, "dynamic_sampling": None, "num_minibatches": 1})
+        num_samples = self.dynamic_sampling.wave(self.num_prompts) * self.group_size
+        return self.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
 
     @property
     def num_prompts(self) -> int:
-        """Those of a step, each of which has a group of sequences."""
+        """Number of prompts of a step, each with a group of sequences."""
         return self.batch_size // self.group_size
 
     @cached_property
@@ -123,31 +123,31 @@ class Workload(Document):
 
     @cached_property
     def response_lengths(self) -> Histogram:
-        """Of all that stands behind a prompt: what is drawn and, with turns, what a tool tells."""
+        """Lengths of all that follows a prompt: sampled tokens and, in multi-turn rollouts, tool tokens."""
         return self.turns.lengths(self.response) if self.turns else self.response.resolve()
 
     @cached_property
     def drawn_lengths(self) -> Histogram:
-        """Of that what is drawn, over all turns."""
+        """Number of sampled tokens of a response, over all turns."""
         return self.turns.drawn(self.response) if self.turns else self.response_lengths
 
     @property
     def max_response(self) -> int:
-        """The most tokens behind a prompt."""
+        """Maximum number of tokens after a prompt."""
         return self.turns.max_tokens if self.turns else self.response.max
 
     @cached_property
     def sequence_lengths(self) -> Histogram:
-        """Prompt and response together, drawn independently."""
+        """Lengths of prompt and response together, which are taken as independent."""
         return self.prompt_lengths.plus(self.response_lengths)
 
     @cached_property
     def live_tokens(self) -> LiveTokens:
-        """Those of sequences in flight."""
+        """Model of the tokens that sequences in flight hold in the KV cache."""
         return LiveTokens(self.prompt_lengths, self.response_lengths, self.max_tokens)
 
     def cache_need(self, schedule: Schedule, dp: int) -> CacheNeed:
-        """The cache of each of `dp` replicas that generates by the schedule: the bound of its memory."""
+        """Size of the KV cache that each of `dp` replicas needs under the schedule."""
         rows = -(-self.batch_size // dp)
         in_flight = schedule.batches_in_flight * rows - (-schedule.overcommit // dp)
         return self.live_tokens.need(
@@ -160,7 +160,7 @@ class Workload(Document):
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence a step can produce."""
+        """Maximum number of tokens of a sequence."""
         return self.prompt.max + self.max_response
 
     @property
@@ -170,7 +170,7 @@ class Workload(Document):
 
 
 def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
-    """Where sequences run on, one replica alone may keep no pace (`planner.simulation.pace`)."""
+    """When batches arrive. A single replica need not keep an even pace (see `planner.simulation.pace`)."""
     if not schedule.runs_on:
         return Arrivals.NEVER
     if schedule.overcommit:

@@ -1,6 +1,6 @@
-"""The command line: every command parses its options, calls what answers and shows the answer.
+"""The command line.
 
-A command is loaded when it is called, and torch by what computes on a device: help comes at once, and so does planning.
+A command is imported when it is called, and torch only by commands that use a device, so help and planning start fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.runtime.commands.listed import Commands
 from meshwright.runtime.records.lasting_output import open_standard_streams
 
 _INTERRUPTED = 130
-"""What a shell makes of Ctrl-C."""
+"""Exit code of a shell after Ctrl-C."""
 
 app = typer.Typer(
     cls=Commands,
@@ -31,8 +31,8 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"meshwright {version('meshwright')}")
@@ -42,48 +42,50 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def of_all_commands(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before a command."""
 
 
 def main() -> None:
-    """Runs the command line; an error is one sentence and an exit code."""
+    """Run the command line; an error is one sentence and an exit code."""
     open_standard_streams()
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
-        code = _tell(error)
+        code = _print_error(error)
     except TyperException as error:
-        code = _tell(BadInput(_of_usage(error)))
-    except BrokenPipeError:  # who reads has read enough
+        code = _print_error(BadInput(_usage_sentence(error)))
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
         path = f" {error.filename}" if error.filename else ""
         if is_full(error):
-            code = _tell(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
+            code = _print_error(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
         else:
-            code = _tell(BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions."))
+            code = _print_error(
+                BadInput(f"cannot use{path}: {error.strerror or error}; check the path and its permissions.")
+            )
     except MemoryError:
-        code = _tell(BadInput("this takes more memory than there is; ask for less."))
+        code = _print_error(BadInput("this takes more memory than there is; ask for less."))
     if code == _INTERRUPTED:
-        print("stopped by the user; what was written before stays.", file=sys.stderr, flush=True)
-        os._exit(code)  # nothing is left to do, and torch takes seconds to be taken down
+        print("stopped by the user; files that were written before stay.", file=sys.stderr, flush=True)
+        os._exit(code)  # at once, because torch takes seconds to shut down
     sys.exit(code or 0)
 
 
-def _of_usage(error: TyperException) -> str:
-    """What is wrong with an option or an argument, and where they are listed."""
-    told = " ".join(error.format_message().split()).rstrip(".")
+def _usage_sentence(error: TyperException) -> str:
+    """Return a usage error as one sentence that names the help."""
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return f"{told[:1].lower()}{told[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
+    return f"{message[:1].lower()}{message[1:]}; see `{context.command_path if context else 'meshwright'} --help`."
 
 
-def _tell(error: MeshwrightError) -> int:
-    """Prints the error on one line, whatever it names."""
-    told = escape(printable(" ".join(str(error).split("\n"))))
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {told}")
+def _print_error(error: MeshwrightError) -> int:
+    """Print the error on one line and return its exit code."""
+    message = escape(printable(" ".join(str(error).split("\n"))))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {message}")
     return error.exit_code

@@ -23,7 +23,7 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution import run_watch
 from meshwright.runtime.execution.actions import Actions
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.train import _work_alone
+from meshwright.runtime.execution.train import _run_locked
 from meshwright.runtime.launch.launch import Preparation, launch
 from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.training.refit import RefitCopy
@@ -159,7 +159,7 @@ def _hanging(asked: RunRequest, planted: Planted) -> object:
     run_watch._MEETING_SECONDS = ALLOWED_SECONDS
     if dist.get_rank() == planted.rank:
         _plant(planted.where, asked.out)
-    return _work_alone(asked)
+    return _run_locked(asked)
 
 
 def _plant(where: str, out: Path) -> None:

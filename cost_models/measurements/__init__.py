@@ -1,1 +1,1 @@
-"""What a measured table says of a shard, kernel or body, between and beyond its points."""
+"""Times and memory from a measured table, interpolated between its points and extrapolated beyond them."""

@@ -1,7 +1,7 @@
-"""A table made of measured operators: the forward, prefill and decode bodies of shards, added up kernel by kernel.
+"""A table built from measured operators: forward, prefill and decode passes of shards, summed kernel by kernel.
 
-GEMMs and attention are measured; element-wise work and launches are by equation, as in `compute`. Nobody measured
-training for it, so the table has none, and a blended model answers by equation there.
+GEMMs and attention are measured; element-wise work and launches are by equation, as in `compute`. The operators include
+no training, so the table has none and a blended model uses equations for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.profiles.table import Body, Collective, Exchange, Measurement, P
 from meshwright.profiles.workload import Workload
 
 BODIES = (Body.FORWARD, Body.PREFILL, Body.DECODE)
-"""The bodies that the operators make up."""
+"""The kinds of passes that the operators cover."""
 
 _UNKNOWN = "not told"
 
@@ -30,27 +30,29 @@ _UNKNOWN = "not told"
 def imported_points(
     graph: StageGraph, models: Iterable[Mapping[Role, ModelSpec]], workloads: Iterable[Workload], cluster: Cluster
 ) -> tuple[Point, ...]:
-    """What there is to make for these jobs, each point once."""
-    lengths = tuple(workloads)
-    found = (point for specs in models for workload in lengths for point in points(graph, specs, workload, cluster))
-    return tuple(dict.fromkeys(point for point in found if point.body in BODIES))
+    """Return the distinct points that a table for these jobs needs."""
+    all_workloads = tuple(workloads)
+    candidates = (
+        point for specs in models for workload in all_workloads for point in points(graph, specs, workload, cluster)
+    )
+    return tuple(dict.fromkeys(point for point in candidates if point.body in BODIES))
 
 
 def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Cluster, precision: str, date: str) -> Table:
-    """The table of these points. Raises BadInput for a job in another precision than the operators'."""
+    """Return the table of these points. Raises BadInput if the job's precision is not that of the operators."""
     if precision != operators.precision:
-        known = operators.precision
-        raise BadInput(f"the operators of {PACKAGE} are in {known} and the job runs in {precision}; profile it.")
+        measured = operators.precision
+        raise BadInput(f"the operators of {PACKAGE} are in {measured} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
     kernels = MeasuredKernels(operators, cluster.device, efficiency)
-    passes = engine_named(GRAPH).passes_on(cluster.device.kind)
+    framework = engine_named(GRAPH).passes_on(cluster.device.kind)
     shards: dict[Shape, AnalyticShard] = {}
     rows = []
     for point in wanted:
         if point.shape not in shards:
             model = point.shape.model(num_layers=1, max_positions=1)
             shards[point.shape] = AnalyticShard(
-                model, cluster.device, precision, efficiency, 1.0, framework=passes, kernels=kernels
+                model, cluster.device, precision, efficiency, 1.0, framework=framework, kernels=kernels
             )
         rows.append(_measurement(shards[point.shape], point))
     provenance = imported_provenance(operators, precision, date)
@@ -58,12 +60,12 @@ def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Clust
 
 
 def imported_collectives(operators: Operators) -> tuple[Collective, ...]:
-    """The collectives between devices, as a table has them."""
+    """Return the measured collectives as rows of a table."""
     return tuple(_collective(message, seconds) for message, seconds in operators.collectives.items())
 
 
 def imported_provenance(operators: Operators, precision: str, date: str) -> Provenance:
-    """Where the operators come from, and the day on which they were put together."""
+    """Return the provenance of a table built from these operators on `date`."""
     package, engine, network = (f"{name} {version}" for name, version in operators.versions.items())
     return Provenance.model_validate(
         {

@@ -1,6 +1,6 @@
 """Piecewise-linear curves and surfaces through measured points.
 
-Beyond the points the nearest piece goes on, and the answer says that it is extrapolated; it is never negative.
+Beyond the points the nearest piece is extended; the result is marked as extrapolated and is never negative.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from meshwright.cost_models.cost import Source, least_trusted
 
 
 class Curve:
-    """Seconds as a function of one size. One point alone scales in proportion to the size."""
+    """Seconds as a function of one size; a single point scales in proportion to the size."""
 
     def __init__(self, points: Mapping[float, float]) -> None:
         self._sizes = sorted(points)
         self._seconds = [points[size] for size in self._sizes]
 
     def at(self, size: float) -> tuple[float, Source]:
-        """The seconds at a size, and how they are known."""
+        """Return the seconds at a size, and their source."""
         return _line(self._sizes, self._seconds, size)
 
 
 class Surface:
-    """Seconds as a function of rows and of a length: a curve over rows for each measured length, joined linearly."""
+    """Seconds as a function of rows and a length: a curve over rows for each measured length, interpolated linearly."""
 
     def __init__(self, points: Mapping[tuple[float, float], float]) -> None:
         self._lengths = sorted({length for _, length in points})
@@ -34,12 +34,12 @@ class Surface:
         ]
 
     def at(self, rows: float, length: float) -> tuple[float, Source]:
-        """The seconds at a number of rows and a length, and how they are known."""
+        """Return the seconds at a number of rows and a length, and their source."""
         values = [curve.at(rows) for curve in self._curves]
         seconds, source = _line(self._lengths, [value for value, _ in values], length)
         if source is Source.MEASURED:
             return values[self._lengths.index(length)]
-        return seconds, least_trusted([source, *(known for _, known in values)])
+        return seconds, least_trusted([source, *(source_of_curve for _, source_of_curve in values)])
 
 
 def _line(sizes: Sequence[float], seconds: Sequence[float], size: float) -> tuple[float, Source]:

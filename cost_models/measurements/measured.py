@@ -1,8 +1,8 @@
-"""Times of a shard read from a measured table: exact at its points, interpolated between, extrapolated beyond.
+"""Times of a shard from a measured table: exact at its points, interpolated between, extrapolated beyond.
 
-Two depths at one point give the time of a layer (their slope) and of embedding and head (what is left). Depths that
-were not measured repeat the measured layer, and count as interpolated. So do the times of a table whose bodies were put
-together from imported operators.
+Measurements at two depths give the time of a layer (their slope) and of embedding and head (the remainder). Depths that
+were not measured repeat the measured layer and count as interpolated. So do the times of a table built from imported
+operators.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from meshwright.profiles.table import Body, Measurement, Shape, Table, shape_of
 
 
 class MeasuredShard(Shard):
-    """Times of one of `tp` shards of `model`, from the table: of the bodies that it covers."""
+    """Times of one of `tp` shards of `model`, for the kinds of passes that the table covers."""
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
         self._surfaces = {body: surfaces(parts) for body, parts in splits(table, shape_of(model, tp), _seconds).items()}
         is_own = table.provenance.origin is None
-        self._whole = {m.point.body for m in table.measurements if is_own and m.point.num_layers == model.num_layers}
-        """Bodies that were measured of as many layers."""
+        self._full_depth = {
+            m.point.body for m in table.measurements if is_own and m.point.num_layers == model.num_layers
+        }
+        """Kinds of passes that were measured at the model's own depth."""
         self._known: dict[tuple[Body, float, float, float], Time] = {}
 
     def covers(self, body: Body) -> bool:
-        """Whether the table has this body for this shape at two depths."""
+        """Return True if the table has this kind of pass for this shape at two depths."""
         return body in self._surfaces
 
     def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
@@ -39,30 +41,30 @@ class MeasuredShard(Shard):
     def _time(self, body: Body, rows: float, length: float) -> Time:
         layers, ends = self._surfaces[body]
         layer, source = layers.at(rows, length)
-        best = Source.MEASURED if body in self._whole else Source.INTERPOLATED
-        return Time(layer, ends.at(rows, length)[0], least_trusted([source, best]))
+        best_source = Source.MEASURED if body in self._full_depth else Source.INTERPOLATED
+        return Time(layer, ends.at(rows, length)[0], least_trusted([source, best_source]))
 
 
 def surfaces(parts: dict[tuple[float, float], tuple[float, float]]) -> tuple[Surface, Surface]:
-    """What a layer takes, and what the ends take."""
+    """Return the surface of a layer, and that of embedding and head."""
     return Surface({at: layer for at, (layer, _) in parts.items()}), Surface({at: e for at, (_, e) in parts.items()})
 
 
 def splits(
     table: Table, shape: Shape, amount: Callable[[Measurement], float | None]
 ) -> dict[Body, dict[tuple[float, float], tuple[float, float]]]:
-    """(amount of a layer, amount of the ends) by body and (rows, length), where it was measured at two depths."""
+    """Return (amount of a layer, amount of the ends) by body and (rows, length), if measured at two depths."""
     by_depth: dict[tuple[Body, float, float], dict[int, float]] = {}
     for measurement in table.measurements:
         point, measured = measurement.point, amount(measurement)
         if point.shape == shape and measured is not None:
             length = point.context if point.body is Body.DECODE else point.tokens
             by_depth.setdefault((point.body, point.rows, length), {})[point.num_layers] = measured
-    found: dict[Body, dict[tuple[float, float], tuple[float, float]]] = {}
+    parts_by_body: dict[Body, dict[tuple[float, float], tuple[float, float]]] = {}
     for (body, rows, reach), by_layers in by_depth.items():
         if len(by_layers) > 1:
-            found.setdefault(body, {})[rows, reach] = _split(by_layers)
-    return found
+            parts_by_body.setdefault(body, {})[rows, reach] = _split(by_layers)
+    return parts_by_body
 
 
 def _seconds(measurement: Measurement) -> float | None:
@@ -70,7 +72,7 @@ def _seconds(measurement: Measurement) -> float | None:
 
 
 def _split(amounts: dict[int, float]) -> tuple[float, float]:
-    """What a layer and the ends take, from the shallowest and the deepest model; noise makes neither negative."""
+    """Return the amounts of a layer and the ends, from the shallowest and the deepest model; neither is negative."""
     shallow, deep = min(amounts), max(amounts)
     layer = max(0.0, (amounts[deep] - amounts[shallow]) / (deep - shallow))
     layer = min(layer, amounts[deep] / deep)

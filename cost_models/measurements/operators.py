@@ -1,7 +1,7 @@
-"""Kernels that were measured one by one: a law of `kernels` times how far the measured neighbours are from it.
+"""Times of individually measured kernels: the equation of `kernels` times a ratio from the measured neighbours.
 
-Between measured sizes the ratio of measured to predicted seconds changes smoothly where the seconds themselves jump,
-so the ratio is interpolated, in the logarithms of the sizes. Beyond them the outermost ratio holds.
+The seconds themselves jump between measured sizes, but the ratio of measured to predicted seconds changes smoothly, so
+the ratio is interpolated, in the logarithms of the sizes. Beyond the measured sizes the outermost ratio is used.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ class MeasuredKernels(Kernels):
     """Kernel times on the device and in the precision of these operators."""
 
     def __init__(self, operators: Operators, device: Device, efficiency: Efficiency) -> None:
-        numbers, flops = PRECISIONS[operators.precision], device.flops_per_second[operators.precision]
+        number_format, flops = PRECISIONS[operators.precision], device.flops_per_second[operators.precision]
         super().__init__(
-            device, efficiency, flops_per_second=flops, weight_bytes=numbers.weight_bytes, size=numbers.size
+            device, efficiency, flops_per_second=flops, weight_bytes=number_format.weight_bytes, size=number_format.size
         )
-        self._cache_bytes = numbers.cache_bytes
+        self._cache_bytes = number_format.cache_bytes
         self._gemms = _Ratios(operators.gemms, lambda key: Kernels.gemm(self, *key))
-        self._prompts = {heads: self._of_prompts(heads, known) for heads, known in operators.prompts.items()}
-        self._caches = {heads: self._of_caches(heads, known) for heads, known in operators.decoding.items()}
+        self._prefill = {heads: self._prefill_ratios(heads, measured) for heads, measured in operators.prompts.items()}
+        self._decode = {heads: self._decode_ratios(heads, measured) for heads, measured in operators.decoding.items()}
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
-        """Seconds of [rows, inner] x [inner, outer]."""
+        """Return the seconds of [rows, inner] x [inner, outer]."""
         return super().gemm(rows, inner, outer) * self._gemms.at((rows, inner, outer))
 
     def products(self, shapes: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-        """Seconds by rows of one product after the other, each as `gemm`."""
+        """Return a function of rows: the sum of `gemm` over shapes (inner, outer)."""
         return lambda rows: sum(self.gemm(rows, inner, outer) for inner, outer in shapes)
 
     def attention(self, rows: float, tokens: float, context: float, heads: Heads, *, cache_bytes: float) -> float:
-        """Seconds as `Kernels.attention`, by the ratios of the measured heads that are most alike."""
+        """Return the seconds of `Kernels.attention`, scaled by the ratios of the most similar measured heads."""
         if tokens == 1 and context:
             return self.decoding(heads, cache_bytes)(rows, context)
         predicted = super().attention(rows, tokens, context, heads, cache_bytes=cache_bytes)
-        return predicted * _nearest(self._prompts, heads).at((rows, tokens))
+        return predicted * _nearest(self._prefill, heads).at((rows, tokens))
 
     def decoding(self, heads: Heads, cache_bytes: float) -> Callable[[float, float], float]:
-        """Seconds by rows and cached tokens as `Kernels.decoding`, by the ratios of the heads that are most alike."""
-        law, ratios = super().decoding(heads, cache_bytes), _nearest(self._caches, heads)
+        """Return the function of `Kernels.decoding`, scaled by the ratios of the most similar measured heads."""
+        law, ratios = super().decoding(heads, cache_bytes), _nearest(self._decode, heads)
         return lambda rows, context: law(rows, context) * ratios.at((rows, context))
 
-    def _of_prompts(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
+    def _prefill_ratios(self, heads: HeadCounts, measured: Mapping[Attention, float]) -> _Ratios:
         whole, size = Heads(*heads), self._cache_bytes
-        return _Ratios(known, lambda key: Kernels.attention(self, key[0], key[1], 0, whole, cache_bytes=size))
+        return _Ratios(measured, lambda key: Kernels.attention(self, key[0], key[1], 0, whole, cache_bytes=size))
 
-    def _of_caches(self, heads: HeadCounts, known: Mapping[Attention, float]) -> _Ratios:
+    def _decode_ratios(self, heads: HeadCounts, measured: Mapping[Attention, float]) -> _Ratios:
         law = super().decoding(Heads(*heads), self._cache_bytes)
-        return _Ratios(known, lambda key: law(key[0], key[1]))
+        return _Ratios(measured, lambda key: law(key[0], key[1]))
 
 
 class _Ratios:
-    """Measured over predicted seconds on a grid of sizes, of which some may be missing."""
+    """Ratios of measured to predicted seconds on a grid of sizes, of which some may be missing."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Ratios:
         self._law = law
 
     def at(self, sizes: Sequence[float]) -> float:
-        """The ratio at these sizes: the mean of the grid's corners around them, weighted by nearness."""
+        """Return the ratio at these sizes: the mean of the grid's corners around them, weighted by proximity."""
         total = weights = 0.0
         for corner, weight in _corners(self._axes, sizes):
             if corner in self._measured:
@@ -86,7 +86,7 @@ class _Ratios:
 
 
 def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterator[tuple[tuple[float, ...], float]]:
-    """Corners of the cell that holds the sizes, each with its weight; sizes beyond the grid are put at its edge."""
+    """Yield the corners of the cell around the sizes, each with its weight; sizes are clamped to the grid."""
     if not axes:
         yield (), 1.0
         return
@@ -100,10 +100,10 @@ def _corners(axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> Iterato
                 yield (end, *corner), part * weight
 
 
-def _nearest(known: Mapping[HeadCounts, _Ratios], heads: Heads) -> _Ratios:
-    return known[min(known, key=partial(_distance, heads[:3]))]
+def _nearest(ratios: Mapping[HeadCounts, _Ratios], heads: Heads) -> _Ratios:
+    return ratios[min(ratios, key=partial(_distance, heads[:3]))]
 
 
 def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """How unlike two tuples of sizes are: the sum of the logarithms of their ratios."""
+    """Return the distance of two tuples of sizes: the sum of the absolute logarithms of their ratios."""
     return sum(abs(math.log(a / b)) for a, b in zip(one, other, strict=True))

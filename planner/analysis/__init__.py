@@ -1,1 +1,1 @@
-"""What can be asked of a plan: why, what if, what else, and how it compares with what was measured."""
+"""Analyses of a plan: explanation, what-if, alternatives, re-planning, and predictions against measurements."""

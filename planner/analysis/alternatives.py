@@ -1,6 +1,7 @@
-"""What else each stage could have been given: the next best choices, everything else of the plan staying as it is.
+"""Alternatives: the next best choices of each stage, with the rest of the plan unchanged.
 
-Each alternative is a whole plan, timed by the evaluator in the same order of tasks; those that do not fit are left out.
+Each alternative is a whole plan that the evaluator times with the same order of tasks; plans that do not fit in memory
+are left out.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from meshwright.planner.search.frontier import Frontier, frontiers
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
-_FASTEST = 4
-"""Fitting candidates tried per stage and pool; slower ones on the same pool seldom make a better plan."""
+_MAX_TRIED = 4
+"""The most fitting candidates evaluated for each stage and pool; slower ones seldom make a better plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """One other choice for a stage; `delta_seconds` is how much longer the step would be."""
+    """Another choice for a stage; `delta_seconds` is the increase of the step time."""
 
     ranks: Ranks
     layout: Layout
@@ -37,7 +38,8 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Considered:
-    """What the search looked at for one stage: the best other choices, and how many were left out by which rule."""
+    """The choices that the search considered for one stage: the best alternatives, and the number of choices that each
+    rule rejected."""
 
     stage: str
     runners_up: tuple[Alternative, ...]
@@ -45,44 +47,47 @@ class Considered:
 
 
 def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Considered, ...]:
-    """The `most` best other choices of each stage, under the plan's pins. `model` prices the plan's own facts."""
+    """Return up to `most` best alternatives of each stage, under the plan's pins. `model` is the cost model of the
+    plan's own facts."""
     edges = handovers(plan.facts, model)
     return tuple(
         Considered(
-            stage=found.stage.name,
-            runners_up=_best(_tried(plan, model, edges, found), most),
-            rejected=dict(found.rejected),
+            stage=frontier_of_stage.stage.name,
+            runners_up=_best(_fitting_alternatives(plan, model, edges, frontier_of_stage), most),
+            rejected=dict(frontier_of_stage.rejected),
         )
-        for found in frontiers(plan.facts, model, parse_pins(plan.pins, plan.graph))
+        for frontier_of_stage in frontiers(plan.facts, model, parse_pins(plan.pins, plan.graph))
     )
 
 
-def _best(tried: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
-    """The fastest, one per size of pool and layout, so that they differ in more than a position or a micro-batch."""
+def _best(alternatives: Iterator[Alternative], most: int) -> tuple[Alternative, ...]:
+    """The fastest alternatives, one for each layout, so that they differ in more than a position or a micro-batch."""
     best: dict[Layout, Alternative] = {}
-    for one in tried:
-        known = best.get(one.layout)
-        if known is None or one.period_seconds < known.period_seconds:
-            best[one.layout] = one
+    for alternative in alternatives:
+        fastest = best.get(alternative.layout)
+        if fastest is None or alternative.period_seconds < fastest.period_seconds:
+            best[alternative.layout] = alternative
     return tuple(sorted(best.values(), key=lambda a: (a.period_seconds, a.ranks, a.layout))[:most])
 
 
-def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Frontier) -> Iterator[Alternative]:
-    """Plans that differ in one stage's choice and fit in memory: the fastest few of every pool."""
-    stage, picks, order = found.stage.name, _picks(plan), _order(plan)
+def _fitting_alternatives(
+    plan: Plan, model: CostModel, edges: Sequence[Handover], frontier_of_stage: Frontier
+) -> Iterator[Alternative]:
+    """The fastest few alternatives of a stage on every pool that fit in memory."""
+    stage, picks, order = frontier_of_stage.stage.name, _picks(plan), _order(plan)
     origin = Origin(digests=plan.digests, pins=plan.pins, solver=plan.solver)
 
     def plan_with(pick: Pick) -> Plan:
         changed = {**picks, stage: pick}
         return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
 
-    for ranks in found.pools:
+    for ranks in frontier_of_stage.pools:
         room = room_for(plan, stage, ranks)
-        nearest = sorted(found.on(ranks), key=lambda candidate: candidate.seconds)
-        small = (Pick(ranks, c.choice) for c in nearest if c.peak_bytes - c.weights_bytes <= room)
+        fastest_first = sorted(frontier_of_stage.on(ranks), key=lambda candidate: candidate.seconds)
+        small = (Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= room)
         plans = ((pick, plan_with(pick)) for pick in small if pick != picks[stage])
         fitting = ((pick, other) for pick, other in plans if _fits(other))
-        for pick, other in islice(fitting, _FASTEST):
+        for pick, other in islice(fitting, _MAX_TRIED):
             yield Alternative(
                 ranks=ranks,
                 layout=pick.choice.layout,
@@ -93,18 +98,18 @@ def _tried(plan: Plan, model: CostModel, edges: Sequence[Handover], found: Front
 
 
 def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
-    """The most bytes that a stage can have on these ranks beside what the others keep there.
+    """The bytes that a stage may use on each of these ranks, given what other stages keep there.
 
-    Weights of the stage's own role are left out: they may come to be shared.
+    Weights of the stage's own role do not count, because the stage may share them.
     """
     role = plan.stage(stage).role
 
-    def kept(rank: int) -> float:
+    def kept_bytes(rank: int) -> float:
         others = [p for p in plan.placements if p.stage != stage and rank in plan.pool(p.pool).ranks]
         return sum(resident_bytes(plan, p) if plan.stage(p.stage).role != role else private_bytes(p) for p in others)
 
     first, last = ranks.first_rank, ranks.first_rank + ranks.num_ranks
-    return plan.facts.cluster.usable_bytes(first) - max(kept(rank) for rank in range(first, last))
+    return plan.facts.cluster.usable_bytes(first) - max(kept_bytes(rank) for rank in range(first, last))
 
 
 def _fits(plan: Plan) -> bool:
@@ -112,16 +117,16 @@ def _fits(plan: Plan) -> bool:
 
 
 def _picks(plan: Plan) -> dict[str, Pick]:
-    found = {}
+    picks = {}
     for placement in plan.placements:
         pool = plan.pool(placement.pool)
         choice = Choice(placement.layout, placement.schedule)
-        found[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), choice)
-    return found
+        picks[placement.stage] = Pick(Ranks(pool.first_rank, pool.num_ranks), choice)
+    return picks
 
 
 def _order(plan: Plan) -> tuple[str, ...]:
-    """The plan's order of tasks, with refits that only another choice would need at its start."""
+    """The plan's order of tasks, preceded by refits that only an alternative would need."""
     names = [task.name for task in tasks(plan)]
     absent = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
     return (*absent, *names)

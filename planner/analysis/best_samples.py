@@ -1,4 +1,4 @@
-"""What a plan that trains on the best of several samples draws and keeps, and which of its seconds are whose."""
+"""The samples that a plan with best of generates and keeps, and the seconds of the stages that see them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from meshwright.planner.plan.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class BestSamples:
-    """Of a step: samples of each of its prompts that are drawn, those of them that are kept, and the predicted seconds
-    of the stages that see all and of those that see the kept ones, each stage's added up."""
+    """Best of in one step: samples generated and kept for each prompt, and the predicted seconds of the stages that see
+    all samples and of those that see only the kept ones, each a sum over stages."""
 
     num_prompts: int
     num_drawn: int
@@ -23,29 +23,29 @@ class BestSamples:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell, for people."""
-        drawn, kept = self.num_prompts * self.num_drawn, self.num_prompts * self.num_kept
+        """Report lines."""
+        generated, kept = self.num_prompts * self.num_drawn, self.num_prompts * self.num_kept
         yield (
-            f"{self.num_drawn} samples of each of {self.num_prompts} prompts are drawn and scored, and the best "
-            f"{self.num_kept} are trained on: {drawn} and {kept} a step"
+            f"{self.num_drawn} samples of each of {self.num_prompts} prompts are generated and scored, and the best "
+            f"{self.num_kept} are trained on: {generated} and {kept} a step"
         )
         yield (
-            f"stages that see all {drawn} take {self.all_seconds:.3f} s, those that see the {kept} "
+            f"stages that see all {generated} take {self.all_seconds:.3f} s, those that see the {kept} "
             f"{self.kept_seconds:.3f} s"
         )
 
 
 def best_samples(plan: Plan) -> BestSamples | None:
-    """None where all that is drawn is trained on, and with dynamic sampling."""
+    """Return the samples of a step of a plan with best of, else None."""
     workload = plan.facts.workload
     if not workload.best_of:
         return None
     seconds = {p.stage: p.cost.total for p in plan.placements}
-    seeing = [stage.name for stage in plan.graph.stages if sees_waves(stage)]
+    see_all = [stage.name for stage in plan.graph.stages if sees_waves(stage)]
     return BestSamples(
         num_prompts=workload.num_prompts,
         num_drawn=workload.best_of,
         num_kept=workload.group_size,
-        all_seconds=math.fsum(seconds[name] for name in seeing),
-        kept_seconds=math.fsum(taken for name, taken in seconds.items() if name not in seeing),
+        all_seconds=math.fsum(seconds[name] for name in see_all),
+        kept_seconds=math.fsum(taken for name, taken in seconds.items() if name not in see_all),
     )

@@ -1,4 +1,4 @@
-"""What memory keeps each stage from: faster choices on the same ranks, for which there is no room."""
+"""Stages that memory limits: faster choices on the same ranks that do not fit."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from meshwright.planner.search.frontier import frontier
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
-_LEAST_GAIN = 1e-2
-"""Relative to the stage's seconds: what is faster by less is not worth telling."""
+_MIN_GAIN = 1e-2
+"""The smallest gain that is reported, relative to the stage's seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBack:
-    """The smallest of a stage's faster choices on its ranks that memory excludes, beside what else is kept there.
+    """The smallest of a stage's faster choices on its ranks that memory excludes, given what other stages keep there.
 
-    `gain_seconds` is what the stage alone would save, and `lacking_bytes` what a rank would need more.
+    `gain_seconds` is the gain of the stage alone, and `lacking_bytes` the memory that a rank lacks for it.
     """
 
     stage: str
@@ -31,22 +31,23 @@ class HeldBack:
 
 
 def held_back(plan: Plan, model: CostModel) -> tuple[HeldBack, ...]:
-    """The stages that memory binds, the largest gain first. `model` prices the plan's own facts."""
-    found = (_held_back(plan, model, placement.stage) for placement in plan.placements)
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: -one.gain_seconds))
+    """Return the stages that memory limits, the largest gain first. `model` is the cost model of the plan's own
+    facts."""
+    stages = (_held_back(plan, model, placement.stage) for placement in plan.placements)
+    return tuple(sorted((one for one in stages if one is not None), key=lambda one: -one.gain_seconds))
 
 
 def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
     pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
     ranks = Ranks(pool.first_rank, pool.num_ranks)
     pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
-    here = (*pins, Pin(stage, "pool", ranks))
-    candidates = frontier(plan.facts, model, plan.stage(stage), here, is_limited=False).on(ranks)
+    stage_pins = (*pins, Pin(stage, "pool", ranks))
+    candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).on(ranks)
     room = room_for(plan, stage, ranks)
     excluded = [
         candidate
         for candidate in candidates
-        if candidate.seconds < seconds * (1 - _LEAST_GAIN) and candidate.peak_bytes - candidate.weights_bytes > room
+        if candidate.seconds < seconds * (1 - _MIN_GAIN) and candidate.peak_bytes - candidate.weights_bytes > room
     ]
     if not excluded:
         return None

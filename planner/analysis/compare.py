@@ -1,4 +1,4 @@
-"""Predicted beside measured: what the plan says each thing of a step takes, and what a trace says."""
+"""Predicted against measured seconds of every stage, of all refits and of the step, from a plan and a trace."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Span
 from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 
-_BETWEEN = ("evaluate", "checkpoint")
+_NOT_PART_OF_A_STEP = ("evaluate", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Predicted and measured seconds of one thing in a step; measured is the median over steps after the first."""
+    """Predicted and measured seconds of a stage, of all refits, or of the step. The measured seconds are the median
+    over the steps after the first."""
 
     name: str
     predicted_seconds: float
@@ -30,40 +31,40 @@ class Comparison:
 
 
 def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-    """Predicted beside measured: each stage and all refits together, without waiting for the rank that comes
-    last, and the step.
+    """Compare predicted with measured seconds: each stage and all refits together, both without the wait for the
+    slowest rank to arrive, and the step.
 
-    A step in which something was not recorded, as a stage that works ahead of the first turn, does not count for it.
+    A stage is compared over the steps in which it was recorded; one that works ahead lacks some of the first.
     """
-    found: dict[int, list[Span]] = defaultdict(list)
+    spans_of_step: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        found[span.step].append(span)
+        spans_of_step[span.step].append(span)
     times = MeasuredSteps(plan)
-    for step, of_step in found.items():
-        times.add(step, of_step)
+    for step, step_spans in spans_of_step.items():
+        times.add(step, step_spans)
     return times.beside(step_seconds)
 
 
 class MeasuredSteps:
-    """Seconds of each stage, and of all refits, in every step of a run, whose spans come step by step."""
+    """Seconds of each stage, and of all refits, in every step of a run; spans are added step by step."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._seconds: dict[str, dict[int, float]] = defaultdict(dict)
 
     def add(self, step: int, spans: Iterable[Span]) -> None:
-        """Takes all spans of a step."""
-        found: dict[str, list[Span]] = defaultdict(list)
+        """Add all spans of a step."""
+        spans_of: dict[str, list[Span]] = defaultdict(list)
         for span in spans:
-            found[span.instruction if span.kind == "stage" else span.kind].append(span)
+            spans_of[span.instruction if span.kind == "stage" else span.kind].append(span)
         for p in self._plan.placements:
-            if p.stage in found:
-                self._seconds[p.stage][step] = stage_seconds(self._plan.stage(p.stage), p.layout, found[p.stage])
-        if "refit" in found:
-            self._seconds["refit"][step] = refit_seconds(found["refit"])
+            if p.stage in spans_of:
+                self._seconds[p.stage][step] = stage_seconds(self._plan.stage(p.stage), p.layout, spans_of[p.stage])
+        if "refit" in spans_of:
+            self._seconds["refit"][step] = refit_seconds(spans_of["refit"])
 
     def beside(self, step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
-        """As `compare`, of the steps that were taken."""
+        """Return the comparison over the added steps; see `compare`."""
         first = min(step_seconds)
         steps = [step for step in step_seconds if step > first] or [first]
         predicted = {p.stage: p.cost.total for p in sorted(self._plan.placements, key=lambda p: p.start_seconds)}
@@ -77,12 +78,12 @@ class MeasuredSteps:
         return (*rows, Comparison(name="step", predicted_seconds=self._plan.period_seconds, measured_seconds=whole))
 
     def _median(self, name: str, steps: Iterable[int]) -> float:
-        seen = [self._seconds[name][step] for step in steps if step in self._seconds[name]]
-        return statistics.median(seen) if seen else 0.0
+        measured = [self._seconds[name][step] for step in steps if step in self._seconds[name]]
+        return statistics.median(measured) if measured else 0.0
 
 
 def step_ends(graph: StageGraph, spans: Iterable[Span]) -> dict[int, float]:
-    """When the training of each step ended, in seconds since the start of the run."""
+    """The end of training of each step, in seconds since the start of the run."""
     ends: dict[int, float] = {}
     for span in spans:
         if span.instruction in graph.train_stage.values():
@@ -91,15 +92,15 @@ def step_ends(graph: StageGraph, spans: Iterable[Span]) -> dict[int, float]:
 
 
 def step_seconds(graph: StageGraph, spans: Sequence[Span]) -> dict[int, float]:
-    """Seconds from the end of each step to that of the next, without what comes between: evaluations and checkpoints.
+    """Seconds from the end of each step to the end of the next, without evaluations and checkpoints in between.
 
     The first step counts from the start of its first span.
     """
     ends = step_ends(graph, spans)
     began = min((span.start_seconds for span in spans if span.kind == "stage"), default=0.0)
-    other = {(s.kind, s.start_seconds): s for s in spans if s.kind in _BETWEEN}.values()
-    found: dict[int, float] = {}
+    pauses = {(s.kind, s.start_seconds): s for s in spans if s.kind in _NOT_PART_OF_A_STEP}.values()
+    seconds: dict[int, float] = {}
     for step, end in ends.items():
-        found[step] = end - began - sum(s.seconds for s in other if began <= s.start_seconds < end)
+        seconds[step] = end - began - sum(s.seconds for s in pauses if began <= s.start_seconds < end)
         began = end
-    return found
+    return seconds

@@ -1,9 +1,10 @@
-"""A run's trace corrects a table: the plan is asked again at the lengths that the run met.
+"""Calibration: corrections of a profile table from the trace of a run, with the plan re-evaluated at the observed
+lengths.
 
-First collectives, where stages that compute the same differ in what they exchange. Then computing: stages that share a
-shape and a body share a factor, which makes their sum right; groups are solved one after the other, because training
-with full recomputation runs the forward body too. Then refits. What the step takes beyond all that lies between its
-stages, and is charged to handing experience over.
+Collectives come first, where stages with the same computation communicate differently. Then computation: stages that
+share a shape and a kernel pass share one factor that makes their sum right. These groups are solved one after the
+other, since training with full recomputation runs the forward pass too. Then refits. What the step takes beyond all of
+this lies between its stages and is attributed to transfers of experience.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from meshwright.profiles.trace import Span, read_most_spans
 from meshwright.profiles.workload import Workload
 
 _WITHOUT_TABLE = "calibrate without a table"
-"""What nodes of several kinds do not allow."""
+"""The operation that a cluster of several kinds of nodes does not support, for the error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
-    """Seconds of a stage, of all refits, or of the step. `before` and `after` the calibration are predicted at the
-    lengths that the run met."""
+    """Seconds of a stage, of all refits, or of the step. Those before and after the calibration are predicted at the
+    lengths that the run observed."""
 
     stage: str
     planned_seconds: float
@@ -51,21 +52,21 @@ class StageRow:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Stages whose shards have one shape and compute the same bodies; `corrections`, one for each body, change nothing
-    until they are applied with a factor."""
+    """Stages whose shards have one shape and run the same kernel passes. `corrections`, one for each pass, have a
+    factor of 1 until they are applied."""
 
     stages: tuple[str, ...]
     corrections: tuple[Correction, ...]
 
     def applied(self, table: Table, factor: float) -> Table:
-        """The table with these corrections behind those that it has."""
-        mine = tuple(correction.model_copy(update={"factor": factor}) for correction in self.corrections)
-        return table.model_copy(update={"corrections": (*table.corrections, *mine)})
+        """The table with these corrections appended, with this factor."""
+        appended = tuple(correction.model_copy(update={"factor": factor}) for correction in self.corrections)
+        return table.model_copy(update={"corrections": (*table.corrections, *appended)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The corrected table, and what it changes. Response tokens are means per response."""
+    """The corrected table, with predictions before and after. Response tokens are means per response."""
 
     table: Table
     num_steps: int
@@ -75,53 +76,63 @@ class Calibration:
 
 
 def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
-    """The trace of a run of this plan, of a long one its last steps. Raises BadInput for a directory without one, and
-    for a run of another plan."""
+    """Return the trace of a run of this plan; of a long run, its last steps. Raises BadInput for a directory without a
+    trace, and for a run of another plan."""
     if read_plan(directory / "plan.json") != plan:
-        raise BadInput(f"{directory} is a run of another plan; give the plan.json that it holds.")
+        raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
     return read_most_spans(directory / "trace.jsonl")
 
 
 def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:
-    """The table with a correction for each shape and body of the plan. Raises BadInput for a trace that is no use."""
+    """Return the table with a correction for each shape and kernel pass of the plan. Raises BadInput for a trace that
+    cannot be used."""
     require_telling(plan, table)
     base, workload = _base(plan, table, date), plan.facts.workload
-    seen = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
-    actual = met(workload, seen)
-    corrected = _with_collectives(plan, seen, actual, base, date)
-    for group in _groups(plan, seen, date):
-        corrected = group.applied(corrected, _factor(plan, group, seen, actual, corrected))
-    corrected = _with_handovers(plan, seen, actual, _with_refits(plan, seen, actual, corrected, date), date)
+    observation = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
+    observed_workload = met(workload, observation)
+    corrected = _with_collectives(plan, observation, observed_workload, base, date)
+    for group in _groups(plan, observation, date):
+        corrected = group.applied(corrected, _factor(plan, group, observation, observed_workload, corrected))
+    corrected = _with_handovers(
+        plan, observation, observed_workload, _with_refits(plan, observation, observed_workload, corrected, date), date
+    )
     return Calibration(
         table=corrected,
-        num_steps=seen.num_steps,
-        response_tokens=seen.response_tokens,
+        num_steps=observation.num_steps,
+        response_tokens=observation.response_tokens,
         expected_response_tokens=workload.drawn_lengths.mean,
-        rows=tuple(_rows(plan, seen, _recosted(plan, actual, base), _recosted(plan, actual, corrected))),
+        rows=tuple(
+            _rows(
+                plan,
+                observation,
+                _recosted(plan, observed_workload, base),
+                _recosted(plan, observed_workload, corrected),
+            )
+        ),
     )
 
 
 def require_telling(plan: Plan, table: Table | None) -> None:
-    """Raises BadInput for a plan whose runs correct no table, and without the table that it was made with."""
+    """Raises BadInput for a plan whose runs cannot calibrate a table, and without the table that it was made with."""
     if plan.facts.workload.dynamic_sampling:
         raise BadInput(
             "the run is of dynamic sampling (workload.dynamic_sampling), whose steps have different numbers of waves, "
-            "which no correction tells from slow stages; calibrate with a run of the job without it."
+            "which a correction cannot tell from slow stages; calibrate with a run of the job without it."
         )
     if table is None and "profile" in plan.digests:
-        raise BadInput("the plan was made with a measured table; name it with --profile, so that it is corrected.")
+        raise BadInput("the plan was made with a measured table; give it with --profile.")
     if table is None:
         of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
 
 
-def _rows(plan: Plan, seen: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
-    """The stages in the order of the plan, then the refits where the trace has them, then the step."""
+def _rows(plan: Plan, observation: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
+    """Rows of the stages by start time, of the refits if the trace has them, and of the step."""
     for p in sorted(plan.placements, key=lambda p: p.start_seconds):
-        costs = (found.placement(p.stage).cost.total for found in (plan, before, after))
-        yield _row(p.stage, seen.seconds[p.stage], *costs)
-    if seen.refit_seconds is not None:
-        yield _row("refits", seen.refit_seconds, *(_refit_seconds(found) for found in (plan, before, after)))
-    yield _row("step", seen.step_seconds, *(found.period_seconds for found in (plan, before, after)))
+        costs = (each.placement(p.stage).cost.total for each in (plan, before, after))
+        yield _row(p.stage, observation.seconds[p.stage], *costs)
+    if observation.refit_seconds is not None:
+        yield _row("refits", observation.refit_seconds, *(_refit_seconds(each) for each in (plan, before, after)))
+    yield _row("step", observation.step_seconds, *(each.period_seconds for each in (plan, before, after)))
 
 
 def _row(name: str, measured: float, planned: float, before: float, after: float) -> StageRow:
@@ -130,67 +141,76 @@ def _row(name: str, measured: float, planned: float, before: float, after: float
     )
 
 
-def _with_collectives(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
-    """The table with a factor of all collectives, where the trace tells one."""
-    slower = _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=2.0)
+def _with_collectives(
+    plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
+) -> Table:
+    """The table with a factor for all collectives, if the trace determines one."""
+    slower = _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=2.0)
     parts = []
-    for group in _groups(plan, seen, date):
+    for group in _groups(plan, observation, date):
         predicted, computing, exchanging = (
-            _seconds(plan, actual, tried, group.stages) for tried in (table, group.applied(table, 2.0), slower)
+            _seconds(plan, observed_workload, candidate, group.stages)
+            for candidate in (table, group.applied(table, 2.0), slower)
         )
         shares = []
         for stage in group.stages:
             computed, exchanged = computing[stage] - predicted[stage], exchanging[stage] - predicted[stage]
             fixed = predicted[stage] - computed - exchanged
-            measured = seen.seconds[stage]
+            measured = observation.seconds[stage]
             shares.append(((measured - fixed) / measured, computed / measured, exchanged / measured))
         parts.append(shares)
-    found = traffic_factor(parts)
-    if found is None:
+    slowdown = traffic_factor(parts)
+    if slowdown is None:
         return table
-    return _corrected(table, plan, seen, date, traffic=Traffic.COLLECTIVE, factor=found)
+    return _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=slowdown)
 
 
-def _with_refits(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
-    """The table with a factor of all refits, where the plan and the trace have them."""
-    predicted = _refit_seconds(_recosted(plan, actual, table))
-    if seen.refit_seconds is None or not predicted:
+def _with_refits(
+    plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
+) -> Table:
+    """The table with a factor for all refits, if the plan and the trace have any."""
+    predicted = _refit_seconds(_recosted(plan, observed_workload, table))
+    if observation.refit_seconds is None or not predicted:
         return table
-    found = factor(seen.refit_seconds, predicted, 2 * predicted)
-    return _corrected(table, plan, seen, date, traffic=Traffic.REFIT, factor=found)
+    slowdown = factor(observation.refit_seconds, predicted, 2 * predicted)
+    return _corrected(table, plan, observation, date, traffic=Traffic.REFIT, factor=slowdown)
 
 
-def _with_handovers(plan: Plan, seen: RunObservation, actual: Workload, table: Table, date: str) -> Table:
-    """The table with the seconds that every handover takes longer, so that the step is right; the table as it is for a
-    step that took no longer than its stages."""
+def _with_handovers(
+    plan: Plan, observation: RunObservation, observed_workload: Workload, table: Table, date: str
+) -> Table:
+    """The table with extra seconds for every transfer, so that the predicted step equals the measured one; unchanged if
+    the step took no longer than its stages."""
 
     def later(seconds: float) -> Table:
-        return _corrected(table, plan, seen, date, traffic=Traffic.HANDOVER, seconds=seconds)
+        return _corrected(table, plan, observation, date, traffic=Traffic.HANDOVER, seconds=seconds)
 
-    found = extra_seconds(seen.step_seconds, lambda s: _recosted(plan, actual, later(s)).period_seconds)
-    return later(found) if found else table
+    seconds = extra_seconds(
+        observation.step_seconds, lambda s: _recosted(plan, observed_workload, later(s)).period_seconds
+    )
+    return later(seconds) if seconds else table
 
 
-def _corrected(table: Table, plan: Plan, seen: RunObservation, date: str, **changes: object) -> Table:
-    """The table with one more correction of traffic behind those that it has."""
-    origin = {"plan": digest(plan), "num_steps": seen.num_steps, "date": date}
+def _corrected(table: Table, plan: Plan, observation: RunObservation, date: str, **changes: object) -> Table:
+    """The table with one more traffic correction appended."""
+    origin = {"plan": digest(plan), "num_steps": observation.num_steps, "date": date}
     more = TrafficCorrection.model_validate({**origin, **changes})
     return table.model_copy(update={"traffic": (*table.traffic, more)})
 
 
 def _recosted(plan: Plan, workload: Workload, table: Table) -> Plan:
-    """The plan as it is predicted for this workload."""
+    """The plan re-evaluated for this workload."""
     facts = plan.facts.model_copy(update={"workload": workload})
     return recost(plan, facts, model_of(facts, table))
 
 
 def _refit_seconds(plan: Plan) -> float:
-    """Of all refits together; they are between the same ranks, or take turns on those that they share."""
+    """The predicted seconds of all refits together; refits that share ranks run one after the other."""
     return math.fsum(refit.cost.total for refit in plan.refits)
 
 
 def _base(plan: Plan, table: Table | None, date: str) -> Table:
-    """The table to correct; an empty one for a plan that was made from the equations alone."""
+    """The table to correct; an empty one for a plan that was made without a table."""
     if table is not None:
         return table
     cluster = of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
@@ -203,23 +223,23 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
     )
 
 
-def _groups(plan: Plan, seen: RunObservation, date: str) -> Iterator[_Group]:
-    """The groups of the plan's stages, in their order: forward before training."""
-    found: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
+def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Group]:
+    """The groups of the plan's stages, in the order of the stages: forward before training."""
+    groups: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
     for stage in plan.graph.stages:
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
-        found.setdefault((shape, bodies_of(stage)), []).append(stage.name)
-    for (shape, bodies), stages in found.items():
+        groups.setdefault((shape, bodies_of(stage)), []).append(stage.name)
+    for (shape, bodies), stages in groups.items():
         corrections = (
             Correction(
                 shape=shape,
                 body=body,
                 factor=1.0,
-                spread=max(seen.spread[stage] for stage in stages),
+                spread=max(observation.spread[stage] for stage in stages),
                 stages=tuple(stages),
                 plan=digest(plan),
-                num_steps=seen.num_steps,
+                num_steps=observation.num_steps,
                 date=date,
             )
             for body in bodies
@@ -227,23 +247,24 @@ def _groups(plan: Plan, seen: RunObservation, date: str) -> Iterator[_Group]:
         yield _Group(stages=tuple(stages), corrections=tuple(corrections))
 
 
-def _factor(plan: Plan, group: _Group, seen: RunObservation, actual: Workload, table: Table) -> float:
-    """What the group's bodies must be multiplied by. Raises BadInput when no factor explains the measured seconds."""
+def _factor(plan: Plan, group: _Group, observation: RunObservation, observed_workload: Workload, table: Table) -> float:
+    """The factor of the group's kernel passes. Raises BadInput if no factor explains the measured seconds."""
     predicted, doubled = (
-        sum(_seconds(plan, actual, tried, group.stages).values()) for tried in (table, group.applied(table, 2.0))
+        sum(_seconds(plan, observed_workload, candidate, group.stages).values())
+        for candidate in (table, group.applied(table, 2.0))
     )
-    measured = sum(seen.seconds[stage] for stage in group.stages)
-    found = factor(measured, predicted, doubled)
-    if found <= 0:
+    measured = sum(observation.seconds[stage] for stage in group.stages)
+    solved = factor(measured, predicted, doubled)
+    if solved <= 0:
         raise BadInput(
             f"{' and '.join(group.stages)}: messages and scheduling alone are predicted to take "
             f"{2 * predicted - doubled:.3g} s and the whole was measured to take {measured:.3g} s; "
             "profile this machine and calibrate that table."
         )
-    return found
+    return solved
 
 
 def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:
-    """Predicted seconds of the stages, all when none is named, placed as in the plan but for this workload."""
+    """Predicted seconds of these stages, or of all if none is named, with the plan's placements and this workload."""
     model = model_of(plan.facts.model_copy(update={"workload": workload}), table)
     return {p.stage: model.seconds(call_in(plan, p)).total for p in plan.placements if not stages or p.stage in stages}

@@ -1,6 +1,6 @@
-"""Why a turn takes as long as it does: its critical path, what binds each pool, what is idle, what was guessed.
+"""Explanation of a plan's period: critical path, use and idle time of pools, memory of ranks, and extrapolated costs.
 
-Everything is read off the plan; nothing is searched again.
+Everything is computed from the plan; nothing is searched again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshwright.profiles.cluster import most_usable_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One task of the critical path, and why it did not start before."""
+    """One task of the critical path, and why it did not start earlier."""
 
     task: str
     start_seconds: float
@@ -37,9 +37,9 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolUse:
-    """One pool: the stages on it, the share of the turn in which nothing runs on its ranks, its fullest rank.
+    """One pool: its stages, the share of the period in which its ranks are idle, and the memory of its fullest rank.
 
-    `critical_seconds` of the critical path are its stages'; the pool with most of them is the critical one.
+    `critical_seconds` is the time of its stages on the critical path; the pool with the most is the critical pool.
     """
 
     name: str
@@ -52,7 +52,7 @@ class PoolUse:
 
 @dataclass(frozen=True, kw_only=True)
 class RankUse:
-    """One rank: the share of the turn in which nothing runs on it, and its memory at the worst instant."""
+    """One rank: the share of the period in which it is idle, and its peak memory."""
 
     rank: int
     idle_share: float
@@ -63,8 +63,8 @@ class RankUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why a turn takes as long as it does, what fills the ranks, and what is not well known of it; `work` is what the
-    search did, as `plan.SearchWork` names it."""
+    """The explanation of a plan: why its period is as long as it is, what fills its ranks, and which costs are
+    uncertain. `work` holds the fields of `SearchWork`."""
 
     period_seconds: float
     bound_seconds: float
@@ -85,17 +85,16 @@ class Explanation:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell of an adapter, of 8-bit floats, of samples that are kept and of rewards on hosts, for
-        people."""
-        for told in (self.adapter, self.quantised, self.best, self.rewards, self.latencies):
-            yield from told.sentences if told else ()
+        """Report lines on an adapter, 8-bit floats, best of and rewards on hosts, where the plan has them."""
+        for part in (self.adapter, self.quantised, self.best, self.rewards, self.latencies):
+            yield from part.sentences if part else ()
 
 
-_NUM_TERMS = 3
-"""Of a task on the critical path, the largest are told."""
+_MAX_TERMS = 3
+"""The number of largest cost terms that are reported for a task on the critical path."""
 
 _TOLERANCE = 1e-9
-"""Of a period: times that are nearer than this are the same, whatever the order of a sum."""
+"""Times that differ by less than this fraction of the period are equal; rounding depends on the order of a sum."""
 
 
 def explain(plan: Plan) -> Explanation:
@@ -124,15 +123,15 @@ def explain(plan: Plan) -> Explanation:
 
 
 def _critical_path(plan: Plan) -> tuple[Wait, ...]:
-    """From the task that ends last back through what each one waited for, in order of time."""
+    """The tasks from the one that ends last back through what each waited for, in order of time."""
     items = {task_name(item): item for item in items_of(plan)}
     by_name = {task.name: task for task in tasks(plan)}
     path: list[Wait] = []
     current: str | None = max(items, key=lambda name: items[name].end_seconds)
     while current is not None:
         item = items[current]
-        before, because = _waited_for(plan, by_name[current], by_name)
-        largest = sorted(item.cost.terms, key=lambda term: -term.amount)[:_NUM_TERMS]
+        before, because = _blocker(plan, by_name[current], by_name)
+        largest = sorted(item.cost.terms, key=lambda term: -term.amount)[:_MAX_TERMS]
         path.append(
             Wait(
                 task=current,
@@ -146,13 +145,13 @@ def _critical_path(plan: Plan) -> tuple[Wait, ...]:
     return tuple(reversed(path))
 
 
-def _waited_for(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | None, str]:
-    """The task that kept this one from starting, and how: as its input or on its ranks."""
+def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | None, str]:
+    """The task that kept this one from starting, if any, and the reason: an input, or shared ranks."""
     ends = {task_name(item): item.end_seconds for item in items_of(plan)}
     starts = {task_name(item): item.start_seconds for item in items_of(plan)}
     start = starts[task.name]
     if start <= _TOLERANCE:
-        return None, "starts the turn"
+        return None, "starts the period"
     inputs = {name: ends[name] + lag for name, lag in task.after}
     latest = max(inputs, key=inputs.__getitem__, default=None)
     if latest is not None and inputs[latest] >= start - _TOLERANCE * plan.period_seconds:
@@ -160,13 +159,13 @@ def _waited_for(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str |
         return latest, f"needs {'rewards of ' if waits else ''}what {latest} gives"
     streams = next((name for name in task.beside if starts[name] >= start - _TOLERANCE * plan.period_seconds), None)
     if streams is not None:
-        return streams, f"reads what {streams} writes while it goes on"
+        return streams, f"reads what {streams} writes while it runs"
     shared = [name for name, other in by_name.items() if name != task.name and other.ranks & task.ranks]
     occupied = [name for name in shared if abs(ends[name] - start) <= _TOLERANCE * plan.period_seconds]
     if not occupied:
         late = task.name in {edge.consumer for edge in plan.graph.host_edges}
-        return None, "needs rewards of an earlier turn" if late else "is scheduled then"
-    return occupied[0], f"takes its turn on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
+        return None, "needs rewards of an earlier period" if late else "is scheduled then"
+    return occupied[0], f"runs on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 
 def _pool_use(plan: Plan, pool: Pool, path: Sequence[Wait]) -> PoolUse:

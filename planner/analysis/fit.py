@@ -1,4 +1,4 @@
-"""How many ranks a job needs at least, and what the best plan gives on each of several numbers of them."""
+"""The smallest number of ranks on which a job has a plan, and the best plans on several numbers of ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import of_one_kind
 
-_MOST_TIMES = 16
-"""More nodes are looked for up to this many times those of the job."""
+_MAX_NODE_FACTOR = 16
+"""The largest cluster that is tried, as a multiple of the job's nodes."""
 
-_SIZES = 4
-"""Numbers of ranks that are planned where none are asked for: the least and its doublings."""
+_NUM_SIZES = 4
+"""The number of sizes that are planned by default: the smallest and its doublings."""
 
-_ANY = Limits(gap=0.99)
-"""A plan that fits is enough to know that one does."""
+_ANY_PLAN = Limits(gap=0.99)
+"""Limits of a search that only has to find some plan that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The least number of ranks with a plan, and the best plan's numbers on several.
+    """The smallest number of ranks with a plan, and the best plan on each of several sizes.
 
-    None and nothing where the job fits on none that was looked at, of which `most_ranks` is the largest.
+    `least_ranks` and `answers` are None if the job fits on none of the sizes that were tried, up to `most_ranks`.
     """
 
     least_ranks: int | None
@@ -48,73 +48,76 @@ def fit(
     limits: Limits | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Fit:
-    """The least number of ranks, and a search on each of `sizes`: by default the least and its doublings.
+    """Find the smallest number of ranks, and search a plan on each of `sizes` (default: the smallest and its
+    doublings).
 
-    `price` is of a GPU-hour. Raises BadInput for a size that is no number of whole nodes or a part of one.
+    `price` is that of a GPU-hour. Raises BadInput for a size that is neither whole nodes nor a part of one.
     """
-    tell = progress or _silent
+    report = progress or _silent
     size_settings(facts.cluster, sizes)
-    least = _least(facts, remodel, tell)
-    most = max(_sizes(facts), default=0)
-    if least is None:
+    smallest = _smallest_fitting(facts, remodel, report)
+    most = max(_tried_sizes(facts), default=0)
+    if smallest is None:
         return Fit(least_ranks=None, most_ranks=most, points=(), answers=None)
-    asked = sorted(set(sizes)) or list(_doublings(facts, least.facts.cluster.num_ranks))
+    requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
     answers: dict[int, Consequence] = {}
-    found: WhatIf | None = None
-    for place, size in enumerate(asked):
-        tell("planning sizes", place, len(asked))
-        found = whatif(least, size_settings(facts.cluster, [size]), remodel, replan=True, price=price, limits=limits)
-        answers[size] = found.answers[0]
-    assert found is not None
+    answer: WhatIf | None = None
+    for place, size in enumerate(requested):
+        report("planning sizes", place, len(requested))
+        answer = whatif(
+            smallest, size_settings(facts.cluster, [size]), remodel, replan=True, price=price, limits=limits
+        )
+        answers[size] = answer.answers[0]
+    assert answer is not None
     return Fit(
-        least_ranks=least.facts.cluster.num_ranks,
+        least_ranks=smallest.facts.cluster.num_ranks,
         most_ranks=most,
         points=size_points(answers),
-        answers=replace(found, answers=tuple(answers.values())),
+        answers=replace(answer, answers=tuple(answers.values())),
     )
 
 
-def _least(facts: Facts, remodel: Remodel, tell: Callable[[str, int, int], None]) -> Plan | None:
-    """A plan on the fewest ranks that have one: parts of a node by powers of two, then whole nodes."""
-    sizes, too_few = _sizes(facts), 0
+def _smallest_fitting(facts: Facts, remodel: Remodel, report: Callable[[str, int, int], None]) -> Plan | None:
+    """A plan on the smallest size that has one: powers of two within a node, then whole nodes."""
+    sizes, too_few = _tried_sizes(facts), 0
     for place, size in enumerate(sizes):
-        tell("looking for the least", place, len(sizes))
-        found = _plan_on(facts, size, remodel)
-        if found:
-            return _fewer_nodes(facts, remodel, found, too_few)
+        report("looking for the least", place, len(sizes))
+        plan = _plan_on(facts, size, remodel)
+        if plan:
+            return _fewer_nodes(facts, remodel, plan, too_few)
         too_few = size
     return None
 
 
-def _fewer_nodes(facts: Facts, remodel: Remodel, found: Plan, too_few: int) -> Plan:
-    """The plan on the fewest whole nodes between so many ranks, which are too few, and those of a plan that fits."""
-    per_node, size = facts.cluster.ranks_per_node, found.facts.cluster.num_ranks
+def _fewer_nodes(facts: Facts, remodel: Remodel, fitting: Plan, too_few: int) -> Plan:
+    """Bisect for a plan on the fewest whole nodes, between `too_few` ranks and those of a plan that fits."""
+    per_node, size = facts.cluster.ranks_per_node, fitting.facts.cluster.num_ranks
     if size - too_few <= per_node:
-        return found
+        return fitting
     middle = (size + too_few) // (2 * per_node) * per_node
-    other = _plan_on(facts, middle, remodel)
-    return _fewer_nodes(facts, remodel, other or found, too_few if other else middle)
+    in_between = _plan_on(facts, middle, remodel)
+    return _fewer_nodes(facts, remodel, in_between or fitting, too_few if in_between else middle)
 
 
 def _plan_on(facts: Facts, size: int, remodel: Remodel) -> Plan | None:
-    there = with_setting(facts, size_settings(facts.cluster, [size])[0])
-    found = best_plan(there, remodel(there), limits=_ANY)
-    return found if isinstance(found, Plan) else None
+    facts_on_size = with_setting(facts, size_settings(facts.cluster, [size])[0])
+    plan = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
+    return plan if isinstance(plan, Plan) else None
 
 
-def _sizes(facts: Facts) -> list[int]:
-    """Where a plan is looked for: 1, 2, 4 and so on ranks of a node, then 1, 2, 4 and so on nodes."""
+def _tried_sizes(facts: Facts) -> list[int]:
+    """The sizes that are tried, ascending: 1, 2, 4, ... ranks of a node, then 1, 2, 4, ... nodes."""
     cluster = of_one_kind(facts.cluster, "fit")
     in_node = _powers(cluster.ranks_per_node - 1)
-    nodes = _powers(cluster.nodes * _MOST_TIMES)
+    nodes = _powers(cluster.nodes * _MAX_NODE_FACTOR)
     return [*in_node, *(number * cluster.ranks_per_node for number in nodes)]
 
 
-def _doublings(facts: Facts, least: int) -> Iterator[int]:
-    """The least and its doublings, in whole nodes beyond one."""
+def _doublings(facts: Facts, smallest: int) -> Iterator[int]:
+    """The smallest size and its doublings, rounded up to whole nodes beyond one node."""
     per_node = facts.cluster.ranks_per_node
-    for times in range(_SIZES):
-        size = least * 2**times
+    for times in range(_NUM_SIZES):
+        size = smallest * 2**times
         yield size if size <= per_node else -(-size // per_node) * per_node
 
 

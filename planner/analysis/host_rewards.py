@@ -1,4 +1,4 @@
-"""How well a plan hides the rewards that run on hosts behind what its ranks do."""
+"""How much of the time of rewards on hosts a plan hides behind the work of its ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from meshwright.profiles.stages import GENERATE
 
 @dataclass(frozen=True, kw_only=True)
 class HostRewards:
-    """Predicted seconds of a step. `at_once_seconds` is what the same workers take for all responses of it where none
-    is handed over before the last has ended; `tail_seconds` what they take behind the last one as it is; and
-    `added_seconds` by how much that makes the step longer."""
+    """Predicted seconds of rewards in a step.
+
+    `at_once_seconds` is the time of the same workers if scoring only started after the last response; `tail_seconds` is
+    the time from the last response to the last reward as planned; `added_seconds` is the resulting increase of the step
+    time.
+    """
 
     workers: tuple[HostWorkers, ...]
     num_replicas: int
@@ -31,39 +34,39 @@ class HostRewards:
 
     @property
     def hidden_share(self) -> float:
-        """Of what all would take at once, the part that the step is not longer by."""
+        """The share of `at_once_seconds` that does not add to the step time."""
         return 1 - self.added_seconds / self.at_once_seconds if self.at_once_seconds else 1.0
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell, for people."""
-        told = ", ".join(f"{one.reward} {one.workers}" for one in self.workers)
-        yield f"workers for each of {self.num_replicas} replicas: {told}"
+        """Report lines."""
+        counts = ", ".join(f"{one.reward} {one.workers}" for one in self.workers)
+        yield f"workers for each of {self.num_replicas} replicas: {counts}"
         yield (
-            f"rewards are all there {self.tail_seconds:.3f} s after the last response, and {self.at_once_seconds:.3f} s"
-            f" if they began then; {self.hidden_share:.0%} of that is hidden"
+            f"the last reward is known {self.tail_seconds:.3f} s after the last response, and "
+            f"{self.at_once_seconds:.3f} s if scoring started then; {self.hidden_share:.0%} of that is hidden"
         )
 
 
 def host_rewards(plan: Plan) -> HostRewards | None:
-    """Of a valid plan; None where all rewards are models."""
+    """Return the rewards on hosts of a valid plan; None if all rewards are models."""
     if not plan.workers:
         return None
     num_replicas = plan.placement(GENERATE).layout.dp
     rows = np.zeros(rows_of_replicas(plan.facts.workload.candidates.batch_size, num_replicas)[0])
-    without = evaluate(plan.model_copy(update={"edges": tuple(map(_without, plan.edges))}))
-    waited = plan.placement(GENERATE).cost.amount(WAVE_REWARDS) if plan.facts.workload.best_of else 0.0
+    evaluated_without_wait = evaluate(plan.model_copy(update={"edges": tuple(map(_without_host_wait, plan.edges))}))
+    wave_wait = plan.placement(GENERATE).cost.amount(WAVE_REWARDS) if plan.facts.workload.best_of else 0.0
     return HostRewards(
         workers=plan.workers,
         num_replicas=num_replicas,
         at_once_seconds=tail(plan, rows, [one.workers for one in plan.workers]),
-        tail_seconds=max(waited, *map(host_seconds, plan.edges)),
-        added_seconds=waited + max(0.0, plan.period_seconds - without.period_seconds),
+        tail_seconds=max(wave_wait, *map(host_seconds, plan.edges)),
+        added_seconds=wave_wait + max(0.0, plan.period_seconds - evaluated_without_wait.period_seconds),
     )
 
 
-def _without(edge: Edge) -> Edge:
-    """The hand-over, with nothing to wait for on hosts."""
+def _without_host_wait(edge: Edge) -> Edge:
+    """The transfer without its wait for rewards on hosts."""
     return edge.model_copy(
         update={"cost": Cost(tuple(term for term in edge.cost.terms if term.name not in (LATENCY, WAITING)))}
     )

@@ -1,4 +1,4 @@
-"""A look from beside a run at whether another plan is better: in a process of its own, so that no step waits for it."""
+"""Background search for a better plan during a run, in a separate process, so that no step waits for it."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from meshwright.planner.search.child_process import end_with
 from meshwright.profiles.errors import MeshwrightError
 from meshwright.profiles.table import Table
 
-_NICE = 10
-"""What computes goes first."""
+_NICENESS = 10
+"""The niceness of the search process; the run's own processes have priority."""
 
 
 class Look:
-    """One look, which begins at once and ends with this process at the latest."""
+    """One background search. It starts on construction and ends with this process at the latest."""
 
     def __init__(self, plan: Plan, directory: Path, table: Table | None) -> None:
         """The arguments are those of `replan_and_simulate`."""
         spawning = multiprocessing.get_context("spawn")
-        self._told, tells = spawning.Pipe(duplex=False)
-        arguments = tells, os.getpid(), plan, directory, table
-        self._process = spawning.Process(target=_look, args=arguments, name="look", daemon=True)
+        self._receiver, sender = spawning.Pipe(duplex=False)
+        arguments = sender, os.getpid(), plan, directory, table
+        self._process = spawning.Process(target=_search_in_process, args=arguments, name="look", daemon=True)
         self._process.start()
-        tells.close()
+        sender.close()
 
     @property
     def has_ended(self) -> bool:
-        """Whether its answer, or that there is none, can be had without waiting."""
-        return self._told.poll()
+        """True if `answer` returns without waiting."""
+        return self._receiver.poll()
 
     def answer(self) -> Replanned | str:
-        """What it found, or why it found nothing in a sentence; waits for it."""
+        """Wait for the result; a string is a sentence on why there is none."""
         try:
-            found: Replanned | str = self._told.recv()
+            result: Replanned | str = self._receiver.recv()
         except EOFError:
-            return "looking for another plan ended without an answer."
-        return found
+            return "the search for another plan ended without an answer."
+        return result
 
     def close(self) -> None:
-        """Ends it, wherever it is."""
+        """Kill the search process."""
         self._process.kill()
         self._process.join()
-        self._told.close()
+        self._receiver.close()
 
 
-def _look(tells: Connection, parent: int, plan: Plan, directory: Path, table: Table | None) -> None:
-    """What the process does. Ranks block signals, for which a thread of theirs waits; this one has none."""
+def _search_in_process(sender: Connection, parent: int, plan: Plan, directory: Path, table: Table | None) -> None:
+    """The main function of the search process. Ranks block SIGTERM for a thread that waits for it; this process has no
+    such thread."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     end_with(parent)
-    os.nice(_NICE)
-    found: Replanned | str
+    os.nice(_NICENESS)
+    result: Replanned | str
     try:
-        found = replan_and_simulate(plan, directory, table)
+        result = replan_and_simulate(plan, directory, table)
     except MeshwrightError as error:
-        found = str(error)
-    tells.send(found)
+        result = str(error)
+    sender.send(result)

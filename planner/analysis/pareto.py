@@ -1,4 +1,4 @@
-"""Step time against GPUs and against money: the best plan of the same job on clusters of several sizes."""
+"""Pareto fronts of step time against GPUs and against cost: the best plans of a job on clusters of several sizes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from meshwright.planner.solver.result import Limits
 
 @dataclass(frozen=True, kw_only=True)
 class SizePoint:
-    """One size of the cluster. Without an `outlook` no plan was found there: `broken` says why.
+    """One size of the cluster. Without an `outlook` no plan was found, and `broken` says why.
 
-    It is on a front when no other size has both a shorter step and fewer GPUs, or less money per step. Money goes by
-    GPU-hours, so the front needs no price.
+    A size is on a front if no other has both a shorter step and fewer GPUs, or a shorter step and less money per step.
+    Money is proportional to GPU-hours, so the front needs no price.
     """
 
     num_ranks: int
@@ -36,22 +36,23 @@ def pareto(
     limits: Limits | None = None,
     progress: Callable[[], None] | None = None,
 ) -> tuple[SizePoint, ...]:
-    """One point for each size, ascending. Raises BadInput for a size that is no number of whole nodes.
+    """Return one point for each size, ascending. Raises BadInput for a size that is neither whole nodes nor a part of
+    one.
 
-    `price` is of a GPU-hour; each size takes a new search under the plan's pins, and `progress` is called after it.
+    `price` is that of a GPU-hour. Each size needs a new search under the plan's pins; `progress` is called after it.
     """
     settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
     answers: dict[int, Consequence] = {}
     for size in sorted(settings):
-        found = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
-        answers[size] = found.answers[0]
+        answer = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
+        answers[size] = answer.answers[0]
         if progress:
             progress()
     return size_points(answers)
 
 
 def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
-    """The points of the answers on so many ranks each, with the fronts among them."""
+    """The points of answers by number of ranks, with the fronts among them."""
     outlooks = {size: answer.outlook for size, answer in answers.items() if answer.outlook}
     gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
     money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})
@@ -68,9 +69,9 @@ def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
 
 
 def _front(points: dict[int, tuple[float, float]]) -> frozenset[int]:
-    """The keys whose point no other is as good as in both numbers and better in one."""
+    """The keys of the points that no other point dominates: as good in both numbers, and better in one."""
 
-    def is_beaten(one: tuple[float, float]) -> bool:
+    def is_dominated(one: tuple[float, float]) -> bool:
         return any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points.values())
 
-    return frozenset(key for key, point in points.items() if not is_beaten(point))
+    return frozenset(key for key, point in points.items() if not is_dominated(point))

@@ -1,4 +1,4 @@
-"""What a generator in 8-bit floats holds, and how it multiplies, where a job has one."""
+"""The generation copy of the weights in 8-bit floats: its size, and how it multiplies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedCopy:
-    """`copy_bytes` are those of the fullest rank, its embedding and head in the `precision` of the job included;
-    `whole_bytes` those of a copy that is all in it."""
+    """Bytes of a generation copy in 8-bit floats. `copy_bytes` is that of the fullest rank, including its embedding and
+    head in the job's `precision`; `whole_bytes` is that of a copy entirely in that precision."""
 
     copy_bytes: float
     whole_bytes: float
@@ -26,20 +26,20 @@ class QuantisedCopy:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell, for people."""
+        """Report lines."""
         yield (
-            f"{GENERATE} has its linears in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, "
+            f"{GENERATE} has its linear layers in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, "
             f"{self.copy_bytes / self.whole_bytes:.0%} of one in {self.precision}, and serves no other stage"
         )
         if self.casts_up:
             yield f"a CPU casts 8-bit floats up to {self.precision} in every pass: they take less memory, and more time"
         else:
-            yield "8-bit floats are multiplied as they are, with what they are multiplied with made 8-bit floats too"
-        yield "what is drawn is a little off the policy that is trained: each token is weighted by how much"
+            yield "weights and activations are multiplied as 8-bit floats"
+        yield "sampled tokens are slightly off the trained policy: each is weighted by its importance ratio"
 
 
 def quantised_copy(plan: Plan) -> QuantisedCopy | None:
-    """Of a valid plan; None where weights are in the job's precision."""
+    """Return the quantised copy of a valid plan; None if its weights are in the job's precision."""
     facts = plan.facts
     if facts.generation_weights is None:
         return None

@@ -1,4 +1,4 @@
-"""What each choice of a plan buys: the best plan without it, searched again, against the plan as it is."""
+"""Runners-up: the best plan without each choice of a plan, found by a new search, and so what each choice gains."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
 
 LIMITS = Limits(max_deterministic_time=2.0, gap=0.0)
-"""Per search: a runner-up that is not proven is told as such."""
+"""The default limits of each search; a runner-up that they leave unproven is reported as such."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerUp:
-    """The best plan found without one choice. No `period_seconds` when none fits without it.
+    """The best plan found without one choice; `period_seconds` is None if none fits.
 
-    `delta_seconds` is what the choice buys, at most; at least `proven_seconds`, by the bound on the plans without it.
+    The gain of the choice is at most `delta_seconds`, and at least `proven_seconds` by the bound on plans without it.
     """
 
-    stage: str | None  # None for working ahead
+    stage: str | None  # None: the choice to work ahead
     choice: str
     instead: str
     period_seconds: float | None
@@ -33,27 +33,28 @@ class RunnerUp:
 def runners_up(
     plan: Plan, model: CostModel, *, limits: Limits = LIMITS, progress: Callable[[], None] | None = None
 ) -> tuple[RunnerUp, ...]:
-    """One for the layout of each stage that no pin fixes, and one for working ahead; the dearest first.
+    """Return the runners-up without the layout of each stage that no pin fixes, and without work ahead; the largest
+    gain first.
 
-    `model` prices the plan's own facts. `progress` is called after each search.
+    `model` is the cost model of the plan's own facts. `progress` is called after each search.
     """
     pins = parse_pins(plan.pins, plan.graph)
     fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
-    found = []
+    results = []
     for placement in plan.placements:
         if placement.stage not in fixed:
-            barred = Pin(placement.stage, "layout", placement.layout, forbids=True)
-            other = best_plan(plan.facts, model, pins=(*pins, barred), limits=limits)
-            found.append(_against(plan, other, placement.stage))
+            forbidden = Pin(placement.stage, "layout", placement.layout, forbids=True)
+            other = best_plan(plan.facts, model, pins=(*pins, forbidden), limits=limits)
+            results.append(_runner_up(plan, other, placement.stage))
         if progress:
             progress()
     if plan.staleness:
         synchronous = plan.facts.model_copy(update={"staleness": 0})
-        found.append(_against(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
-    return tuple(sorted(found, key=lambda one: -(one.delta_seconds or float("inf"))))
+        results.append(_runner_up(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
+    return tuple(sorted(results, key=lambda one: -(one.delta_seconds or float("inf"))))
 
 
-def _against(plan: Plan, other: object, stage: str | None) -> RunnerUp:
+def _runner_up(plan: Plan, other: object, stage: str | None) -> RunnerUp:
     choice = str(plan.placement(stage).layout) if stage else f"staleness {plan.staleness}"
     if not isinstance(other, Plan):
         return RunnerUp(

@@ -1,6 +1,6 @@
-"""Which inputs a plan is sensitive to: the same placements, in the same order, costed with one input a little larger.
+"""Sensitivity of a plan's period to its inputs: the same placements re-evaluated with one input slightly larger.
 
-Nothing is searched: another plan may suit the other input better.
+Nothing is searched, so another plan may suit the larger input better.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 
 FACTOR = 1.1
-"""By which an input grows: enough for whole numbers to change, and little enough that the placements stay sensible."""
+"""The factor on an input: large enough to change whole numbers, small enough that the placements stay sensible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """What one input does to a turn.
+    """The effect of one input on the period.
 
-    `factor` is how many times as large the input became. `elasticity` is the relative change of the period over that of
-    the input, in logarithms: 1 means that the period grows as the input does. Where the placements are not legal with
-    the other input, `broken` says why and there are no numbers.
+    `factor` is the relative size of the changed input. `elasticity` is log(period ratio) / log(factor): 1 means that
+    the period is proportional to the input. If the placements are illegal with the changed input, `broken` says why and
+    the numbers are None.
     """
 
     name: str
@@ -40,51 +40,53 @@ class Sensitivity:
 
 
 def sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
-    """One answer for each input, the one that matters most first."""
-    return _answers(plan, remodel, (*_hardware(plan.facts), _longer_responses(plan.facts), _larger_batch(plan)))
+    """Return the sensitivity to each input, the largest effect first."""
+    return _sensitivities(
+        plan, remodel, (*_hardware_inputs(plan.facts), _longer_responses(plan.facts), _larger_batch(plan))
+    )
 
 
 def rate_sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
-    """As `sensitivities`, of the hardware alone."""
-    return _answers(plan, remodel, _hardware(plan.facts))
+    """Return the sensitivities to hardware rates only; see `sensitivities`."""
+    return _sensitivities(plan, remodel, _hardware_inputs(plan.facts))
 
 
-def _answers(plan: Plan, remodel: Remodel, inputs: Iterable[_Larger]) -> tuple[Sensitivity, ...]:
+def _sensitivities(plan: Plan, remodel: Remodel, inputs: Iterable[_LargerInput]) -> tuple[Sensitivity, ...]:
     before = recost(plan, plan.facts, remodel(plan.facts)).period_seconds
-    found = [_answer(plan, remodel, before, larger) for larger in inputs]
-    return tuple(sorted(found, key=lambda one: -abs(one.elasticity or 0.0)))
+    results = [_sensitivity(plan, remodel, before, larger) for larger in inputs]
+    return tuple(sorted(results, key=lambda one: -abs(one.elasticity or 0.0)))
 
 
-class _Larger(NamedTuple):
-    """One input, how many times as large it became, and the facts with it."""
+class _LargerInput(NamedTuple):
+    """One changed input: its name, its factor, and the facts with it."""
 
     name: str
     factor: float
     facts: Facts
 
 
-def _hardware(facts: Facts) -> Iterator[_Larger]:
+def _hardware_inputs(facts: Facts) -> Iterator[_LargerInput]:
     cluster = facts.cluster
     if isinstance(cluster, MixedCluster):
         for index, part in enumerate(cluster.parts):
-            yield from _rates(facts, part, f"cluster.parts.{index}.", f"{part.device.name}: ")
+            yield from _rate_inputs(facts, part, f"cluster.parts.{index}.", f"{part.device.name}: ")
         between = cluster.between.bytes_per_second * FACTOR
         faster = with_setting(facts, {"cluster.between.bytes_per_second": between})
-        yield _Larger("bandwidth between parts", FACTOR, faster)
+        yield _LargerInput("bandwidth between parts", FACTOR, faster)
     else:
-        yield from _rates(facts, cluster, "cluster.", "")
+        yield from _rate_inputs(facts, cluster, "cluster.", "")
 
 
-def _longer_responses(facts: Facts) -> _Larger:
-    longer = facts.workload.model_copy(update={"response": _longer(facts.workload.response, FACTOR)})
-    return _Larger("response length", FACTOR, facts.model_copy(update={"workload": longer}))
+def _longer_responses(facts: Facts) -> _LargerInput:
+    longer = facts.workload.model_copy(update={"response": _scaled_lengths(facts.workload.response, FACTOR)})
+    return _LargerInput("response length", FACTOR, facts.model_copy(update={"workload": longer}))
 
 
-def _rates(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_Larger]:
-    """The rates of the nodes of one kind, whose fields are under `path`."""
+def _rate_inputs(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_LargerInput]:
+    """The changed rates of the nodes of one kind, whose fields are under `path`."""
     peaks = part.device.flops_per_second
     faster = {**peaks, facts.precision: peaks[facts.precision] * FACTOR}
-    yield _Larger(f"{name}compute peak", FACTOR, with_setting(facts, {f"{path}device.flops_per_second": faster}))
+    yield _LargerInput(f"{name}compute peak", FACTOR, with_setting(facts, {f"{path}device.flops_per_second": faster}))
     rates = {
         "device.memory_bytes_per_second": ("memory bandwidth", part.device.memory_bytes_per_second),
         "device.launch_seconds": ("time to launch a kernel", part.device.launch_seconds),
@@ -94,11 +96,11 @@ def _rates(facts: Facts, part: Cluster, path: str, name: str) -> Iterator[_Large
     }
     for field, (what, rate) in rates.items():
         if part.nodes > 1 or field != "inter_node.bytes_per_second":
-            yield _Larger(f"{name}{what}", FACTOR, with_setting(facts, {path + field: rate * FACTOR}))
+            yield _LargerInput(f"{name}{what}", FACTOR, with_setting(facts, {path + field: rate * FACTOR}))
 
 
-def _longer(lengths: LengthSpec, factor: float) -> LengthSpec:
-    """Every length times the factor, in the form that was given."""
+def _scaled_lengths(lengths: LengthSpec, factor: float) -> LengthSpec:
+    """The lengths times a factor, in the same form."""
     scaled = {
         name: round(value * factor) if name in ("max", "fixed") else value * factor
         for name in ("max", "fixed", "median", "p99")
@@ -108,21 +110,22 @@ def _longer(lengths: LengthSpec, factor: float) -> LengthSpec:
     return LengthSpec(**scaled, histogram=pairs or None)
 
 
-def _larger_batch(plan: Plan) -> _Larger:
-    """The next larger batch of whole groups that the placements divide; twice the batch when there is none below."""
+def _larger_batch(plan: Plan) -> _LargerInput:
+    """The next larger batch of whole groups that the placements split evenly, or twice the batch if there is none
+    below."""
     size, group_size = plan.facts.workload.batch_size, plan.facts.workload.group_size
     for larger in range(-(-math.ceil(size * FACTOR) // group_size) * group_size, 2 * size, group_size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
-        if _divide(plan, facts) and not illegal_under(plan, facts):
-            return _Larger("batch size", larger / size, facts)
-    return _Larger("batch size", 2.0, with_setting(plan.facts, {"workload.batch_size": 2 * size}))
+        if _have_even_rows(plan, facts) and not illegal_under(plan, facts):
+            return _LargerInput("batch size", larger / size, facts)
+    return _LargerInput("batch size", 2.0, with_setting(plan.facts, {"workload.batch_size": 2 * size}))
 
 
-def _divide(plan: Plan, facts: Facts) -> bool:
+def _have_even_rows(plan: Plan, facts: Facts) -> bool:
     return all(has_even_rows(facts, plan.stage(p.stage), p.layout) for p in plan.placements)
 
 
-def _answer(plan: Plan, remodel: Remodel, before: float, larger: _Larger) -> Sensitivity:
+def _sensitivity(plan: Plan, remodel: Remodel, before: float, larger: _LargerInput) -> Sensitivity:
     broken = illegal_under(plan, larger.facts)
     if broken:
         return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, broken=broken)

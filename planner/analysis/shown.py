@@ -1,7 +1,7 @@
-"""What the directory of a run shows of its job: the lengths that its last steps met, and how slow each stage was.
+"""Observations from the directory of a run: the lengths of its last steps, and the measured speed of every stage.
 
-A run that goes over to another plan keeps the one before with its trace (`profiles/left_plans.py`), so a layout that
-was slower than predicted is known to be so when it is looked at again.
+A run that changes to another plan keeps the earlier plan with its trace (`profiles/left_plans.py`), so that the speed
+of an earlier layout is still known.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Span, read_last_spans
 
 RECENT = 20
-"""Steps that are looked at: what was long ago may have changed."""
+"""The number of last steps that are observed; earlier ones may be out of date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The facts of a plan as its run has met them, and how many times longer stages took than is predicted, by
-    themselves and in each layout that the run has had.
+    """The facts of a plan as its run observed them, and the measured / predicted ratio of each stage: `factors` for its
+    current layout, and `in_layouts` for every layout that the run has used.
 
-    `off_by` is how far the plan's period is from what it takes at these speeds and the lengths that it was made for, in
-    parts of the latter; 0 of the first plan of a run, which was made before any speed was known.
+    `off_by` is the relative error of the plan's period against its prediction with these factors, at the lengths that
+    it was made for; 0 for the first plan of a run, which was made before any speed was known.
     """
 
     facts: Facts
@@ -55,33 +55,36 @@ class Shown:
     table: Table | None
 
     def remodel(self, facts: Facts) -> Paced:
-        """The cost model of any facts, at these speeds."""
+        """The cost model of any facts, scaled by these factors."""
         return Paced(model_of(facts, self.table), self.factors, self.in_layouts)
 
     @property
     def model(self) -> Paced:
-        """What all takes as the run has met it."""
+        """The cost model of the observed facts, scaled by these factors."""
         return self.remodel(self.facts)
 
 
 def shown_by(
     plan: Plan, directory: Path, table: Table | None = None, *, facts: Facts | None = None, lost_nodes: int = 0
 ) -> Shown:
-    """What the run shows of its plan's facts, or of these.
+    """Return the observations of the plan's run, applied to the plan's facts or to `facts`.
 
-    The table is the one that the plan was made with, if it was made with one. Raises BadInput for a directory of
-    another plan, for one that shows too little, and where `facts_from` does.
+    `table` is the one that the plan was made with, if any. Raises BadInput for a directory of another plan, for a run
+    that is too short, and like `facts_from`.
     """
     if read_plan(directory / "plan.json") != plan:
-        raise BadInput(f"{directory} is a run of another plan; give the plan.json that it holds.")
-    spans, before = _last_steps(directory / "trace.jsonl"), tuple(_before(directory, table))
-    met, factors = facts_from(plan, facts or plan.facts, spans, lost_nodes=lost_nodes), _factors(plan, spans, table)
+        raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
+    spans, earlier_plans = _last_steps(directory / "trace.jsonl"), tuple(_earlier_plans(directory, table))
+    observed_facts, factors = (
+        facts_from(plan, facts or plan.facts, spans, lost_nodes=lost_nodes),
+        _factors(plan, spans, table),
+    )
     in_layouts: dict[tuple[str, Layout], float] = {}
-    for one, then in (*before, (plan, factors)):
-        in_layouts |= {(p.stage, p.layout): then[p.stage] for p in one.placements if p.stage in then}
-    as_made = recost(plan, plan.facts, Paced(model_of(plan.facts, table), factors)).period_seconds
-    off_by = abs(as_made - plan.period_seconds) / as_made if before else 0.0
-    return Shown(facts=met, factors=factors, in_layouts=in_layouts, off_by=off_by, table=table)
+    for one, plan_factors in (*earlier_plans, (plan, factors)):
+        in_layouts |= {(p.stage, p.layout): plan_factors[p.stage] for p in one.placements if p.stage in plan_factors}
+    predicted_again = recost(plan, plan.facts, Paced(model_of(plan.facts, table), factors)).period_seconds
+    off_by = abs(predicted_again - plan.period_seconds) / predicted_again if earlier_plans else 0.0
+    return Shown(facts=observed_facts, factors=factors, in_layouts=in_layouts, off_by=off_by, table=table)
 
 
 def replan_as_shown(
@@ -93,33 +96,32 @@ def replan_as_shown(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """What is best from here by what the directory of the plan's run shows. Raises BadInput as `shown_by` does, and as
-    `replan`."""
+    """Find the best plan from the observations of the plan's run. Raises BadInput like `shown_by` and `replan`."""
     return _replanned(plan, shown_by(plan, directory, table, facts=facts, lost_nodes=lost_nodes), limits)
 
 
 def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None) -> Replanned:
-    """The same, and where the plan found is predicted to be faster both are simulated with the same draws. Raises
-    BadInput as `replan_as_shown`."""
+    """Re-plan like `replan_as_shown`; if the new plan is predicted to be faster, both plans are also simulated with the
+    same sampled lengths. Raises BadInput like `replan_as_shown`."""
     shown = shown_by(plan, directory, table)
-    found = _replanned(plan, shown, None)
-    if found.kept_seconds is None or found.earned_after(0.0) is None:
-        return found
+    replanned = _replanned(plan, shown, None)
+    if replanned.kept_seconds is None or replanned.earned_after(0.0) is None:
+        return replanned
     kept, new = (
         simulate(one, Sampled(one, shown.remodel, seed=0), steps=RECENT).steps.mean
-        for one in (recost(plan, shown.facts, shown.model), found.plan)
+        for one in (recost(plan, shown.facts, shown.model), replanned.plan)
     )
-    return replace(found, simulated=Simulated(kept_seconds=kept, seconds=new))
+    return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
 
 
 def _replanned(plan: Plan, shown: Shown, limits: Limits | None) -> Replanned:
     model = shown.model
-    found = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
-    return replace(found, plan=of_run(found.plan, model, shown.table), off_by=shown.off_by)
+    replanned = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
+    return replace(replanned, plan=of_run(replanned.plan, model, shown.table), off_by=shown.off_by)
 
 
 def _last_steps(trace: Path) -> tuple[Span, ...]:
-    """Those that are looked at, and the one before them, which stands for the first of a run and is left out."""
+    """The spans of the observed steps and of one step before them; an observation leaves out its first step."""
     return read_last_spans(trace, RECENT + 1)
 
 
@@ -127,12 +129,12 @@ def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[s
     return factors_of(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
 
 
-def _before(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
-    """Each plan that the run had before, and how many times longer its stages took; none that was left too soon."""
-    for left in left_plans(directory):
-        plan = read_plan(left.plan)
+def _earlier_plans(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
+    """Each earlier plan of the run with its factors, without plans that were left too soon to know them."""
+    for left_plan in left_plans(directory):
+        plan = read_plan(left_plan.plan)
         try:
-            factors = _factors(plan, _last_steps(left.trace), table)
+            factors = _factors(plan, _last_steps(left_plan.trace), table)
         except BadInput:
             continue
         yield plan, factors

@@ -1,4 +1,4 @@
-"""What a plan states of its costs beside what they are: everything asked again of the model that it was made with."""
+"""Check of the costs that a plan records against a new evaluation by the cost model that it was made with."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.search.recost import recost
 
 _TOLERANCE = 1e-9
-"""Relative: what adding the same numbers in another order may change."""
+"""The relative error that summing the same numbers in another order may cause."""
 
-_WAY_OUT = "plan the job again"
+_REMEDY = "plan the job again"
 
 
 def misstated(plan: Plan, model: CostModel) -> tuple[str, ...]:
-    """One sentence for each cost that the plan states otherwise than the model has it of the plan's facts and choices,
-    at the paces that it names.
+    """Return one sentence for each recorded cost that differs from the cost model's, at the paces that the plan
+    records.
 
-    The plan breaks none of the laws of `planner.plan.verify`.
+    The plan must be valid by `planner.plan.verify`.
     """
     again = recost(plan, plan.facts, as_paced(plan, model))
     return tuple(_differences(plan, again))
@@ -29,48 +29,50 @@ def misstated(plan: Plan, model: CostModel) -> tuple[str, ...]:
 
 def _differences(plan: Plan, again: Plan) -> Iterator[str]:
     for stated in plan.placements:
-        yield from _of_placement(stated, again.placement(stated.stage))
+        yield from _placement_differences(stated, again.placement(stated.stage))
     edges = {(edge.producer, edge.consumer): edge for edge in again.edges}
     for edge in plan.edges:
-        yield from _of_message(
+        yield from _transfer_differences(
             f"the edge {edge.producer} -> {edge.consumer}", edge, edges[edge.producer, edge.consumer]
         )
     refits = {name_of(refit): refit for refit in again.refits}
     for refit in plan.refits:
-        yield from _of_message(f"the refit of {refit.target}", refit, refits[name_of(refit)])
+        yield from _transfer_differences(f"the refit of {refit.target}", refit, refits[name_of(refit)])
 
 
-def _of_placement(stated: Placement, found: Placement) -> Iterator[str]:
-    yield from _of_cost(f"{stated.stage}: its cost", "s", stated.cost, found.cost)
+def _placement_differences(stated: Placement, evaluated: Placement) -> Iterator[str]:
+    yield from _cost_differences(f"{stated.stage}: its cost", "s", stated.cost, evaluated.cost)
     for what in ("resident", "transient", "host"):
-        yield from _of_cost(f"{stated.stage}: what is {what}", "bytes", getattr(stated, what), getattr(found, what))
-    if not _equal(stated.tail_seconds, found.tail_seconds):
-        yield f"{stated.stage}: {_is('its tail', stated.tail_seconds, found.tail_seconds, 's')}"
+        yield from _cost_differences(
+            f"{stated.stage}: its memory of kind {what}", "bytes", getattr(stated, what), getattr(evaluated, what)
+        )
+    if not _equal(stated.tail_seconds, evaluated.tail_seconds):
+        yield f"{stated.stage}: {_mismatch('its tail', stated.tail_seconds, evaluated.tail_seconds, 's')}"
 
 
-def _of_message(name: str, stated: Edge | Refit, found: Edge | Refit) -> Iterator[str]:
-    yield from _of_cost(f"{name}: its cost", "s", stated.cost, found.cost)
-    if not _equal(stated.bytes, found.bytes):
-        yield f"{name}: {_is('what it moves', stated.bytes, found.bytes, 'bytes')}"
+def _transfer_differences(name: str, stated: Edge | Refit, evaluated: Edge | Refit) -> Iterator[str]:
+    yield from _cost_differences(f"{name}: its cost", "s", stated.cost, evaluated.cost)
+    if not _equal(stated.bytes, evaluated.bytes):
+        yield f"{name}: {_mismatch('what it moves', stated.bytes, evaluated.bytes, 'bytes')}"
 
 
-def _of_cost(what: str, unit: str, stated: Cost, found: Cost) -> Iterator[str]:
-    """Term by term: names and sources are stated too."""
-    names, expected = ([term.name for term in cost.terms] for cost in (stated, found))
+def _cost_differences(what: str, unit: str, stated: Cost, evaluated: Cost) -> Iterator[str]:
+    """Compare two costs term by term: names, amounts and sources."""
+    names, expected = ([term.name for term in cost.terms] for cost in (stated, evaluated))
     if names != expected:
-        told, listed = (", ".join(some) or "nothing" for some in (names, expected))
-        yield f"{what} is stated as {told} and the cost model makes it {listed}; {_WAY_OUT}."
+        recorded_terms, expected_terms = (", ".join(some) or "nothing" for some in (names, expected))
+        yield f"{what} is stated as {recorded_terms} and the cost model makes it {expected_terms}; {_REMEDY}."
         return
-    for one, other in zip(stated.terms, found.terms, strict=True):
+    for one, other in zip(stated.terms, evaluated.terms, strict=True):
         if not _equal(one.amount, other.amount):
-            yield f"{what}: {_is(f'the term {one.name!r}', one.amount, other.amount, unit)}"
+            yield f"{what}: {_mismatch(f'the term {one.name!r}', one.amount, other.amount, unit)}"
         elif one.source is not other.source:
-            told = f"stated as {one.source} and the cost model has it as {other.source}"
-            yield f"{what}: the term {one.name!r} is {told}; {_WAY_OUT}."
+            mismatch = f"stated as {one.source} and the cost model has it as {other.source}"
+            yield f"{what}: the term {one.name!r} is {mismatch}; {_REMEDY}."
 
 
-def _is(what: str, stated: float, found: float, unit: str) -> str:
-    return f"{what} is stated as {stated:.12g} {unit} and the cost model makes it {found:.12g} {unit}; {_WAY_OUT}."
+def _mismatch(what: str, stated: float, evaluated: float, unit: str) -> str:
+    return f"{what} is stated as {stated:.12g} {unit} and the cost model makes it {evaluated:.12g} {unit}; {_REMEDY}."
 
 
 def _equal(one: float, other: float) -> bool:

@@ -1,8 +1,8 @@
-"""The best plans that differ in structure: in the layout, and so in the number of ranks, of some stage.
+"""The best plans of different structure: some stage has another layout, and so perhaps another number of ranks.
 
-The search is asked again without the structures that are known (Lawler, Management Science 18, 1972): what is left
-after a plan is cut into one part per stage, in which the stages before have that plan's layouts and the stage itself
-has another. The parts overlap nowhere and leave nothing out.
+The search is repeated without the known structures (Lawler, Management Science 18, 1972). The plans left after a plan
+are split into one subspace for each stage, in which the stages before it have that plan's layouts and the stage itself
+has another. The subspaces are disjoint and cover all that is left.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 
 Search: TypeAlias = Callable[[tuple[Pin, ...]], Plan | Missing | None]
-"""The best plan under some pins, where there is one."""
+"""A function that finds the best plan under some pins, if there is one."""
 
-_STEPS = 20
-"""Simulated for each plan, so that drawn lengths hardly decide which is first."""
+_SIMULATED_STEPS = 20
+"""Simulated steps for each plan, enough that sampled lengths hardly change the ranking."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A plan and the mean of its simulated steps with drawn lengths, in seconds."""
+    """A plan and the mean seconds of its simulated steps with sampled lengths."""
 
     plan: Plan
     simulated_seconds: float
@@ -43,43 +43,43 @@ def best_structures(
     count: int,
     progress: Callable[[], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """The `count` best plans of different structure under the pins that were asked for; `best` is the first of them.
+    """Return the `count` best plans of different structure under the pins `asked`; `best` is the first of them.
 
     Each is the best of all structures that are left, as far as `search` finds it; its bound and gap are those of the
-    whole space. Fewer when there are no more. `progress` is called after each new search.
+    whole space. There are fewer if no more exist. `progress` is called after each new search.
     """
-    found, left = [best], []
-    parts = _parts(best, tuple(asked))
-    while len(found) < count:
-        for part in parts:
-            plan = search(part)
+    plans, candidates = [best], []
+    subspaces = _subspaces(best, tuple(asked))
+    while len(plans) < count:
+        for subspace in subspaces:
+            plan = search(subspace)
             if isinstance(plan, Plan):
-                left.append((part, plan))
+                candidates.append((subspace, plan))
             if progress:
                 progress()
-        if not left:
+        if not candidates:
             break
-        pins, following = min(left, key=lambda one: one[1].period_seconds)
-        left = [one for one in left if one[1] is not following]
-        found.append(_of_the_whole_space(following, best, {*map(str, pins)} - {*map(str, asked)}))
-        parts = _parts(following, pins)
-    return tuple(found)
+        pins, next_best = min(candidates, key=lambda one: one[1].period_seconds)
+        candidates = [one for one in candidates if one[1] is not next_best]
+        plans.append(_with_bound_of(next_best, best, {*map(str, pins)} - {*map(str, asked)}))
+        subspaces = _subspaces(next_best, pins)
+    return tuple(plans)
 
 
 def every_plan(best: Plan, model: CostModel, limits: Limits) -> Search:
-    """A search of all plans of the facts of `best`, each with the same origins."""
-    return lambda part: best_plan(best.facts, model, pins=part, digests=best.origins, limits=limits)
+    """A search over all plans for the facts of `best`, with the same digests of inputs."""
+    return lambda subspace: best_plan(best.facts, model, pins=subspace, digests=best.origins, limits=limits)
 
 
 def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[Ranked, ...]:
-    """The plans by their mean step under the simulator, which draws the same lengths for each."""
-    means = [simulate(plan, Sampled(plan, model_of, seed=seed), steps=_STEPS).steps.mean for plan in plans]
+    """Return the plans sorted by their mean simulated step; the simulator samples the same lengths for each."""
+    means = [simulate(plan, Sampled(plan, model_of, seed=seed), steps=_SIMULATED_STEPS).steps.mean for plan in plans]
     rows = [Ranked(plan=plan, simulated_seconds=mean) for plan, mean in zip(plans, means, strict=True)]
     return tuple(sorted(rows, key=lambda row: row.simulated_seconds))
 
 
-def _parts(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
-    """The pins of every part of what is left of the space under `pins` without the structure of a plan."""
+def _subspaces(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
+    """The pins of each subspace of the plans under `pins` without the structure of `plan`."""
     layouts = {name: plan.placement(name).layout for name in plan.graph.names}
     fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
     free = [name for name in layouts if name not in fixed]
@@ -93,10 +93,10 @@ def _parts(plan: Plan, pins: tuple[Pin, ...]) -> list[tuple[Pin, ...]]:
     ]
 
 
-def _of_the_whole_space(plan: Plan, best: Plan, of_its_part: Container[str]) -> Plan:
-    """The plan of a part as one of the space that `best` is of: with that bound, no proof of its own, and without the
-    pins of its part."""
+def _with_bound_of(plan: Plan, best: Plan, subspace_pins: Container[str]) -> Plan:
+    """The plan of a subspace as a plan of the whole space of `best`: with its bound, status feasible, and without the
+    pins of the subspace."""
     period, bound = plan.period_seconds, min(best.solver.bound_seconds, plan.period_seconds)
     update = {"status": "feasible", "bound_seconds": bound, "gap": (period - bound) / period}
-    pins = tuple(pin for pin in plan.pins if pin not in of_its_part)
+    pins = tuple(pin for pin in plan.pins if pin not in subspace_pins)
     return plan.model_copy(update={"pins": pins, "solver": plan.solver.model_copy(update=update)})

@@ -1,4 +1,4 @@
-"""What an adapter saves: which weights are trained, and where the reference needs no copy of the actor's."""
+"""The savings of an adapter: the trained parameters, and the stages that need no copy of the reference's weights."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Plan
 
-_GIB = 2**30
+_BYTES_PER_GIB = 2**30
 _MILLION = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """The adapter of a plan's actor. `serves` names the stages that run on a copy of the actor's weights without the
-    adapter, each with the stage that the copy is named for, and `apart` those whose copy is their own; a copy takes
-    `copy_bytes` on the fullest of its ranks, 0 where there is none of these stages."""
+    """The adapter of a plan's actor.
+
+    `serves` has the stages that run on another stage's copy of the actor's weights without the adapter, each with the
+    stage that owns the copy; `apart` has those with a copy of their own. A copy takes `copy_bytes` on the fullest of
+    its ranks; 0 if there are no such stages.
+    """
 
     rank: int
     linears: tuple[str, ...]
@@ -28,20 +31,20 @@ class Adapted:
 
     @property
     def sentences(self) -> Iterator[str]:
-        """What there is to tell, for people."""
+        """Report lines."""
         yield (
-            f"an adapter of rank {self.rank} beside {', '.join(self.linears)}: {self.trained_params / _MILLION:,.1f} "
-            f"million parameters are trained and refit, beside {self.num_params / _MILLION:,.1f} million that stay"
+            f"an adapter of rank {self.rank} on {', '.join(self.linears)}: {self.trained_params / _MILLION:,.1f} "
+            f"million parameters are trained and refit, {self.num_params / _MILLION:,.1f} million are frozen"
         )
-        size = f"{self.copy_bytes / _GIB:.2f} GiB a rank"
+        size = f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank"
         for stage, owner in self.serves:
             yield f"no ref copy: {stage} runs on the weights of {owner} without the adapter, which saves {size}"
         for stage in self.apart:
-            yield f"{stage} has a copy of the actor's weights of its own, {size}: no stage of the actor is cut like it"
+            yield f"{stage} has its own copy of the actor's weights, {size}: no stage of the actor has its layout"
 
 
 def adapted(plan: Plan) -> Adapted | None:
-    """Of a valid plan; None where all weights of the actor are trained."""
+    """Return the adapter of a valid plan; None if all weights of the actor are trained."""
     spec = plan.facts.models.actor
     if spec.adapter is None:
         return None

@@ -1,4 +1,4 @@
-"""Two plans side by side: what their facts, their stages and their steps have otherwise, each by its own costs."""
+"""Comparison of two plans: the differences of their facts, stages and step times, each plan by its own costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.profiles.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """Where a stage runs, how, and for how long."""
+    """The pool, layout, schedule and seconds of a stage."""
 
     pool: Ranks
     layout: Layout
@@ -26,7 +26,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class StageOfBoth:
-    """A stage in both plans; None where a plan has it not."""
+    """A stage in both plans; None for a plan without it."""
 
     stage: str
     one: Placed | None
@@ -35,7 +35,8 @@ class StageOfBoth:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoPlans:
-    """`difference` is the other plan's numbers less the one's. `facts` are the keys in which their jobs differ."""
+    """The comparison of two plans. `difference` is `other` minus `one`; `facts` are the keys in which their jobs
+    differ."""
 
     one: Outlook
     other: Outlook
@@ -46,13 +47,13 @@ class TwoPlans:
 
 
 def two_plans(one: Plan, other: Plan) -> TwoPlans:
-    """The comparison; stages are in the order of the one plan's, then those that only the other has."""
-    here, there = outlook(one), outlook(other)
+    """Compare two plans; stages are in the order of the first plan, followed by those of the second only."""
+    one_outlook, other_outlook = outlook(one), outlook(other)
     names = dict.fromkeys(placement.stage for plan in (one, other) for placement in plan.placements)
     return TwoPlans(
-        one=here,
-        other=there,
-        difference=there.minus(here),
+        one=one_outlook,
+        other=other_outlook,
+        difference=other_outlook.minus(one_outlook),
         stages=tuple(StageOfBoth(stage=name, one=_placed(one, name), other=_placed(other, name)) for name in names),
         facts=differences(one.facts, other.facts),
         notes=tuple(_notes(one, other)),
@@ -60,26 +61,26 @@ def two_plans(one: Plan, other: Plan) -> TwoPlans:
 
 
 def _placed(plan: Plan, stage: str) -> Placed | None:
-    found = next((placement for placement in plan.placements if placement.stage == stage), None)
-    if found is None:
+    placement_of_stage = next((placement for placement in plan.placements if placement.stage == stage), None)
+    if placement_of_stage is None:
         return None
-    pool = plan.pool(found.pool)
+    pool = plan.pool(placement_of_stage.pool)
     return Placed(
         pool=Ranks(pool.first_rank, pool.num_ranks),
-        layout=found.layout,
-        schedule=found.schedule,
-        steps_ahead=found.steps_ahead,
-        seconds=found.cost.total,
+        layout=placement_of_stage.layout,
+        schedule=placement_of_stage.schedule,
+        steps_ahead=placement_of_stage.steps_ahead,
+        seconds=placement_of_stage.cost.total,
     )
 
 
 def _notes(one: Plan, other: Plan) -> Iterator[str]:
     if one.digests.get("profile") != other.digests.get("profile"):
-        yield "the plans were made with different tables, or one without: part of the difference is that of the costs."
+        yield "the plans were made with different tables, or one without: part of the difference comes from the costs."
     for name, plan in (("first", one), ("second", other)):
-        if plan.solver.gap > _WIDE:
-            yield f"the {name} plan is proven to be within {plan.solver.gap:.0%} of the best, no nearer."
+        if plan.solver.gap > _WIDE_GAP:
+            yield f"the {name} plan is proven to be within {plan.solver.gap:.0%} of the best, not closer."
 
 
-_WIDE = 0.1
-"""A gap that may be larger than what two plans differ by."""
+_WIDE_GAP = 0.1
+"""A gap above this may exceed the difference of two plans."""

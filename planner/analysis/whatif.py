@@ -1,7 +1,7 @@
-"""What would change if: the plan under other facts, as differences against the plan as it is.
+"""What-if: a plan under other facts, as differences from the plan under its own.
 
-Baseline and answers are costed by one and the same model. Without a new search the placements stay what they are; with
-one, each answer is the best plan for its facts.
+The baseline and all answers use the same cost model. Without a new search the placements stay the same; with one, each
+answer is the best plan for its facts.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 
-_STEPS = 1000
-"""Steps whose GPU-hours and price are told."""
+_REPORTED_STEPS = 1000
+"""The number of steps for which GPU-hours and price are reported."""
 
 _HOUR = 3600.0
 _TOLERANCE = 1e-6
-"""Relative: a baseline that differs more from the plan is told."""
+"""The relative difference above which a baseline that differs from the plan's own period is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """One plan in seven numbers, or the differences between two."""
+    """The key numbers of a plan, or the differences between two plans."""
 
     step_seconds: float
     tokens_per_second: float  # response tokens
@@ -58,9 +58,10 @@ class Outlook:
 
 @dataclass(frozen=True, kw_only=True)
 class Consequence:
-    """What one setting does. Without an `outlook` the placements are illegal, or no plan was found: see `broken`.
+    """The effect of one setting. Without an `outlook` the placements are illegal or no plan was found, as `broken`
+    says.
 
-    `extrapolated` names the tasks whose cost is a guess beyond what was measured.
+    `extrapolated` names the tasks whose cost is extrapolated beyond the measurements.
     """
 
     setting: Setting
@@ -74,7 +75,7 @@ class Consequence:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """`notes` say what to know before the baseline is believed."""
+    """The answers to a what-if; `notes` are caveats about the baseline."""
 
     baseline: Outlook
     replanned: bool
@@ -91,7 +92,7 @@ def whatif(
     price: float | None = None,
     limits: Limits | None = None,
 ) -> WhatIf:
-    """One answer for each setting. `price` is per GPU-hour; `limits` bound each new search.
+    """Answer each setting. `price` is that of a GPU-hour; `limits` bound each new search.
 
     Raises BadInput for an unknown field or a value that breaks a rule.
     """
@@ -101,33 +102,33 @@ def whatif(
     for setting in settings:
         facts = with_setting(plan.facts, setting)
         most_ranks = max(most_ranks, facts.cluster.num_ranks)
-        found = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
-        broken, after = found
-        seen = outlook(after, price) if after else None
+        answer = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
+        broken, after = answer
+        consequence_outlook = outlook(after, price) if after else None
         answers.append(
             Consequence(
                 setting=setting,
                 fits=not broken,
                 broken=broken,
-                outlook=seen,
-                difference=seen.minus(baseline) if seen else None,
+                outlook=consequence_outlook,
+                difference=consequence_outlook.minus(baseline) if consequence_outlook else None,
                 extrapolated=_extrapolated(after) if after else (),
-                notes=tuple(_cut_lengths(facts)),
+                notes=tuple(_truncated_quantiles(facts)),
             )
         )
     return WhatIf(
         baseline=baseline,
         replanned=replan,
         answers=tuple(answers),
-        notes=(*_doubts(plan, before), *_stops(replan, (limits or Limits()).on(most_ranks))),
+        notes=(*_baseline_notes(plan, before), *_search_notes(replan, (limits or Limits()).on(most_ranks))),
     )
 
 
 def outlook(plan: Plan, price: float | None = None) -> Outlook:
-    """The numbers of a plan, by its own costs."""
+    """The key numbers of a plan, by its own costs."""
     cluster, workload, period = plan.facts.cluster, plan.facts.workload, plan.period_seconds
     busy = sum(item.cost.total * len(ranks_of(plan, item)) for item in items(plan))
-    hours = period * cluster.num_ranks * _STEPS / _HOUR
+    hours = period * cluster.num_ranks * _REPORTED_STEPS / _HOUR
     return Outlook(
         step_seconds=period,
         tokens_per_second=workload.batch_size * workload.drawn_lengths.mean / period,
@@ -140,7 +141,7 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
 
 
 def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ...], Plan | None]:
-    """What is broken, and the same placements costed again unless a rule forbids them."""
+    """Broken rules, and the same placements re-evaluated; None where a rule forbids them."""
     illegal = illegal_under(plan, facts)
     if illegal:
         return illegal, None
@@ -151,35 +152,37 @@ def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ..
 def _replanned(
     plan: Plan, facts: Facts, remodel: Remodel, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
-    if too_long := position_violations(facts.models.by_name, facts.workload):
-        return too_long, None
+    if violations := position_violations(facts.models.by_name, facts.workload):
+        return violations, None
     model = remodel(facts)
     kept = start_from(plan, facts, model, parse_pins(plan.pins, plan.graph))
     start = kept if isinstance(kept, Plan) else None
-    found = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
-    if isinstance(found, NoPlan):
-        return tuple(limit.sentence for limit in found.limits) or ("no plan was found in time.",), None
-    return (), found
+    planned = compile_plan(facts, model, pins=plan.pins, limits=limits, start=start)
+    if isinstance(planned, NoPlan):
+        return tuple(limit.sentence for limit in planned.limits) or ("no plan was found in time.",), None
+    return (), planned
 
 
 def _extrapolated(plan: Plan) -> tuple[str, ...]:
     return tuple(name_of(item) for item in items(plan) if item.cost.source is Source.EXTRAPOLATED)
 
 
-def _cut_lengths(facts: Facts) -> Iterator[str]:
-    """A quantile beyond the longest length changes nothing more."""
+def _truncated_quantiles(facts: Facts) -> Iterator[str]:
+    """Notes on quantiles above the maximum length, where they have no further effect."""
     for what, lengths in (("prompt", facts.workload.prompt), ("response", facts.workload.response)):
         if lengths.p99 is not None and lengths.p99 > lengths.max:
-            yield f"workload.{what}.p99={lengths.p99:g} is cut at workload.{what}.max={lengths.max}; set both."
+            yield f"workload.{what}.p99={lengths.p99:g} is limited by workload.{what}.max={lengths.max}; set both."
 
 
-def _stops(replan: bool, limits: Limits) -> Iterator[str]:
+def _search_notes(replan: bool, limits: Limits) -> Iterator[str]:
     if replan and limits.tolerance:
-        yield f"every new search stopped when it was proven to be within {limits.tolerance:.2g} of the best."
+        yield f"every new search stopped once it was proven to be within {limits.tolerance:.2g} of the best."
 
 
-def _doubts(plan: Plan, before: Plan) -> Iterator[str]:
+def _baseline_notes(plan: Plan, before: Plan) -> Iterator[str]:
     if abs(before.period_seconds - plan.period_seconds) > _TOLERANCE * plan.period_seconds:
-        why = "give the table it was made with as --profile" if "profile" in plan.digests else "the cost model changed"
-        here = f"{before.period_seconds:.6g} s here"
-        yield f"the plan says {plan.period_seconds:.6g} s a step and is costed at {here}; {why}."
+        reason = (
+            "give the table it was made with as --profile" if "profile" in plan.digests else "the cost model changed"
+        )
+        evaluated = f"{before.period_seconds:.6g} s here"
+        yield f"the plan says {plan.period_seconds:.6g} s a step and is evaluated at {evaluated}; {reason}."

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: all that the analyses say of it."""
+"""The combined result of all analyses that explain a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.planner.analysis.sensitivity import Sensitivity
 
 @dataclass(frozen=True, kw_only=True)
 class Why:
-    """All that is said of a plan; what was not asked for is empty."""
+    """The results of all analyses that explain a plan; those that were not requested are empty."""
 
     explanation: Explanation
     held_back: tuple[HeldBack, ...]

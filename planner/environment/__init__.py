@@ -1,1 +1,1 @@
-"""What scores responses on host workers: what a job says of it, and how long it is after the last response."""
+"""Rewards and tools on host workers: their settings in a job, their latencies, and the reward tail of a generation."""

@@ -1,6 +1,7 @@
-"""How long rewards go on after the last response, where each response is handed over when it ends.
+"""The reward tail: seconds from the end of the last response until all rewards are known.
 
-A reward has W workers for a replica, each with one call of b samples at a time, and a queue in order of arrival.
+Each response is scored as soon as it ends. A reward has W workers per replica, each with one call of b samples at a
+time, and a first-come first-served queue.
 """
 
 from __future__ import annotations
@@ -14,50 +15,52 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.environment.latency import Latencies
 
-_MOST_STEPS = 2**20
-"""Steps of the probability that all calls are done, which are looked at together."""
+_MAX_STEPS = 2**20
+"""Maximum number of steps of the distribution function that are held in memory at once."""
 
 _NUM_CELLS = 2**14
-"""Number of cells of the grid by which a wait is bounded."""
+"""Number of grid cells of the lower bound."""
 
 _NEVER = -60.0
-"""The logarithm of a probability that is as good as none."""
+"""Logarithm of a negligible probability, in place of minus infinity."""
 
 Seconds = NDArray[np.float64]
 
 
 class Served(NamedTuple):
-    """A reward's time for a call, and the samples that its workers have at a time."""
+    """Latencies of one call of a reward, and the number of samples that its workers process at a time."""
 
     latencies: Latencies
     num_at_a_time: int
 
 
 def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
-    """Expected seconds from the last of the `ends` of responses [n] until every reward of each of them is known, for
-    the slowest of `num_replicas` replicas.
+    """Return the expected seconds from the last of the `ends` of responses [n] until all their rewards are known.
 
-    With a worker for each response the law is exact: they are independent, so all of them are done t seconds after the
-    last one with probability P(t) = prod_i F(t + e_n - s_i) over the starts s_i = e_i of their calls, and the tail is
-    the integral of 1 - P(t)^R (David and Nagaraja, Order Statistics, section 2.1, for variables that are not alike).
-    P rises in steps, one for each time that a call may take, and is integrated from step to step, so that no call is
-    too rare or too long to count.
+    The result is for the slowest of R = `num_replicas` replicas. With a worker for each response it is exact: calls are
+    independent, so that all are done t seconds after the last response with probability P(t) = prod_i F(t + e_n - s_i)
+    over the starts s_i = e_i of the calls, and the tail is the integral of 1 - P(t)^R (David and Nagaraja, Order
+    Statistics, section 2.1, for variables that are not identically distributed). P is a step function with a step for
+    each possible latency of each call, and is integrated step by step, so that no call is too rare or too long to
+    count.
 
-    With fewer workers a call starts when W calls before it have made room as calls of the mean time m would,
-    s_i = max(e_i, s_{i-W} + m): a queue with constant service, which waits as long as a fluid one under load.
+    With fewer workers, starts are those of a queue with constant service time m, the mean latency: s_i = max(e_i,
+    s_{i-W} + m). Under load it waits as long as a fluid queue.
     """
-    pairs, longest = _waits(ends, rewards)
+    pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
         return 0.0
-    calls = [_Calls.of(wait, one) for wait, one in pairs]
-    first = max(0.0, *(one.seconds[0] - float(wait.min()) for wait, one in pairs))  # before it P is 0
-    return first + _open_seconds(calls, first, 2 * longest, 0.0, num_replicas)[0]  # behind the longest all is done
+    calls = [_Calls.of(elapsed, one) for elapsed, one in pairs]
+    first = max(0.0, *(one.seconds[0] - float(elapsed.min()) for elapsed, one in pairs))  # P is 0 before
+    return first + _integrate(calls, first, 2 * longest, 0.0, num_replicas)[0]  # P is 1 after the longest
 
 
 class _Calls(NamedTuple):
-    """The calls of a reward: for how long they have been under way when the last response ends, each time once with
-    the number of them [n]; the times that one may take, and by how much the logarithm of the probability that it is
-    done rises there [k], but at the first, where that is from 0."""
+    """The calls of a reward that may still run when the last response ends.
+
+    `waits` has the distinct times since their starts [n], `counts` the number of calls with each [n], `seconds` the
+    possible latencies [k], and `rises` the increase of log F at each of them [k], which is 0 at the first.
+    """
 
     waits: Seconds
     counts: Seconds
@@ -65,29 +68,29 @@ class _Calls(NamedTuple):
     rises: Seconds
 
     @classmethod
-    def of(cls, wait: Seconds, latencies: Latencies) -> Self:
-        """The calls that are not all done when the last response ends."""
-        waits, counts = np.unique(wait[wait < latencies.longest], return_counts=True)
-        reached = np.minimum(np.cumsum(latencies.probabilities), 1.0)
-        reached[-1] = 1.0
-        logs = np.log(reached)
+    def of(cls, elapsed: Seconds, latencies: Latencies) -> Self:
+        """Return the calls that may not be done when the last response ends, given the times since all starts [m]."""
+        waits, counts = np.unique(elapsed[elapsed < latencies.longest], return_counts=True)
+        cumulative = np.minimum(np.cumsum(latencies.probabilities), 1.0)
+        cumulative[-1] = 1.0
+        logs = np.log(cumulative)
         return cls(waits, counts.astype(float), np.array(latencies.seconds), np.diff(logs, prepend=logs[0]))
 
     def steps(self, begin: float, end: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each wait the first of its times that come behind `begin`, and how many do up to `end` [n]."""
-        first, behind = (np.searchsorted(self.seconds, at + self.waits, side="right") for at in (begin, end))
-        return first, behind - first
+        """For each of `waits`, the index of the first latency after `begin`, and the number up to `end` [n]."""
+        first, last = (np.searchsorted(self.seconds, at + self.waits, side="right") for at in (begin, end))
+        return first, last - first
 
 
-def _open_seconds(
+def _integrate(
     calls: Sequence[_Calls], begin: float, end: float, log_at_end: float, num_replicas: int
 ) -> tuple[float, float]:
-    """The integral of 1 - P^R from `begin` to `end`, and log P behind `begin`, where log P at the end is known."""
+    """Return the integral of 1 - P^R from `begin` to `end`, and log P just after `begin`, given log P at `end`."""
     steps = [one.steps(begin, end) for one in calls]
     middle = (begin + end) / 2
-    if sum(int(counts.sum()) for _, counts in steps) > _MOST_STEPS and begin < middle < end:
-        late, log = _open_seconds(calls, middle, end, log_at_end, num_replicas)
-        early, log = _open_seconds(calls, begin, middle, log, num_replicas)
+    if sum(int(counts.sum()) for _, counts in steps) > _MAX_STEPS and begin < middle < end:
+        late, log = _integrate(calls, middle, end, log_at_end, num_replicas)
+        early, log = _integrate(calls, begin, middle, log, num_replicas)
         return early + late, log
     times, rises = [begin, end], [0.0, 0.0]
     parts = [(np.array(times), np.array(rises))]
@@ -102,56 +105,60 @@ def _open_seconds(
 
 
 def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
-    """Below `tail_seconds`, by little, and much sooner known: waits are rounded up to a grid, and times to its next."""
-    pairs, longest = _waits(ends, rewards)
+    """Return a tight lower bound of `tail_seconds` that is much faster to compute: times are rounded on a grid."""
+    pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
         return 0.0
     cell, logs = longest / _NUM_CELLS, np.zeros(_NUM_CELLS)
-    for wait, one in pairs:
-        cells = np.ceil(wait[wait < one.longest] / cell).astype(np.int64)
-        first = int(cells.min(initial=0))  # negative where calls begin behind the last response
+    for elapsed, one in pairs:
+        cells = np.ceil(elapsed[elapsed < one.longest] / cell).astype(np.int64)
+        first = int(cells.min(initial=0))  # negative if calls start after the last response
         counts = np.bincount(cells - first, minlength=1)
         times: Seconds = cell * np.arange(first + 1, first + _NUM_CELLS + len(counts), dtype=np.float64)
         with np.errstate(divide="ignore"):
-            known = np.maximum(np.log(one.within(times)), _NEVER)
+            log_done = np.maximum(np.log(one.within(times)), _NEVER)
         size = 1 << len(times).bit_length()
-        spectrum = np.fft.rfft(known, size) * np.fft.rfft(counts, size).conj()
+        spectrum = np.fft.rfft(log_done, size) * np.fft.rfft(counts, size).conj()
         logs += np.fft.irfft(spectrum, size)[:_NUM_CELLS]
     return float((1 - np.exp(logs * num_replicas)).mean() * longest)
 
 
 def least_arrival_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
-    """Seconds from the start of a generation before which its rewards are not all known, as `tail_seconds` expects
-    them: no call starts before the generation, and none of so many independent ones waits for another."""
+    """Return a lower bound on the seconds from the start of a generation until all rewards are known.
+
+    All calls are assumed to start with the generation and to run in parallel.
+    """
     served = [Served(one, num_samples) for one in latencies]
     return tail_at_least_seconds(np.zeros(num_samples), served) if served and num_samples else 0.0
 
 
 def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random.Generator) -> float:
-    """As `tail_seconds` of one replica, of a queue in which each call takes a time that is drawn."""
+    """Return a random sample of the tail of one replica: each call of the queue takes a random latency."""
     last = 0.0
     for one in rewards:
-        calls = draw.choice(one.latencies.seconds, len(ends), p=one.latencies.probabilities)
-        free = [0.0] * min(one.num_at_a_time, len(ends))
-        for end, call in zip(np.sort(ends).tolist(), calls.tolist(), strict=True):
-            done = max(end, free[0]) + call
-            heapq.heapreplace(free, done)
+        latencies = draw.choice(one.latencies.seconds, len(ends), p=one.latencies.probabilities)
+        free_at = [0.0] * min(one.num_at_a_time, len(ends))
+        for end, latency in zip(np.sort(ends).tolist(), latencies.tolist(), strict=True):
+            done = max(end, free_at[0]) + latency
+            heapq.heapreplace(free_at, done)
             last = max(last, done)
     return last - float(ends.max())
 
 
 def least_tail_seconds(latencies: Sequence[Latencies]) -> float:
-    """Below which no tail is: that of the response that ends last, which has nothing to wait for."""
+    """Return a lower bound on the tail: the mean latency of the response that ends last, without queueing."""
     return max((one.mean for one in latencies), default=0.0)
 
 
-def _waits(ends: Seconds, rewards: Sequence[Served]) -> tuple[list[tuple[Seconds, Latencies]], float]:
-    """By reward, for how long calls have been under way when the last response ends [n], with the latencies of the
-    reward; and the longest that any goes on."""
+def _elapsed_calls(ends: Seconds, rewards: Sequence[Served]) -> tuple[list[tuple[Seconds, Latencies]], float]:
+    """Return (seconds from the start of each call to the end of the last response [n], latencies) for each reward.
+
+    Also return the longest time that any call may take after the last response.
+    """
     ordered = np.sort(ends)
-    waits = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
-    pairs = [(wait, one.latencies) for wait, one in zip(waits, rewards, strict=True)]
-    return pairs, max(one.longest - float(wait.min()) for wait, one in pairs)
+    elapsed = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
+    pairs = [(seconds, one.latencies) for seconds, one in zip(elapsed, rewards, strict=True)]
+    return pairs, max(one.longest - float(seconds.min()) for seconds, one in pairs)
 
 
 def _starts(ends: Seconds, num_at_a_time: int, mean: float) -> Seconds:
@@ -164,10 +171,12 @@ def _starts(ends: Seconds, num_at_a_time: int, mean: float) -> Seconds:
 
 
 def response_ends(tokens: Sequence[int], num_slots: int, seconds: float) -> Seconds:
-    """When responses of so many tokens end [n], the last of them after so many seconds: they take free slots in their
-    order, and a round lasts as long as any other."""
-    free, rounds = [0] * min(num_slots, len(tokens)), []
+    """Return the times in seconds at which responses of these lengths end [n], the last one at `seconds`.
+
+    Responses take free slots in order, and all decode rounds take equally long.
+    """
+    free_at, end_rounds = [0] * min(num_slots, len(tokens)), []
     for length in tokens:
-        rounds.append(free[0] + length)
-        heapq.heapreplace(free, rounds[-1])
-    return np.array(rounds, dtype=float) * (seconds / max(rounds))
+        end_rounds.append(free_at[0] + length)
+        heapq.heapreplace(free_at, end_rounds[-1])
+    return np.array(end_rounds, dtype=float) * (seconds / max(end_rounds))

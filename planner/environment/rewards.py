@@ -1,4 +1,4 @@
-"""The rewards of a job that run on host workers or a service, beside a reward model or in its place."""
+"""The rewards of a job that run on host workers or a remote service, with or without a reward model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from meshwright.profiles.documents import Document
 from meshwright.profiles.environment.latency import LatencySpec
 
 BUILT_IN = ("exact_match", "maths_answer", "unit_tests")
-"""Functions that every job may name; see `runtime.environment`."""
+"""Built-in reward functions, which every job may name; see `runtime.environment`."""
 
 _NAME = "^[a-z][a-z0-9_]*$"
 _FUNCTION = f"{', '.join(BUILT_IN)}, or module:function of a module that run is allowed to load"
-_WORKERS = "calls at a time for each replica of the generation; the plan chooses where none is given"
-_RETRY = "time for which failing calls of a judge are made again, with growing pauses: all of them together"
-_FAILURE = "score of a sample whose reward failed or timed out; where none is given the run ends"
+_WORKERS = "concurrent calls for each replica of the generation; chosen by the plan if not given"
+_RETRY = "total time for which failing calls of a judge are retried, with growing pauses"
+_FAILURE = "score of a sample whose reward failed or timed out; the run ends if not given"
 _LATENCY = "latency of one call"
-_BATCH = "most samples of one call"
+_BATCH = "maximum number of samples of one call"
 
 
 class Reward(Document):
@@ -27,11 +27,11 @@ class Reward(Document):
 
     name: str = Field(pattern=_NAME, max_length=40, description="name under which scores are recorded")
     function: str | None = Field(default=None, description=_FUNCTION)
-    url: str | None = Field(default=None, pattern="^https?://", description="a judge that is asked by POST")
+    url: str | None = Field(default=None, pattern="^https?://", description="a judge that is called by HTTP POST")
     weight: float = Field(default=1.0, description="weight of its scores in the final scalar reward")
     workers: int | None = Field(default=None, gt=0, le=1024, description=_WORKERS)
     batch_size: int = Field(default=1, gt=0, le=1024, description=_BATCH)
-    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="longest that one call may take")
+    timeout_seconds: float = Field(default=10.0, gt=0, le=1e5, description="time limit of one call")
     retry_seconds: float = Field(default=600.0, ge=0, le=1e6, description=_RETRY)
     failure_score: float | None = Field(default=None, description=_FAILURE)
     latency_seconds: LatencySpec = Field(default=LatencySpec(fixed=0.01), description=_LATENCY)
@@ -46,7 +46,7 @@ class Reward(Document):
 
     @property
     def load(self) -> RewardLoad:
-        """What planning needs of it."""
+        """The properties that planning needs."""
         return RewardLoad(
             name=self.name,
             is_remote=self.url is not None,
@@ -57,7 +57,7 @@ class Reward(Document):
 
 
 class RewardLoad(Document):
-    """How a reward keeps its workers busy; a remote one needs no processor of the host."""
+    """The load of a reward on its workers; a remote reward needs no CPU of the host."""
 
     name: str
     is_remote: bool
@@ -67,14 +67,14 @@ class RewardLoad(Document):
 
 
 class HostWorkers(Document):
-    """What a plan gives a reward: so many calls at a time for each replica of the generation."""
+    """Concurrent calls that a plan gives a reward for each replica of the generation."""
 
     reward: str
     workers: int = Field(gt=0)
 
 
 def require_names_once(rewards: Sequence[Reward]) -> None:
-    """Raises ValueError for a name that two rewards have."""
+    """Raises ValueError if two rewards have the same name."""
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -82,6 +82,6 @@ def require_names_once(rewards: Sequence[Reward]) -> None:
 
 
 def is_function_path(function: str) -> bool:
-    """Whether it is written as module:function."""
+    """True if the text has the form module:function."""
     module, _, name = function.partition(":")
     return name.isidentifier() and all(part.isidentifier() for part in module.split("."))

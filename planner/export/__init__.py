@@ -1,1 +1,1 @@
-"""A plan as a configuration of another trainer: what each can say, the best plan within that, and the files."""
+"""Export of plans to other trainers: what each can express, the best plan within that, and the configuration files."""

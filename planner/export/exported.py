@@ -1,4 +1,4 @@
-"""What an export writes: the plan as a trainer can say it, its keys, and what it cannot say, with the price of that."""
+"""The export of a plan: the trainer's keys and files, and the choices it cannot express with their cost in seconds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from meshwright.profiles.documents import canonical_json
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A plan for another trainer, costed with what that generates with.
+    """A plan for another trainer, costed with that trainer's generation engine.
 
-    `plan` is what it can say: the one that was given where that is possible, else the best one. `unsaid` has a clause
-    for each choice of the given plan that it cannot say, and `lost_seconds` is what a step takes longer without them.
+    `plan` is the given plan where the trainer can express it, else the best plan that it can express. `unsaid` has a
+    clause for each choice of the given plan that it cannot express, and `lost_seconds` is how much longer a step takes
+    without those choices. `way` names the trainer's deployment mode.
     """
 
     trainer: str
@@ -35,7 +36,7 @@ class Exported:
     remarks: tuple[str, ...]
 
     def told(self) -> str:
-        """All but the texts, as JSON."""
+        """Everything but the files, as JSON."""
         return json.dumps(
             {
                 "trainer": self.trainer,
@@ -61,41 +62,41 @@ def exported(
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported | None:
-    """The export; None where no plan of the job is one that the trainer can say.
+    """Export a plan; None where no plan of the job can be expressed by the trainer.
 
-    The paths of the job start at `directory`. The plan is costed again where the trainer generates with another engine;
-    where it is not one that the trainer can say, the best such plan is searched. Raises BadInput for an algorithm whose
-    settings are not known for it.
+    The paths of the job are relative to `directory`. The plan is costed again where the trainer generates with another
+    engine. Where the trainer cannot express it, the best plan that it can express is searched for. Raises BadInput for
+    an algorithm whose settings are not known for the trainer.
     """
     trainer.require_written(plan.facts)
-    plan = _generated_by(trainer, plan, remodel)
-    said = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
-    found = Within(plan=plan, way=said) if said else _searched(trainer, plan, remodel, limits, progress)
-    if found is None:
+    plan = _with_engine_of(trainer, plan, remodel)
+    exact_mode = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
+    best = Within(plan=plan, way=exact_mode) if exact_mode else _search(trainer, plan, remodel, limits, progress)
+    if best is None:
         return None
-    origin = ExportInput(plan=found.plan, job=job, directory=directory)
-    settings = tuple(trainer.settings(origin))
+    source = ExportInput(plan=best.plan, job=job, directory=directory)
+    settings = tuple(trainer.settings(source))
     unknown = [setting.key for setting in settings if not trainer.keys.knows(setting.key)]
     assert not unknown, unknown
     return Exported(
         trainer=trainer.told,
-        way=found.way.name,
-        plan=found.plan,
+        way=best.way.name,
+        plan=best.plan,
         settings=settings,
-        files={**trainer.files(origin, settings), "plan.json": canonical_json(found.plan)},
-        unsaid=() if said else tuple(found.way.broken(plan)),
-        lost_seconds=found.plan.period_seconds - plan.period_seconds,
+        files={**trainer.files(source, settings), "plan.json": canonical_json(best.plan)},
+        unsaid=() if exact_mode else tuple(best.way.broken(plan)),
+        lost_seconds=best.plan.period_seconds - plan.period_seconds,
         remarks=trainer.remarks,
     )
 
 
-def _generated_by(trainer: OtherTrainer, plan: Plan, remodel: Remodel) -> Plan:
-    """The plan with what the trainer generates with."""
+def _with_engine_of(trainer: OtherTrainer, plan: Plan, remodel: Remodel) -> Plan:
+    """The plan, costed with the generation engine of the trainer."""
     facts = trainer.generating(plan.facts)
     return plan if facts.engine == plan.facts.engine else recost(plan, facts, remodel(facts))
 
 
-def _searched(
+def _search(
     trainer: OtherTrainer,
     plan: Plan,
     remodel: Remodel,

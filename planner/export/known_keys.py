@@ -1,7 +1,7 @@
-"""The keys that another trainer knows, with their defaults, as they stand in its own package.
+"""The configuration keys of other trainers, with their defaults.
 
-`data/` has a file for each trainer, read out of the package or the repository that `source` and `version` name
-(`docs/trainer_keys.py`).
+`data/` has a file for each trainer, extracted by `docs/trainer_keys.py` from the package or repository that `source`
+and `version` name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class KnownKeys(Document):
     keys: dict[str, JsonValue]
 
     def knows(self, key: str) -> bool:
-        """Whether the trainer takes this key. One that begins with + is new, below a mapping that takes any name."""
+        """True if the trainer accepts this key. A key that begins with + is new, below a mapping that takes any
+        name."""
         if not key.startswith("+"):
             return key in self.keys
         parents = key.removeprefix("+").split(".")[:-1]
@@ -32,13 +33,13 @@ class KnownKeys(Document):
 
     @property
     def _overridden(self) -> frozenset[str]:
-        """Mappings that override what is behind them, and therefore take any name."""
+        """Mappings called `override_...`, which take keys of any name."""
         parents = (key.rpartition(".")[0] for key in self.keys)
         return frozenset(parent for parent in parents if parent.rpartition(".")[2].startswith("override_"))
 
 
 @cache
 def known_keys(trainer: str) -> KnownKeys:
-    """Reads the keys of a trainer by the name of its file."""
+    """Read the keys of a trainer by the name of its file."""
     with as_file(files("meshwright.planner.export") / "data" / f"{trainer}.json") as path:
         return read_json(KnownKeys, path, "keys of another trainer")

@@ -1,4 +1,4 @@
-"""The file by which a trainer asks a job's function for scores, in the form that the trainer calls."""
+"""The Python file through which a trainer calls a job's reward function."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from string import Template
 from meshwright.planner.export.trainer import YOURS, ExportInput
 
 FILE = "reward_hook.py"
-"""The file's name in an export."""
+"""The name of the file in an export."""
 
 _BUILT_IN: Mapping[str, str] = {
     "exact_match": "meshwright.runtime.environment.answers",
     "maths_answer": "meshwright.runtime.environment.answers",
     "unit_tests": "meshwright.runtime.environment.unit_tests",
 }
-"""Where the functions lie that every job may name."""
+"""The modules of the built-in reward functions."""
 
 _HEAD = Template('''\
-"""Asks $function for the score of a response, as $trainer calls it.
+"""Calls $function for the score of a response, as $trainer expects.
 
 The function is given a list of samples with prompt, response and answer, and returns as many scores.
 """
@@ -67,12 +67,12 @@ async def compute_score(args, sample, **_):
     return float($name([Sample(str(sample.prompt), sample.response, label)])[0])
 """,
 }
-"""The function that each trainer calls: verl/utils/reward_score, examples/scripts/reward_func.py of OpenRLHF, and
-slime/rollout/rm_hub, read in the versions that `data` names."""
+"""The function that each trainer calls, as in verl/utils/reward_score, OpenRLHF's examples/scripts/reward_func.py and
+slime/rollout/rm_hub of the versions that `data` names."""
 
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:
-    """The file by its name; nothing where a reward model scores."""
+    """The text of the file by its name; empty where a reward model scores."""
     function = origin.function
     if function is None:
         return {}

@@ -1,4 +1,4 @@
-"""Numbers of a plan in the units of other trainers: machines of a pool, token budgets, an engine's share of memory."""
+"""Quantities of a plan in the units of other trainers: nodes of a pool, token budgets, the engine's memory share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import unequal_stages
 from meshwright.profiles.stages import GENERATE
 
-_LEAST_SHARE, _MOST_SHARE = 0.1, 0.95
+_MIN_SHARE, _MAX_SHARE = 0.1, 0.95
 
 
 def machines(plan: Plan, stage: str) -> tuple[int, int]:
-    """Nodes of the pool of a stage, and ranks on each of them."""
+    """The nodes of a stage's pool, and the ranks on each."""
     ranks, per_node = plan.choice(stage, "pool"), plan.facts.cluster.ranks_per_node
     assert isinstance(ranks, Ranks)
     nodes = max(1, ranks.num_ranks // per_node)
@@ -25,8 +25,8 @@ def machines(plan: Plan, stage: str) -> tuple[int, int]:
 
 
 def token_budget(plan: Plan, stage: str) -> int:
-    """Tokens of a micro-batch on one of the ranks that share its sequences: its cap; or its rows of mean length, and no
-    less than one row of the longest."""
+    """Tokens of a micro-batch per context-parallel rank: its token cap or, without one, its rows at the mean length,
+    and at least one row of the longest."""
     placement, workload = plan.placement(stage), plan.facts.workload
     rows = placement.schedule.micro_batch_size
     if cap := placement.schedule.micro_batch_tokens:
@@ -35,29 +35,29 @@ def token_budget(plan: Plan, stage: str) -> int:
 
 
 def token_budget_origin(plan: Plan, stage: str) -> str:
-    """The field of the plan that decides it."""
+    """The field of the plan that the token budget comes from."""
     field = "micro_batch_tokens" if plan.placement(stage).schedule.micro_batch_tokens else "micro_batch_size"
     return f"placements.{stage}.schedule.{field}"
 
 
 def engine_share(plan: Plan) -> float:
-    """The part of a device's memory that weights and cache of the generation take, in hundredths, rounded up."""
+    """The fraction of a device's memory that generation's weights and KV cache take, rounded up to hundredths."""
     placement = plan.placement(GENERATE)
     device = plan.facts.cluster.parts[plan.part_of(GENERATE)].device
     weights = placement.resident.amount(WEIGHTS)
     share = math.ceil(100 * (weights + placement.transient.total) / device.memory_bytes) / 100
-    return min(max(share, _LEAST_SHARE), _MOST_SHARE)
+    return min(max(share, _MIN_SHARE), _MAX_SHARE)
 
 
 def uneven_ends(plan: Plan, stage: str) -> tuple[int, int] | None:
-    """Layers of the first and the last pipeline stage, where they are not those of every stage."""
+    """Layers of the first and the last pipeline stage; None where all stages have equally many."""
     layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
     counts = unequal_stages(plan.facts.models.spec(role), layout.pp)
     return (counts[0], counts[-1]) if counts else None
 
 
 def megatron_degrees(plan: Plan, stage: str, prefix: str) -> Iterator[KeyValue]:
-    """The degrees of a stage under Megatron's own names, behind a prefix."""
+    """The degrees of a stage under Megatron's names, below a prefix."""
     layout, field = plan.placement(stage).layout, f"placements.{stage}.layout"
     yield KeyValue(f"{prefix}.tensor_model_parallel_size", layout.tp, f"{field}.tp")
     yield KeyValue(f"{prefix}.pipeline_model_parallel_size", layout.pp, f"{field}.pp")
@@ -74,5 +74,5 @@ def mini_batch(plan: Plan) -> int:
 
 
 def prompts_of_mini_batch(plan: Plan) -> int:
-    """Prompts of one update, one at least."""
+    """Prompts of one update, at least one."""
     return max(1, plan.facts.workload.num_prompts // plan.facts.workload.num_minibatches)

@@ -1,9 +1,9 @@
-"""Plans for NeMo-RL: Megatron-core trains policy and value, vLLM generates, a PyTorch worker scores.
+"""Export of plans to NeMo-RL: Megatron-core trains policy and value model, vLLM generates, a PyTorch worker scores.
 
 Reference and log-probabilities have the policy's degrees, values those of the value model; both models share the ranks
-that train. Generation takes turns with them or has ranks of its own, whole nodes where there are several; a batch ahead
-it must have its own, with the engine's asynchronous mode and the importance correction (examples/configs/
-ppo_math_1B.yaml). A reward model is an environment on ranks of its own, cut by tensor parallelism alone.
+that train. Generation shares them too or has its own ranks, whole nodes where there are several. One batch ahead, it
+must have its own ranks, the asynchronous engine and the importance correction (examples/configs/ppo_math_1B.yaml). A
+reward model is an environment on its own ranks, with tensor parallelism alone.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _G = "policy.generation"
-_REWARD = "env.reward_model"
-_MODELS = {"actor_train": "policy", "critic_train": "value"}
+_RM = "env.reward_model"
+_MODEL_PREFIXES = {"actor_train": "policy", "critic_train": "value"}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Generation on the ranks that train, or on its own and a batch ahead; rewards always on their own."""
+    """Generation on the ranks that train, or on its own ranks one batch ahead; the reward model always on its own."""
     trained = tuple(name for name in names() if name != "reward_score")
     if facts.rewards:
-        everything = all_ranks(facts.cluster)
-        yield _way("colocated", (*on(everything, trained), *on(everything, (GENERATE,))))
+        all_pool = all_ranks(facts.cluster)
+        yield _mode("colocated", (*on(all_pool, trained), *on(all_pool, (GENERATE,))))
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, trained), *on(generate, (GENERATE,)))
-            yield _way(f"async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _mode(f"async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
     for train, score in parts(facts.cluster, 2):
-        yield _way("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
+        yield _mode("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
     for train, generate, score in parts(facts.cluster, 3):
-        placed = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"async_ppo, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        pool_pins = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _mode(f"async_ppo, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     return Way(
         name=name,
         pins=(
-            *placed,
+            *pool_pins,
             *no_overlap(),
             f"{GENERATE}.cp=1",
             *fixed("micro_batch_tokens", 0, names()),
@@ -69,27 +69,27 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The keys of NeMo-RL's configuration that say a plan. Raises BadInput for rewards that are functions."""
+    """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a reward function."""
     plan = origin.plan
     if origin.function is not None:
         raise BadInput(
-            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not written "
+            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not exported "
             "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
-    yield from _batches(plan)
-    for stage in _MODELS:
-        yield from _degrees(plan, stage)
-    yield from _micro_batches(plan)
-    yield from _generation(plan)
-    yield from _ahead(plan)
-    yield from _reward(origin)
-    yield from _algorithm(origin)
+    yield from _batch_settings(plan)
+    for stage in _MODEL_PREFIXES:
+        yield from _degree_settings(plan, stage)
+    yield from _micro_batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _async_settings(plan)
+    yield from _reward_settings(origin)
+    yield from _algorithm_settings(origin)
     cluster = plan.facts.cluster
     yield KeyValue("cluster.num_nodes", cluster.nodes, "facts.cluster.nodes")
     yield KeyValue("cluster.gpus_per_node", cluster.ranks_per_node, "facts.cluster.ranks_per_node")
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("ppo.num_prompts_per_step", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("ppo.num_generations_per_prompt", workload.group_size, "facts.workload.group_size")
@@ -100,34 +100,38 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.max_new_tokens", workload.response.max, "facts.workload.response.max")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    placement, prefix, field = plan.placement(stage), f"{_MODELS[stage]}.megatron_cfg", f"placements.{stage}.layout"
+def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    placement, prefix, field = (
+        plan.placement(stage),
+        f"{_MODEL_PREFIXES[stage]}.megatron_cfg",
+        f"placements.{stage}.layout",
+    )
     layout = placement.layout
     yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
     yield from megatron_degrees(plan, stage, prefix)
     if ends := uneven_ends(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
-    full = placement.schedule.recompute is Recompute.FULL
-    yield KeyValue(f"{prefix}.activation_checkpointing", full, f"placements.{stage}.schedule.recompute")
+    recomputes = placement.schedule.recompute is Recompute.FULL
+    yield KeyValue(f"{prefix}.activation_checkpointing", recomputes, f"placements.{stage}.schedule.recompute")
     if layout.cp > 1 and stage == "critic_train":
         yield KeyValue("value.sequence_packing.enabled", True, "rule: context parallelism of the value model packs")
 
 
-def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
-    rows = {
+def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
+    stages = {
         "policy.train_micro_batch_size": "actor_train",
         "policy.logprob_batch_size": "actor_logprob",
         "value.train_micro_batch_size": "critic_train",
     }
-    for key, stage in rows.items():
+    for key, stage in stages.items():
         schedule = plan.placement(stage).schedule
         yield KeyValue(key, schedule.micro_batch_size, f"placements.{stage}.schedule.micro_batch_size")
     offloads = plan.placement("actor_train").schedule.offload is Offload.OPTIMIZER
     yield KeyValue("policy.offload_optimizer_for_logprob", offloads, "placements.actor_train.schedule.offload")
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     layout, field = plan.placement(GENERATE).layout, "placements.actor_generate.layout"
     yield KeyValue(f"{_G}.vllm_cfg.tensor_parallel_size", layout.tp, f"{field}.tp")
     yield KeyValue(f"{_G}.vllm_cfg.pipeline_parallel_size", layout.pp, f"{field}.pp")
@@ -138,7 +142,7 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _ahead(plan: Plan) -> Iterator[KeyValue]:
+def _async_settings(plan: Plan) -> Iterator[KeyValue]:
     ahead = plan.ahead[GENERATE]
     yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
     yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
@@ -151,21 +155,21 @@ def _ahead(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
 
 
-def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     nodes, per_node = machines(origin.plan, "reward_score")
     layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
     field = "placements.reward_score"
     yield KeyValue("data.default.env_name", "reward_model", field)
-    yield KeyValue(f"{_REWARD}.enabled", True, field)
-    yield KeyValue(f"{_REWARD}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_REWARD}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
-    yield KeyValue(f"{_REWARD}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
-    yield KeyValue(f"{_REWARD}.resources.num_nodes", nodes, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.resources.gpus_per_node", per_node, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
+    yield KeyValue(f"{_RM}.enabled", True, field)
+    yield KeyValue(f"{_RM}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_RM}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
+    yield KeyValue(f"{_RM}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
+    yield KeyValue(f"{_RM}.resources.num_nodes", nodes, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.resources.gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     ppo = origin.settings
     assert isinstance(ppo, PPO)
     yield KeyValue("policy.model_name", origin.path(Role.ACTOR), "job: models.actor.path")
@@ -185,7 +189,7 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.temperature", ppo.temperature, "job: ppo.temperature")
 
 
-def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = (
         "NeMo-RL with this plan, from the root of its repository: copy config.yaml into examples/configs first,\n"
         "where the configuration that it builds on lies."
@@ -193,7 +197,7 @@ def _files(_origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]
     command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
     return {
         "run.sh": script(head, command, ()),
-        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(found),
+        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(settings),
     }
 
 

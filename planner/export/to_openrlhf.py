@@ -1,9 +1,9 @@
-"""Plans for OpenRLHF: DeepSpeed trains and scores, vLLM generates.
+"""Export of plans to OpenRLHF: DeepSpeed trains and scores, vLLM generates.
 
-All four models have one degree of tensor parallelism and one of ring attention, and no pipeline. They lie together on
-all ranks (`--train.colocate_all`), taking turns with the engines, or, with generation a batch ahead on ranks of its
-own, actor with reference and critic with reward on ranks of theirs. Micro-batches of training are one number, and so
-are those of scoring (cli/train_ppo_ray.py). Activations are recomputed whole or not at all.
+All four models have the same degrees of tensor parallelism and ring attention, and no pipeline. They share all ranks
+with the engines (`--train.colocate_all`); or generation works one batch ahead on its own ranks, and the models share
+the rest, all together or actor with reference and critic with reward. There is one micro-batch size for training and
+one for scoring (cli/train_ppo_ray.py). Recomputation of activations is full or none.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
-_SCORES = names(trains=False)
-_TRAINS = names(trains=True)
-_SETTINGS = {
+_TP_CP_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
+_FORWARD_STAGES = names(trains=False)
+_TRAIN_STAGES = names(trains=True)
+_SETTING_KEYS = {
     "gamma": "algo.advantage.gamma",
     "gae_lambda": "algo.advantage.lambd",
     "actor_learning_rate": "actor.adam.lr",
@@ -48,40 +48,42 @@ _SETTINGS = {
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
 }
-_ESTIMATORS: Mapping[Algorithm, str] = {
+_ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "group_norm",
     "rloo": "rloo",
     "reinforce++": "reinforce",
 }
-_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
-_MODELS = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
+_LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
+_MODEL_STAGES = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Every degree of the models, together on all ranks; or in groups, with generation a batch ahead."""
-    everything = all_ranks(facts.cluster)
+    """All degrees, with the models on all ranks; or in one or two groups, with generation one batch ahead."""
+    all_pool = all_ranks(facts.cluster)
     actors = (*names(role="actor"), *names(role="ref"))
     critics = (*names(role="critic"), *names(role="reward"))
-    for tp, cp in _DEGREES:
+    for tp, cp in _TP_CP_DEGREES:
         layout = Layout(tp=tp, cp=cp)
-        yield from _way(facts, {everything: (*actors, *critics)}, everything, layout)
+        yield from _modes(facts, {all_pool: (*actors, *critics)}, all_pool, layout)
         for train, generate in parts(facts.cluster, 2):
-            yield from _way(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
-        for one, other, generate in parts(facts.cluster, 3):
-            yield from _way(facts, {one: actors, other: critics}, generate, layout, ONE_AHEAD)
+            yield from _modes(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
+        for actor_pool, critic_pool, generate in parts(facts.cluster, 3):
+            yield from _modes(facts, {actor_pool: actors, critic_pool: critics}, generate, layout, ONE_AHEAD)
 
 
-def _way(
+def _modes(
     facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
 ) -> Iterator[Way]:
-    """Gives a way, or None where the degrees do not divide a group's ranks, or a model's heads."""
-    each = degrees.num_ranks
+    """One mode; none where the degrees do not divide the ranks of a group or the heads of a model."""
+    ranks_per_replica = degrees.num_ranks
     heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
-    if any(ranks.num_ranks % each for ranks in groups) or any(number % degrees.tp for number in heads):
+    if any(ranks.num_ranks % ranks_per_replica for ranks in groups) or any(number % degrees.tp for number in heads):
         return
     layouts = {
-        stage: replace(degrees, dp=ranks.num_ranks // each) for ranks, stages in groups.items() for stage in stages
+        stage: replace(degrees, dp=ranks.num_ranks // ranks_per_replica)
+        for ranks, stages in groups.items()
+        for stage in stages
     }
     mode = "colocate_all" if steps_ahead == 0 else "async, in groups" if len(groups) > 1 else "async, models together"
     yield Way(
@@ -95,36 +97,36 @@ def _way(
             *fixed("pp", 1, (GENERATE,)),
             *fixed("cp", 1, (GENERATE,)),
             *fixed("ep", 1, (GENERATE,)),
-            *(f"{stage}.recompute!=selective" for stage in _TRAINS),
-            *(fixed("offload", "none", _TRAINS) if steps_ahead else ()),
+            *(f"{stage}.recompute!=selective" for stage in _TRAIN_STAGES),
+            *(fixed("offload", "none", _TRAIN_STAGES) if steps_ahead else ()),
         ),
         alike=(
             *alike("recompute", "actor_train", ("critic_train",)),
             *alike("offload", "actor_train", ("critic_train",)),
             *alike("micro_batch_size", "actor_train", ("critic_train",)),
-            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _SCORES if s != "actor_logprob")),
+            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _FORWARD_STAGES if s != "actor_logprob")),
         ),
         steps_ahead=steps_ahead,
     )
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train_ppo_ray` that say a plan."""
+    """The flags of `train_ppo_ray` that express a plan."""
     plan = origin.plan
-    yield from _degrees(plan)
-    yield from _pools(plan)
-    yield from _batches(plan)
-    yield from _generation(plan)
-    yield from _algorithm(origin)
+    yield from _degree_settings(plan)
+    yield from _pool_settings(plan)
+    yield from _batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _algorithm_settings(origin)
 
 
-def _pools(plan: Plan) -> Iterator[KeyValue]:
-    for model, stage in present(plan, _MODELS).items():
+def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
+    for model, stage in present(plan, _MODEL_STAGES).items():
         nodes, per_node = machines(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    others = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODELS).values()}
-    together = len(set(others.values())) == 1
+    pools = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODEL_STAGES).values()}
+    together = len(set(pools.values())) == 1
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
     if "critic_train" in plan.graph.by_name:
@@ -134,23 +136,23 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
 
 
-def _degrees(plan: Plan) -> Iterator[KeyValue]:
+def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement("actor_train")
     layout, schedule = placement.layout, placement.schedule
     yield KeyValue("ds.tensor_parallel_size", layout.tp, "placements.actor_train.layout.tp")
     yield KeyValue("ds.ring_attn_size", layout.cp, "placements.actor_train.layout.cp")
     yield KeyValue("ds.zero_stage", 1, "rule: replicas divide the optimizer's state and keep all gradients")
     yield KeyValue("ds.packing_samples", True, "rule: micro-batches are packed")
-    full = schedule.recompute is Recompute.FULL
-    yield KeyValue("actor.gradient_checkpointing_enable", full, "placements.actor_train.schedule.recompute")
-    sleeps = schedule.offload is Offload.OPTIMIZER
-    yield KeyValue("ds.enable_sleep", sleeps, "placements.actor_train.schedule.offload")
+    recomputes = schedule.recompute is Recompute.FULL
+    yield KeyValue("actor.gradient_checkpointing_enable", recomputes, "placements.actor_train.schedule.recompute")
+    offloads = schedule.offload is Offload.OPTIMIZER
+    yield KeyValue("ds.enable_sleep", offloads, "placements.actor_train.schedule.offload")
     for model, stage in present(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
-        waits = plan.placement(stage).schedule.offload is Offload.WEIGHTS
-        yield KeyValue(f"{model}.offload", waits, f"placements.{stage}.schedule.offload")
+        offloads = plan.placement(stage).schedule.offload is Offload.WEIGHTS
+        yield KeyValue(f"{model}.offload", offloads, f"placements.{stage}.schedule.offload")
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("rollout.batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("rollout.n_samples_per_prompt", workload.group_size, "facts.workload.group_size")
@@ -163,7 +165,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{key}.micro_batch_size", rows, f"placements.{stage}.schedule.micro_batch_size")
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     layout, ranks = plan.placement(GENERATE).layout, plan.choice(GENERATE, "pool")
     assert isinstance(ranks, Ranks)
     yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
@@ -172,14 +174,14 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     roles, settings = origin.plan.graph.roles, origin.settings
     for model in ("actor", "critic", "reward"):
         if model in roles:
             yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
     if origin.function is not None:
         yield KeyValue("reward.remote_url", FILE, "job: rewards.function")
-    yield KeyValue("algo.advantage.estimator", _estimator(origin), "job: algorithm")
+    yield KeyValue("algo.advantage.estimator", _estimator_name(origin), "job: algorithm")
     if Role.REF in roles:
         yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
     else:
@@ -187,25 +189,25 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(
         "algo.kl.use_loss", Role.REF in roles and isinstance(settings, GRPO), "job: algorithm and models.ref"
     )
-    yield from origin.said(_SETTINGS)
+    yield from origin.said(_SETTING_KEYS)
     low, high = settings.clip_range
     yield KeyValue("actor.eps_clip_low_high", (round(1 - low, 9), round(high - 1, 9)), "job: clip_ratio")
-    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEANS:
-        yield KeyValue("actor.loss_agg_mode", _LOSS_MEANS[settings.loss_mean], "job: loss_mean")
+    if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEAN_NAMES:
+        yield KeyValue("actor.loss_agg_mode", _LOSS_MEAN_NAMES[settings.loss_mean], "job: loss_mean")
 
 
-def _estimator(origin: ExportInput) -> str:
+def _estimator_name(origin: ExportInput) -> str:
     settings = origin.settings
     if isinstance(settings, GRPO) and not settings.normalise_by_std:
         return "dr_grpo"
     if isinstance(settings, Reinforce) and settings.group_baseline:
         return "reinforce_baseline"
-    return _ESTIMATORS[origin.algorithm]
+    return _ESTIMATOR_NAMES[origin.algorithm]
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
-    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(found))
+    command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
     return {"run.sh": command, **reward_hook("openrlhf", origin)}
 
 
@@ -214,7 +216,7 @@ OPENRLHF = OtherTrainer(
     file="openrlhf",
     engine="vllm",
     ways=ways,
-    algorithms=tuple(_ESTIMATORS),
+    algorithms=tuple(_ESTIMATOR_NAMES),
     settings=settings,
     files=_files,
     remarks=(

@@ -1,8 +1,8 @@
-"""Plans for slime: Megatron-core trains, SGLang generates and scores.
+"""Export of plans to slime: Megatron-core trains, SGLang generates and scores.
 
-All that trains or computes log-probabilities has the actor's ranks and degrees (slime/utils/arguments.py sets the
-critic's to the actor's). Engines take turns with it (`--colocate`) or have ranks of their own; `train_async.py`
-generates a batch ahead, which excludes `--colocate`. A reward model is served beside the actor (`--sglang-config`).
+All stages that train or compute log-probabilities have the actor's ranks and degrees (slime/utils/arguments.py sets the
+critic's to the actor's). The engines share these ranks (`--colocate`) or have their own; `train_async.py` generates one
+batch ahead, which excludes `--colocate`. A reward model is served beside the actor (`--sglang-config`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.schedule import Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
-_SERVED = (GENERATE, "reward_score")
-_SETTINGS = {
+_ENGINE_STAGES = (GENERATE, "reward_score")
+_SETTING_KEYS = {
     "gamma": "gamma",
     "gae_lambda": "lambd",
     "actor_learning_rate": "lr",
@@ -41,34 +41,34 @@ _SETTINGS = {
     "temperature": "rollout-temperature",
     "whiten_advantages": "normalize-advantages",
 }
-_ESTIMATORS: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
-_FIELD = "placements.actor_train.layout"
+_ESTIMATOR_NAMES: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
+_LAYOUT_FIELD = "placements.actor_train.layout"
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Engines on the trainer's ranks, or on ranks of their own and a batch ahead; the reward model's beside them."""
+    """Engines on the trainer's ranks, or on their own ranks and one batch ahead; the reward model's beside them."""
     trained = tuple(name for name in names() if name != "reward_score")
     if facts.rewards:
-        everything = all_ranks(facts.cluster)
-        yield _way("colocate", (*on(everything, trained), *on(everything, (GENERATE,))), trained)
+        all_pool = all_ranks(facts.cluster)
+        yield _mode("colocate", (*on(all_pool, trained), *on(all_pool, (GENERATE,))), trained)
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, trained), *on(generate, (GENERATE,)))
-            yield _way(f"async, {generate} generates", placed, trained, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+            yield _mode(f"async, {generate} generates", pool_pins, trained, steps_ahead=ONE_AHEAD)
         return
     for generate, score in parts(facts.cluster, 2):
         engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
+        yield _mode(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
     for train, generate, score in parts(facts.cluster, 3):
         engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
+        yield _mode(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     followers = tuple(stage for stage in trained if stage != "actor_train")
     forward = tuple(stage for stage in followers if stage in names(trains=False) and stage != "actor_logprob")
     return Way(
         name=name,
-        pins=(*placed, *served_in_parts_of_tp()),
+        pins=(*pool_pins, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", followers),
             *alike("micro_batch_size", "actor_logprob", forward),
@@ -82,21 +82,21 @@ def _way(name: str, placed: tuple[str, ...], trained: tuple[str, ...], *, steps_
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The flags of `train.py` or `train_async.py` that say a plan."""
+    """The flags of `train.py` or `train_async.py` that express a plan."""
     plan = origin.plan
-    yield from _pools(plan)
-    yield from _degrees(plan)
-    yield from _batches(plan)
-    yield from _algorithm(origin)
+    yield from _pool_settings(plan)
+    yield from _degree_settings(plan)
+    yield from _batch_settings(plan)
+    yield from _algorithm_settings(origin)
 
 
-def _pools(plan: Plan) -> Iterator[KeyValue]:
+def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = machines(plan, "actor_train")
     yield KeyValue("actor-num-nodes", nodes, "pools, that of actor_train")
     yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
     yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
     yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation a batch ahead excludes it")
-    engines = sum(_ranks(plan, stage).num_ranks for stage in _SERVED if stage in plan.graph.by_name)
+    engines = sum(_pool_ranks(plan, stage).num_ranks for stage in _ENGINE_STAGES if stage in plan.graph.by_name)
     yield KeyValue("rollout-num-gpus", engines, "pools, those of actor_generate and reward_score")
     yield KeyValue(
         "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
@@ -108,20 +108,20 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("sglang-max-running-requests", slots, "placements.actor_generate.schedule.generation_slots")
 
 
-def _degrees(plan: Plan) -> Iterator[KeyValue]:
+def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement("actor_train")
     layout, recompute = placement.layout, placement.schedule.recompute
-    yield KeyValue("tensor-model-parallel-size", layout.tp, f"{_FIELD}.tp")
-    yield KeyValue("pipeline-model-parallel-size", layout.pp, f"{_FIELD}.pp")
-    yield KeyValue("context-parallel-size", layout.cp, f"{_FIELD}.cp")
-    yield KeyValue("sequence-parallel", layout.sp, f"{_FIELD}.sp")
+    yield KeyValue("tensor-model-parallel-size", layout.tp, f"{_LAYOUT_FIELD}.tp")
+    yield KeyValue("pipeline-model-parallel-size", layout.pp, f"{_LAYOUT_FIELD}.pp")
+    yield KeyValue("context-parallel-size", layout.cp, f"{_LAYOUT_FIELD}.cp")
+    yield KeyValue("sequence-parallel", layout.sp, f"{_LAYOUT_FIELD}.sp")
     yield KeyValue("use-distributed-optimizer", True, "rule: optimizer state is divided over the replicas")
     if plan.facts.models.actor.experts:
-        yield KeyValue("expert-model-parallel-size", layout.ep, f"{_FIELD}.ep")
-        yield KeyValue("expert-tensor-parallel-size", layout.etp, f"{_FIELD}.etp")
+        yield KeyValue("expert-model-parallel-size", layout.ep, f"{_LAYOUT_FIELD}.ep")
+        yield KeyValue("expert-tensor-parallel-size", layout.etp, f"{_LAYOUT_FIELD}.etp")
     if ends := uneven_ends(plan, "actor_train"):
         for name, number in zip(("first", "last"), ends, strict=True):
-            yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_FIELD}.pp")
+            yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_LAYOUT_FIELD}.pp")
     if recompute is not Recompute.NONE:
         field = "placements.actor_train.schedule.recompute"
         yield KeyValue("recompute-granularity", recompute.value, field)
@@ -130,7 +130,7 @@ def _degrees(plan: Plan) -> Iterator[KeyValue]:
             yield KeyValue("recompute-num-layers", 1, field)
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("rollout-batch-size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("n-samples-per-prompt", workload.group_size, "facts.workload.group_size")
@@ -142,7 +142,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     roles, settings = origin.plan.graph.roles, origin.settings
     yield KeyValue("hf-checkpoint", origin.path(Role.ACTOR), "job: models.actor.path")
     if Role.REF in roles:
@@ -151,12 +151,12 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
         yield KeyValue("use-kl-loss", in_loss, "job: algorithm and models.ref")
         yield from origin.setting("kl_coefficient", "kl-loss-coef" if in_loss else "kl-coef")
     has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
-    estimator = f"{_ESTIMATORS[origin.algorithm]}{'_baseline' if has_baseline else ''}"
+    estimator = f"{_ESTIMATOR_NAMES[origin.algorithm]}{'_baseline' if has_baseline else ''}"
     yield KeyValue("advantage-estimator", estimator, "job: algorithm")
     if origin.function is not None:
         hook = f"{FILE.removesuffix('.py')}.compute_score"
         yield KeyValue("custom-rm-path", hook, "job: rewards.function")
-    yield from origin.said(_SETTINGS)
+    yield from origin.said(_SETTING_KEYS)
     if isinstance(settings, GRPO):
         yield KeyValue("disable-grpo-std-normalization", not settings.normalise_by_std, "job: grpo.normalise_by_std")
     if isinstance(settings, CriticFreeSettings):
@@ -166,13 +166,13 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue("use-tis", bool(origin.plan.ahead[GENERATE]), "staleness")
 
 
-def _ranks(plan: Plan, stage: str) -> Ranks:
-    found = plan.choice(stage, "pool")
-    assert isinstance(found, Ranks)
-    return found
+def _pool_ranks(plan: Plan, stage: str) -> Ranks:
+    pool = plan.choice(stage, "pool")
+    assert isinstance(pool, Ranks)
+    return pool
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     plan = origin.plan
     program = "train_async.py" if plan.ahead[GENERATE] else "train.py"
     head = (
@@ -180,28 +180,28 @@ def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
         "and add ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path as arguments of this script."
     )
     return {
-        "run.sh": script(head, f"python3 {program}", flags(found)),
-        **({} if origin.function else {"sglang.yaml": "".join(_engines(origin))}),
+        "run.sh": script(head, f"python3 {program}", flags(settings)),
+        **({} if origin.function else {"sglang.yaml": "".join(_sglang_config(origin))}),
         **reward_hook("slime", origin),
-        **_critic(origin),
+        **_critic_file(origin),
     }
 
 
-def _engines(origin: ExportInput) -> Iterator[str]:
-    """The groups of engines: those that generate, and those that serve the reward model."""
+def _sglang_config(origin: ExportInput) -> Iterator[str]:
+    """The SGLang configuration: the engines that generate, and those that serve the reward model."""
     yield "sglang:\n"
     for role, stage in ((Role.ACTOR, GENERATE), (Role.REWARD, "reward_score")):
         layout, field = origin.plan.placement(stage).layout, f"placements.{stage}.layout"
-        learns = str(role is Role.ACTOR).lower()
-        yield f"- name: {role}\n  model_path: {origin.path(role)}\n  update_weights: {learns}\n"
-        yield f"  server_groups:\n  - worker_type: regular\n    num_gpus: {_ranks(origin.plan, stage).num_ranks}\n"
+        is_trained = str(role is Role.ACTOR).lower()
+        yield f"- name: {role}\n  model_path: {origin.path(role)}\n  update_weights: {is_trained}\n"
+        yield f"  server_groups:\n  - worker_type: regular\n    num_gpus: {_pool_ranks(origin.plan, stage).num_ranks}\n"
         yield f"    num_gpus_per_engine: {layout.tp}  # {field}.tp\n"
         if layout.ep > 1:
             yield f"    overrides: {{ep_size: {layout.tp}}}  # {field}.ep: within an engine\n"
 
 
-def _critic(origin: ExportInput) -> dict[str, str]:
-    """The critic's own settings, where there is one."""
+def _critic_file(origin: ExportInput) -> dict[str, str]:
+    """The file with the critic's settings, where there is a critic."""
     if not isinstance(origin.settings, PPO):
         return {}
     rate = f"lr: {origin.settings.critic_learning_rate}  # job: ppo.critic_learning_rate"
@@ -211,7 +211,7 @@ def _critic(origin: ExportInput) -> dict[str, str]:
 SLIME = OtherTrainer(
     name="slime",
     file="slime",
-    algorithms=tuple(_ESTIMATORS),
+    algorithms=tuple(_ESTIMATOR_NAMES),
     engine="sglang",
     ways=ways,
     settings=settings,

@@ -1,9 +1,9 @@
-"""Plans for verl: Megatron-core trains, vLLM generates and scores.
+"""Export of plans to verl: Megatron-core trains, vLLM generates and scores.
 
-Actor, reference and critic share all ranks of the trainer, each with degrees of its own; log-probabilities and values
-are computed where the model trains, with its degrees. Generation takes turns with them on the same ranks (`sync`) or
-has a pool of its own and works a batch ahead (`separate_async`, trainer/ppo/v1/trainer_separate_async.py). An engine
-has no pipeline (workers/config/rollout.py). A reward model may have its pool, and has to beside `separate_async`.
+Actor, reference and critic share all ranks of the trainer, each with its own degrees; log-probabilities and values are
+computed with the degrees of the model's training. Generation shares these ranks (`sync`) or has its own pool and works
+one batch ahead (`separate_async`, trainer/ppo/v1/trainer_separate_async.py). An engine has no pipeline parallelism
+(workers/config/rollout.py). A reward model may have its own pool, and must with `separate_async`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
-_REWARD = "reward.reward_model"
+_RM = "reward.reward_model"
 _CORRECTION = "algorithm.rollout_correction"
-_MODELS = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
-"""The stage that a model's degrees are taken from, and where verl has them."""
-_ESTIMATORS: Mapping[Algorithm, str] = {
+_MODEL_PREFIXES = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
+"""The stage that a model's degrees are taken from, with verl's prefix of their keys."""
+_ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
     "rloo": "rloo",
     "reinforce++": "reinforce_plus_plus",
 }
-_LOSS_MEANS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
-_SETTINGS = {
+_LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean", "constant": "seq-mean-token-sum-norm"}
+_SETTING_KEYS = {
     "gamma": "algorithm.gamma",
     "gae_lambda": "algorithm.lam",
     "actor_learning_rate": f"{_A}.actor.optim.lr",
@@ -65,26 +65,29 @@ _SETTINGS = {
 
 
 def ways(facts: Facts) -> Iterator[Way]:
-    """Synchronous on all ranks, with the reward model apart or not; generation a batch ahead on a pool of its own."""
-    everything, rest = all_ranks(facts.cluster), names()
-    others = tuple(name for name in rest if name != "reward_score")
-    yield _way("sync", on(everything, (GENERATE, *rest)))
+    """Synchronous on all ranks, with or without a separate reward pool; or generation one batch ahead on its own
+    pool."""
+    all_pool, stages = all_ranks(facts.cluster), names()
+    stages_without_reward = tuple(name for name in stages if name != "reward_score")
+    yield _mode("sync", on(all_pool, (GENERATE, *stages)))
     if facts.rewards:
         for train, generate in parts(facts.cluster, 2):
-            placed = (*on(train, rest), *on(generate, (GENERATE,)))
-            yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+            pool_pins = (*on(train, stages), *on(generate, (GENERATE,)))
+            yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
     for train, score in parts(facts.cluster, 2):
-        yield _way(f"sync, rewards on {score}", (*on(train, (GENERATE, *others)), *on(score, ("reward_score",))))
+        yield _mode(
+            f"sync, rewards on {score}", (*on(train, (GENERATE, *stages_without_reward)), *on(score, ("reward_score",)))
+        )
     for train, generate, score in parts(facts.cluster, 3):
-        placed = (*on(train, others), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _way(f"separate_async, {generate} generates", placed, steps_ahead=ONE_AHEAD)
+        pool_pins = (*on(train, stages_without_reward), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+        yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
     return Way(
         name=name,
-        pins=(*placed, *served_in_parts_of_tp()),
+        pins=(*pool_pins, *served_in_parts_of_tp()),
         alike=(
             *alike("layout", "actor_train", ("actor_logprob",)),
             *alike("layout", "critic_train", ("critic_value",)),
@@ -96,21 +99,21 @@ def _way(name: str, placed: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
 
 
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
-    """The overrides of verl's own configuration that say a plan."""
+    """The overrides of verl's default configuration that express a plan."""
     plan = origin.plan
     yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
-    yield from _batches(plan)
-    yield from _pools(plan)
-    for stage in present(plan, _MODELS):
-        yield from _degrees(plan, stage)
-    yield from _micro_batches(plan)
-    yield from _generation(plan)
-    yield from _quantised(origin)
-    yield from _reward(origin)
-    yield from _algorithm(origin)
+    yield from _batch_settings(plan)
+    yield from _pool_settings(plan)
+    for stage in present(plan, _MODEL_PREFIXES):
+        yield from _degree_settings(plan, stage)
+    yield from _micro_batch_settings(plan)
+    yield from _generation_settings(plan)
+    yield from _fp8_settings(origin)
+    yield from _reward_settings(origin)
+    yield from _algorithm_settings(origin)
 
 
-def _batches(plan: Plan) -> Iterator[KeyValue]:
+def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     workload = plan.facts.workload
     yield KeyValue("data.train_batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
@@ -120,7 +123,7 @@ def _batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
 
 
-def _pools(plan: Plan) -> Iterator[KeyValue]:
+def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = machines(plan, "actor_train")
     yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
     yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
@@ -140,8 +143,8 @@ def _pools(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.checkpoint_engine.backend", "nccl", "rule: separate_async excludes naive")
 
 
-def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
-    schedule, prefix = plan.placement(stage).schedule, f"{_MODELS[stage]}.megatron"
+def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
+    schedule, prefix = plan.placement(stage).schedule, f"{_MODEL_PREFIXES[stage]}.megatron"
     field = f"placements.{stage}.layout"
     yield from megatron_degrees(plan, stage, prefix)
     if ends := uneven_ends(plan, stage):
@@ -152,10 +155,10 @@ def _degrees(plan: Plan, stage: str) -> Iterator[KeyValue]:
     if schedule.offload in offloads:
         yield KeyValue(f"{prefix}.{offloads[schedule.offload]}", True, f"placements.{stage}.schedule.offload")
     if schedule.recompute is not Recompute.NONE:
-        yield from _recompute(prefix, stage, schedule.recompute)
+        yield from _recompute_settings(prefix, stage, schedule.recompute)
 
 
-def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
+def _recompute_settings(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyValue]:
     override, field = f"{prefix}.override_transformer_config", f"placements.{stage}.schedule.recompute"
     yield KeyValue(f"{override}.recompute_granularity", recompute.value, field)
     if recompute is Recompute.FULL:
@@ -163,8 +166,9 @@ def _recompute(prefix: str, stage: str, recompute: Recompute) -> Iterator[KeyVal
         yield KeyValue(f"{override}.recompute_num_layers", 1, field)
 
 
-def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
-    """Budgets of tokens. The critic's rows never reach its worker, and its two budgets are one (trainer_base.py)."""
+def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
+    """Token budgets. The critic's micro-batch rows never reach its worker, so both budgets are its training's
+    (trainer_base.py)."""
     budgets = {
         f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
         f"{_R}.log_prob_max_token_len_per_gpu": "actor_logprob",
@@ -179,7 +183,7 @@ def _micro_batches(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
-def _generation(plan: Plan) -> Iterator[KeyValue]:
+def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     placement = plan.placement(GENERATE)
     layout, field = placement.layout, "placements.actor_generate.layout"
     yield KeyValue(f"{_R}.name", plan.facts.engine, "facts.engine")
@@ -196,41 +200,41 @@ def _generation(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
 
 
-def _quantised(origin: ExportInput) -> Iterator[KeyValue]:
-    """What draws with 8-bit floats is off the policy that is trained, and each token weighted by how much."""
+def _fp8_settings(origin: ExportInput) -> Iterator[KeyValue]:
+    """FP8 generation samples from a different policy than the trained one, so each token gets an importance weight."""
     if origin.plan.facts.generation_weights:
         yield KeyValue(f"{_R}.quantization", "fp8", "facts.generation_weights")
-        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens of 8-bit floats are weighted")
+        yield KeyValue(f"{_CORRECTION}.rollout_is", "token", "rule: tokens sampled in FP8 get importance weights")
         yield from origin.setting("importance_cap", f"{_CORRECTION}.rollout_is_threshold")
 
 
-def _reward(origin: ExportInput) -> Iterator[KeyValue]:
+def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
     if origin.function is not None:
-        yield KeyValue(f"{_REWARD}.enable", False, "job: rewards")
+        yield KeyValue(f"{_RM}.enable", False, "job: rewards")
         yield KeyValue("reward.custom_reward_function.path", FILE, "job: rewards.function")
         yield KeyValue("reward.custom_reward_function.name", "compute_score", "rule: the name in that file")
         return
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
-    yield KeyValue(f"{_REWARD}.enable", True, "placements.reward_score")
-    yield KeyValue(f"{_REWARD}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_REWARD}.enable_resource_pool", score != train, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.enable", True, "placements.reward_score")
+    yield KeyValue(f"{_RM}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
+    yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools, that of reward_score")
     if score != train:
         nodes, per_node = machines(plan, "reward_score")
-        yield KeyValue(f"{_REWARD}.nnodes", nodes, "pools, that of reward_score")
-        yield KeyValue(f"{_REWARD}.n_gpus_per_node", per_node, "pools, that of reward_score")
-    yield KeyValue(f"{_REWARD}.rollout.name", "vllm", "rule: the engine that is assumed")
+        yield KeyValue(f"{_RM}.nnodes", nodes, "pools, that of reward_score")
+        yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.rollout.name", "vllm", "rule: the engine that is assumed")
     layout = plan.placement("reward_score").layout
-    yield KeyValue(f"{_REWARD}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
+    yield KeyValue(f"{_RM}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
 
 
-def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
+def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     algorithm, roles = origin.algorithm, origin.plan.graph.roles
     yield KeyValue(f"{_A}.model.path", origin.path(Role.ACTOR), "job: models.actor.path")
     if Role.CRITIC in roles:
         yield KeyValue("critic.model.path", origin.path(Role.CRITIC), "job: models.critic.path")
     yield KeyValue("critic.enable", Role.CRITIC in roles, "job: algorithm")
-    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATORS[algorithm]
+    estimator = "reinforce_plus_plus_baseline" if _has_group_baseline(origin) else _ESTIMATOR_NAMES[algorithm]
     yield KeyValue("algorithm.adv_estimator", estimator, "job: algorithm")
     in_loss = algorithm == "grpo"
     yield KeyValue("algorithm.use_kl_in_reward", Role.REF in roles and not in_loss, "job: algorithm and models.ref")
@@ -238,29 +242,29 @@ def _algorithm(origin: ExportInput) -> Iterator[KeyValue]:
     if Role.REF in roles:
         key = f"{_A}.actor.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef"
         yield from origin.setting("kl_coefficient", key)
-    yield from origin.said(_SETTINGS)
+    yield from origin.said(_SETTING_KEYS)
     low, high = origin.settings.clip_range
     yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
     yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
     if isinstance(origin.settings, CriticFreeSettings):
-        mode = _LOSS_MEANS[origin.settings.loss_mean]
-        yield KeyValue(f"{_A}.actor.loss_agg_mode", mode, "job: loss_mean")
+        aggregation = _LOSS_MEAN_NAMES[origin.settings.loss_mean]
+        yield KeyValue(f"{_A}.actor.loss_agg_mode", aggregation, "job: loss_mean")
 
 
 def _has_group_baseline(origin: ExportInput) -> bool:
     return isinstance(origin.settings, Reinforce) and origin.settings.group_baseline
 
 
-def _files(origin: ExportInput, found: Sequence[KeyValue]) -> Mapping[str, str]:
+def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
-    command = script(head, "python3 -m verl.trainer.main_ppo", overrides(found))
+    command = script(head, "python3 -m verl.trainer.main_ppo", overrides(settings))
     return {"run.sh": command, **reward_hook("verl", origin)}
 
 
 VERL = OtherTrainer(
     name="verl",
     file="verl",
-    algorithms=tuple(_ESTIMATORS),
+    algorithms=tuple(_ESTIMATOR_NAMES),
     engine="vllm",
     other_engines=("sglang",),
     quantises=True,

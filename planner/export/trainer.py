@@ -1,4 +1,4 @@
-"""What there is to know of another trainer: how it may be set up, and how a plan is written for it."""
+"""The description of another trainer: its deployment modes, its keys, and how a plan is written for it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import TEACHERS, Role
 
 Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
+"""The value of a trainer's key."""
 
 
 YOURS = "reward:score"
-"""The reward function where no job names it, which is the user's to write."""
+"""The reward function where no job names one; the user writes it."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class KeyValue:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportInput:
-    """What an export is made of: a plan, and the job where it is given, for settings of the algorithm and for paths,
-    which start at `directory`."""
+    """The inputs of an export: a plan and, for the algorithm's settings and the models' paths, the job where it is
+    given.
+
+    The job's paths are relative to `directory`.
+    """
 
     plan: Plan
     job: Job | None = None
@@ -46,10 +50,10 @@ class ExportInput:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The preset: a job with its own graph is refused before."""
-        found = self.plan.facts.algorithm
-        assert not isinstance(found, OwnGraph)
-        return found
+        """The name of the preset; `OtherTrainer.require_sayable` refuses a job with its own graph."""
+        algorithm = self.plan.facts.algorithm
+        assert not isinstance(algorithm, OwnGraph)
+        return algorithm
 
     @property
     def settings(self) -> LearningSettings:
@@ -63,27 +67,27 @@ class ExportInput:
             yield KeyValue(key, getattr(self.settings, field), origin)
 
     def said(self, fields: Mapping[str, str]) -> Iterator[KeyValue]:
-        """The settings that the algorithm has, by a trainer's keys."""
-        return (one for field, key in fields.items() for one in self.setting(field, key))
+        """The settings that the algorithm has, from a mapping of our fields to a trainer's keys."""
+        return (setting for field, key in fields.items() for setting in self.setting(field, key))
 
     def path(self, role: Role) -> str:
-        """The directory of a model, from everywhere; by its name where no job says so.
+        """The absolute path of a model's directory; `models/NAME` where there is no job.
 
-        Raises BadInput where the job names a config.json alone, of which no trainer loads weights.
+        Raises BadInput where the job names a config.json, from which no trainer loads weights.
         """
         if self.job is None:
             return f"models/{self.plan.facts.models.spec(role).name}"
-        found = os.path.abspath((self.directory or Path()) / self.job.models.source(role).path)
-        if found.endswith(".json"):
+        path = os.path.abspath((self.directory or Path()) / self.job.models.source(role).path)
+        if path.endswith(".json"):
             raise BadInput(
                 f"models.{role}.path={self.job.models.source(role).path} is a config.json, and a trainer loads a model "
                 "from its directory; give the directory with the weights in the job."
             )
-        return found
+        return path
 
     @property
     def function(self) -> str | None:
-        """The reward function, as module:function or by its built-in name; None where a reward model does."""
+        """The reward function, as module:function or by its built-in name; None where a reward model scores."""
         if not self.plan.facts.rewards:
             return None
         return (self.job.rewards[0].function if self.job and self.job.rewards else None) or YOURS
@@ -91,12 +95,13 @@ class ExportInput:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTrainer:
-    """Another trainer. `file` is the stem of its keys in `data/`; `engine` is what it generates with unless a job names
-    one of its `other_engines`.
+    """Another trainer.
 
-    `ways` are those in which it may be set up for a job; `settings` are the keys of a plan that one of them says;
-    `files` are their texts by name, the first one the command; `remarks` are sentences on what a user has to add;
-    `algorithms` are those of which `settings` are known; what `quantises` can be told to generate with 8-bit floats.
+    `file` is the stem of the file of its keys in `data/`. `engine` generates unless a job names one of `other_engines`.
+    `ways` yields the trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express,
+    and `files` the texts of the export by file name, the command first. `remarks` are sentences on what the user has to
+    add, `algorithms` those whose settings can be written, and `quantises` says whether it can generate with FP8
+    weights.
     """
 
     name: str
@@ -111,7 +116,7 @@ class OtherTrainer:
     quantises: bool = False
 
     def ways_of(self, facts: Facts) -> Iterator[Way]:
-        """Yields the ways in which the trainer may be set up, for the stages that the job has."""
+        """The deployment modes of the trainer, restricted to the stages that the job has."""
         return (way.of(facts) for way in self.ways(facts))
 
     @property
@@ -119,30 +124,29 @@ class OtherTrainer:
         return known_keys(self.file)
 
     def generating(self, facts: Facts) -> Facts:
-        """The facts with what the trainer generates with."""
+        """The facts with an engine that the trainer generates with."""
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
     def require_sayable(self, facts: Facts) -> None:
-        """Raises BadInput for a job of which no trainer's configuration is written, and for 8-bit floats where its own
-        is not.
+        """Raises BadInput for a job that no exporter supports, and for FP8 generation where this trainer's does not.
 
-        Such are judges behind a URL, several rewards together, several turns, dynamic sampling, a filter of samples, an
-        adapter, teachers and a graph of its own.
+        Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
+        sampling, adapters, teachers and a job's own graph.
         """
         if facts.generation_weights and not self.quantises:
             raise BadInput(
                 f"generation_weights={facts.generation_weights} is not written for {self.name}; plan and run the job "
-                "here, or leave it out and tell the trainer by hand."
+                "here, or leave it out and set it in the trainer by hand."
             )
-        for what in _unsaid(facts):
+        for feature in _unsupported_features(facts):
             raise BadInput(
-                f"{what} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
+                f"{feature} not written for {self.name}; plan and run the job here, or take pools and layouts over by "
                 "hand."
             )
 
     def require_written(self, facts: Facts) -> None:
-        """Raises BadInput for a job that cannot be said, and for one of an algorithm whose settings are not known for
-        this trainer."""
+        """Raises BadInput for a job that no exporter supports, and for an algorithm whose settings this trainer's
+        lacks."""
         self.require_sayable(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(
@@ -152,12 +156,12 @@ class OtherTrainer:
 
     @property
     def told(self) -> str:
-        """Its name and the version whose keys are known."""
+        """The trainer's name and the version whose keys are known."""
         return f"{self.name} {self.keys.version}"
 
 
-def _unsaid(facts: Facts) -> Iterator[str]:
-    """What of a job no trainer's configuration is written with, each as the beginning of a sentence."""
+def _unsupported_features(facts: Facts) -> Iterator[str]:
+    """Features of a job that no exporter supports, each as the beginning of a sentence."""
     if judges := [reward.name for reward in facts.rewards if reward.is_remote]:
         yield f"judges behind a URL ({', '.join(judges)}) are"
     if facts.rewards and (Role.REWARD in facts.graph.roles or len(facts.rewards) > 1):

@@ -1,4 +1,4 @@
-"""The trainers that plans are exported to, by name."""
+"""The trainers that plans can be exported to, by name."""
 
 from __future__ import annotations
 

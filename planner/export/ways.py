@@ -1,4 +1,7 @@
-"""The ways in which a trainer may place and run the stages of a job, each as pins and as choices that must be alike."""
+"""The deployment modes of other trainers: each fixes choices of a plan as pins, and ties choices of stages together.
+
+A mode is, say, verl with generation on the ranks that train. Everything that it neither pins nor ties is free.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from meshwright.profiles.layout import Layout, divisors, layers_of_stages
 from meshwright.profiles.stages import GENERATE, StageGraph
 
 ONE_AHEAD = 1
-"""Steps by which generation may work ahead in the trainers that are known here."""
+"""Steps that generation works ahead in the asynchronous modes of all known trainers."""
 
-_EIGHTHS = 8
-"""No part is smaller than one of these."""
+_MIN_POOL_DIVISOR = 8
+"""Each of several pools has at least 1/8 of the ranks."""
 
 
 @dataclass(frozen=True)
 class SameChoice:
-    """One choice of a stage that has to be that of another one."""
+    """A choice of one stage that has to equal that of another, the leader."""
 
     stage: str
     leader: str
@@ -34,7 +37,7 @@ class SameChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What a trainer fixes when it is set up in one of its modes; everything else is free."""
+    """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free."""
 
     name: str
     pins: tuple[str, ...]
@@ -42,74 +45,85 @@ class Way:
     steps_ahead: int = 0
 
     def ahead(self, graph: StageGraph) -> StepsAhead:
-        """The steps that every stage works ahead."""
+        """The steps ahead of every stage."""
         return pattern_ahead(graph, self.steps_ahead)
 
     def of(self, facts: Facts) -> Way:
-        """What it fixes of the stages that a job has, which may have no critic or no reference. Of pipelines it leaves
-        those out whose stages between the first and the last hold different numbers of layers, which no key says."""
+        """The mode restricted to the stages of a job, which may have no critic or no reference.
+
+        Pipelines whose inner stages hold different numbers of layers are forbidden, since no trainer has a key for
+        them.
+        """
         graph = facts.graph
         pins = tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name)
         return replace(
             self,
-            pins=(*pins, *_equal_between(facts, pins)),
-            alike=tuple(one for one in self.alike if {one.stage, one.leader} <= graph.by_name.keys()),
+            pins=(*pins, *_equal_inner_stages(facts, pins)),
+            alike=tuple(choice for choice in self.alike if {choice.stage, choice.leader} <= graph.by_name.keys()),
         )
 
     def broken(self, plan: Plan) -> Iterator[str]:
-        """One clause for each choice of a plan that this way cannot say."""
+        """A clause for each choice of a plan that this mode cannot express."""
         for text in self.pins:
             pin = parse_pin(text, plan.graph)
-            has = plan.choice(pin.stage, pin.key)
-            if not pin.allows(has):
-                wants = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
-                yield f"{pin.stage} has {pin.key}={has}, and it takes {wants}"
-        for one in self.alike:
-            mine, leaders = plan.choice(one.stage, one.key), plan.choice(one.leader, one.key)
-            if mine != leaders:
-                yield f"{one.stage} has {one.key}={mine}, and it takes that of {one.leader}, {leaders}"
+            value = plan.choice(pin.stage, pin.key)
+            if not pin.allows(value):
+                required = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
+                yield f"{pin.stage} has {pin.key}={value}, and the trainer requires {required}"
+        for choice in self.alike:
+            value, leader_value = plan.choice(choice.stage, choice.key), plan.choice(choice.leader, choice.key)
+            if value != leader_value:
+                yield (
+                    f"{choice.stage} has {choice.key}={value}, and the trainer requires that of {choice.leader}, "
+                    f"{leader_value}"
+                )
         for placement in plan.placements:
             if placement.schedule.rows:
-                yield f"{placement.stage} deals rows by speed, and it takes as many on every replica"
+                yield f"{placement.stage} splits rows by speed, and the trainer has as many on every replica"
         ahead = self.ahead(plan.graph)
         for stage, steps in plan.ahead.items():
             if steps != ahead[stage]:
-                yield f"{stage} works {steps} steps ahead, and it takes {ahead[stage]}"
+                yield f"{stage} works {steps} steps ahead, and the trainer requires {ahead[stage]}"
 
 
-def _equal_between(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
-    """Pins against pipelines of stages that the trainer itself cuts, on the pools that other pins put them on."""
+def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
+    """Pins that forbid pipeline degrees whose inner stages hold different numbers of layers.
+
+    Applies to stages whose pool a pin fixes and whose pipeline degree none does.
+    """
     fixed_pins = [parse_pin(pin, facts.graph) for pin in pins]
-    one_stage = {GENERATE, *(pin.stage for pin in fixed_pins if pin.key == "pp" and not pin.forbids)}
+    single_stage = {GENERATE, *(pin.stage for pin in fixed_pins if pin.key == "pp" and not pin.forbids)}
     for pin in fixed_pins:
-        if isinstance(pin.value, Ranks) and pin.stage not in one_stage:
+        if isinstance(pin.value, Ranks) and pin.stage not in single_stage:
             stage, num_ranks = facts.graph.by_name[pin.stage], pin.value.num_ranks
             for pp in divisors(num_ranks):
                 layouts = (Layout(tp=tp, pp=pp, dp=num_ranks // pp // tp) for tp in divisors(num_ranks // pp))
                 if any(not layout_rules(facts, stage, layout) for layout in layouts):
-                    between = layers_of_stages(facts.models.spec(stage.role), pp)[1:-1]
-                    if len(set(between)) > 1:
+                    inner_layers = layers_of_stages(facts.models.spec(stage.role), pp)[1:-1]
+                    if len(set(inner_layers)) > 1:
                         yield f"{stage.name}.pp!={pp}"
 
 
 def on(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
-    """The pins that put stages on a pool."""
+    """Pins that put stages on a pool."""
     return tuple(f"{stage}.pool={ranks}" for stage in stages)
 
 
 def fixed(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
-    """The pins that give stages one value."""
+    """Pins that give stages one value."""
     return tuple(f"{stage}.{key}={value}" for stage in stages)
 
 
 def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[SameChoice, ...]:
-    """Stages that take a choice of another one."""
+    """Choices of stages that follow those of a leader."""
     return tuple(SameChoice(stage, leader, key) for stage in stages)
 
 
 def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
-    """The stages of PPO, which has those of all algorithms, that do not generate, of a role or of all, those that train
-    or those that do not."""
+    """The stages of PPO that do not generate, optionally of one role and only those that train or do not.
+
+    PPO has the stages of all exported algorithms.
+    """
     return tuple(
         stage.name
         for stage in PPO_GRAPH.stages
@@ -118,8 +132,8 @@ def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, 
 
 
 def present(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
-    """Of a mapping from stages, or from names to them, what is of stages that the plan has."""
-    return {one: other for one, other in stages.items() if {one, other} & plan.graph.by_name.keys()}
+    """The items of a mapping whose key or value is a stage of the plan."""
+    return {key: value for key, value in stages.items() if {key, value} & plan.graph.by_name.keys()}
 
 
 def all_ranks(cluster: AnyCluster) -> Ranks:
@@ -128,26 +142,28 @@ def all_ranks(cluster: AnyCluster) -> Ranks:
 
 
 def parts(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
-    """The ways to divide all ranks into so many pools that follow each other."""
+    """All divisions of the ranks into `number` consecutive pools."""
     return _parts(cluster, 0, number)
 
 
 def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks, ...]]:
-    left = cluster.num_ranks - first
+    num_left = cluster.num_ranks - first
     if number == 1:
-        if left and not pool_violations(cluster, first, left):
-            yield (Ranks(first, left),)
+        if num_left and not pool_violations(cluster, first, num_left):
+            yield (Ranks(first, num_left),)
         return
-    least = cluster.num_ranks / _EIGHTHS
+    min_size = cluster.num_ranks / _MIN_POOL_DIVISOR
     for size in pool_sizes(cluster):
-        if least <= size < left and not pool_violations(cluster, first, size):
-            for others in _parts(cluster, first + size, number - 1):
-                yield (Ranks(first, size), *others)
+        if min_size <= size < num_left and not pool_violations(cluster, first, size):
+            for rest in _parts(cluster, first + size, number - 1):
+                yield (Ranks(first, size), *rest)
 
 
 def served_in_parts_of_tp() -> tuple[str, ...]:
-    """The pins of a trainer whose engines, of the reward model too, know tensor parallelism alone, and which neither
-    overlaps stages nor interleaves pipelines."""
+    """The pins of a trainer whose engines, of the reward model too, support tensor parallelism alone.
+
+    It neither overlaps stages nor interleaves pipelines.
+    """
     return (
         *no_overlap(),
         *fixed("pp", 1, (GENERATE, "reward_score")),
@@ -158,7 +174,7 @@ def served_in_parts_of_tp() -> tuple[str, ...]:
 
 
 def no_overlap() -> tuple[str, ...]:
-    """The pins of a trainer that neither streams responses nor keeps sequences of a batch for the next one."""
+    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch."""
     reads = names(trains=False)
     return (
         *fixed("chunk_tokens", 0, reads),

@@ -1,9 +1,9 @@
-"""The best plan among those that a trainer can say.
+"""The best plan that a trainer can express.
 
-A way of the trainer is pins, which the search keeps, and choices that have to be alike, which it does not know. Without
-the latter a search has a bound that holds for every plan of the way. One choice after the other is then made
-alike, by the best of the values that its stages have, and what is best so is the plan; its gap is to the least bound of
-all ways.
+A deployment mode of the trainer consists of pins, which the search keeps, and of choices that have to be equal, which
+the search does not know. A relaxed search without the equal choices gives a bound for every plan of the mode. The
+choices are then made equal one after the other, each by the best of the values that its stages have. The gap of the
+resulting plan is to the lowest bound of all modes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshwright.profiles.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
-    """The best plan that was found in a trainer's ways, and the way that it is of."""
+    """The best plan that was found, and the deployment mode that it is of."""
 
     plan: Plan
     way: Way
@@ -45,43 +45,43 @@ def within(
     start: Plan | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Within | None:
-    """The best plan of a job that a trainer can say and that keeps the pins, with a bound on all of them; None where
-    none fits.
+    """Search for the best plan of a job that a trainer can express and that keeps the pins; None where none fits.
 
-    Stages may work ahead as far as the job's staleness allows. `start` is a plan of a job that differs little: where
-    a way allows its placements, what is searched for in every way is better by more than the gap, and the digests
-    name it. `progress` is told the ways that are done, and of how many.
+    The plan's bound holds for all such plans. Stages may work ahead as far as the job's staleness allows. `start` is a
+    plan of a similar job: where a mode allows its placements, each search looks only for plans that are better by more
+    than the gap, and the digests name the start. `progress` is called with the number of modes that are done, and of
+    how many.
     """
-    search = _WaySearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
-    ways = [way for way in trainer.ways_of(facts) if way.steps_ahead <= facts.staleness]
-    begun = search.begun(start, ways) if start else None
-    if start and begun:
-        search = replace(search, digests={**(digests or {}), "start": digest(start)}, start=begun.plan)
-        ways = [begun.way, *(way for way in ways if way != begun.way)]
+    search = _ModeSearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
+    modes = [mode for mode in trainer.ways_of(facts) if mode.steps_ahead <= facts.staleness]
+    started = search.from_start(start, modes) if start else None
+    if start and started:
+        search = replace(search, digests={**(digests or {}), "start": digest(start)}, start=started.plan)
+        modes = [started.way, *(mode for mode in modes if mode != started.way)]
     best, bound = None, float("inf")
-    for done, way in enumerate(ways):
+    for done, mode in enumerate(modes):
         if progress:
-            progress(done, len(ways))
-        relaxed = search.relaxed(way)
+            progress(done, len(modes))
+        relaxed = search.relaxed_plan(mode)
         if not isinstance(relaxed, Plan):
             bound = 0.0 if relaxed == "out_of_limit" else bound
             continue
         bound = min(bound, relaxed.solver.bound_seconds)
-        if begun and best is None:
-            best = Within(plan=_searched_like(relaxed, begun.plan), way=begun.way)
-        if begun and relaxed.placements == begun.plan.placements:
+        if started and best is None:
+            best = Within(plan=_as_search_result(relaxed, started.plan), way=started.way)
+        if started and relaxed.placements == started.plan.placements:
             continue
         if best and relaxed.solver.bound_seconds >= best.plan.period_seconds:
             continue
-        plan = search.made_alike(way, relaxed)
+        plan = search.with_equal_choices(mode, relaxed)
         if plan and (best is None or plan.period_seconds < best.plan.period_seconds):
-            best = Within(plan=plan, way=way)
+            best = Within(plan=plan, way=mode)
     return best and Within(plan=_with_bound(best.plan, bound), way=best.way)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WaySearch:
-    """Searches of one job, each in one way."""
+class _ModeSearch:
+    """The searches of one job, each in one deployment mode."""
 
     facts: Facts
     model: CostModel
@@ -90,74 +90,78 @@ class _WaySearch:
     digests: Mapping[str, str] | None
     start: Plan | None = None
 
-    def begun(self, start: Plan, ways: Iterable[Way]) -> Within | None:
-        """A plan's placements under these facts, in the first of the ways that allows them; None where none does."""
-        for way in ways:
-            plan = start_from(start, self.facts, self.model, self._pins(way))
-            if isinstance(plan, Plan) and not any(way.broken(plan)):
-                return Within(plan=plan, way=way)
+    def from_start(self, start: Plan, modes: Iterable[Way]) -> Within | None:
+        """A plan's placements under these facts, in the first mode that allows them; None where none does."""
+        for mode in modes:
+            plan = start_from(start, self.facts, self.model, self._pins(mode))
+            if isinstance(plan, Plan) and not any(mode.broken(plan)):
+                return Within(plan=plan, way=mode)
         return None
 
-    def relaxed(self, way: Way) -> Plan | Missing:
-        """The best plan under the pins of a way and the user's own, or the one that was begun with, where none is
-        better by more than the gap."""
-        return self._search(way, (), self.start)
+    def relaxed_plan(self, mode: Way) -> Plan | Missing:
+        """The best plan under the pins of a mode and of the user, without the equal choices.
 
-    def _search(self, way: Way, chosen: Iterable[str], start: Plan | None = None) -> Plan | Missing:
+        It is the start where no plan is better by more than the gap.
+        """
+        return self._search(mode, (), self.start)
+
+    def _search(self, mode: Way, chosen: Iterable[str], start: Plan | None = None) -> Plan | Missing:
         return best_plan(
             self.facts,
             self.model,
-            pins=self._pins(way, chosen),
-            ahead=(way.ahead(self.facts.graph),),
+            pins=self._pins(mode, chosen),
+            ahead=(mode.ahead(self.facts.graph),),
             limits=self.limits,
             digests=self.digests,
             start=start,
         )
 
-    def _pins(self, way: Way, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
-        """Joins the pins of a way, those that were chosen beside them and the user's own."""
-        return tuple(dict.fromkeys((*parse_pins({*way.pins, *chosen}, self.facts.graph), *self.pins)))
+    def _pins(self, mode: Way, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
+        """The pins of a mode, those of the choices made so far, and the user's."""
+        return tuple(dict.fromkeys((*parse_pins({*mode.pins, *chosen}, self.facts.graph), *self.pins)))
 
-    def made_alike(self, way: Way, plan: Plan) -> Plan | None:
-        """The best plan that was found with one choice after the other made alike; None where none was."""
+    def with_equal_choices(self, mode: Way, plan: Plan) -> Plan | None:
+        """The best plan with the choices made equal one after the other; None where a choice leaves no plan."""
         chosen: tuple[str, ...] = ()
-        for (leader, key), stages in _groups(way).items():
+        for (leader, key), stages in _equal_groups(mode).items():
             values = list(dict.fromkeys(plan.choice(stage, key) for stage in stages))
             if len(values) > 1:
-                found = self._fastest(way, chosen, stages, key, values)
-                found = found or self._fastest(way, chosen, stages, key, _others(plan, leader, key, values))
-                if found is None:
+                fastest = self._fastest(mode, chosen, stages, key, values)
+                fastest = fastest or self._fastest(
+                    mode, chosen, stages, key, _further_values(plan, leader, key, values)
+                )
+                if fastest is None:
                     return None
-                plan = found
-            chosen = (*chosen, *_one_choice(key, plan.choice(leader, key), stages))
+                plan = fastest
+            chosen = (*chosen, *_pins_of_choice(key, plan.choice(leader, key), stages))
         return plan
 
     def _fastest(
-        self, way: Way, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
+        self, mode: Way, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
     ) -> Plan | None:
-        """The fastest of the best plans with each value for all of some stages."""
-        found = (self._search(way, (*chosen, *_one_choice(key, value, stages))) for value in values)
-        plans = [plan for plan in found if isinstance(plan, Plan)]
+        """The fastest plan that gives some stages one of these values."""
+        answers = (self._search(mode, (*chosen, *_pins_of_choice(key, value, stages))) for value in values)
+        plans = [plan for plan in answers if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.period_seconds, default=None)
 
 
-def _one_choice(key: str, value: Value, stages: Sequence[str]) -> tuple[str, ...]:
-    """The pins that give stages one value; micro-batches of no number of rows are those of which tokens are capped."""
+def _pins_of_choice(key: str, value: Value, stages: Sequence[str]) -> tuple[str, ...]:
+    """Pins that give stages one value; a micro-batch size of 0 means a token budget."""
     if key == "micro_batch_size" and not value:
         return tuple(f"{stage}.micro_batch_tokens!=0" for stage in stages)
     return fixed(key, value, stages)
 
 
-def _groups(way: Way) -> dict[tuple[str, str], list[str]]:
-    """The stages that have one choice, by their leader, who is the first, and the choice."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in way.alike:
-        found.setdefault((one.leader, one.key), [one.leader]).append(one.stage)
-    return found
+def _equal_groups(mode: Way) -> dict[tuple[str, str], list[str]]:
+    """Stages with an equal choice, by (leader, key of the choice); the leader is the first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for choice in mode.alike:
+        groups.setdefault((choice.leader, choice.key), [choice.leader]).append(choice.stage)
+    return groups
 
 
-def _others(plan: Plan, leader: str, key: str, tried: Sequence[Value]) -> Iterator[Value]:
-    """Further values where none of those tried leaves a plan: a row at a time, and layouts by powers of two."""
+def _further_values(plan: Plan, leader: str, key: str, tried: Sequence[Value]) -> Iterator[Value]:
+    """Further values where those tried leave no plan: one row per micro-batch, and layouts of powers of two."""
     if key == "micro_batch_size" and 1 not in tried:
         yield 1
     if key == "layout":
@@ -170,14 +174,14 @@ def _others(plan: Plan, leader: str, key: str, tried: Sequence[Value]) -> Iterat
                     yield layout
 
 
-def _searched_like(searched: Plan, begun: Plan) -> Plan:
-    """The plan that was begun with, as what a search has found."""
-    return with_gap(begun.model_copy(update={"digests": searched.digests, "solver": searched.solver}))
+def _as_search_result(searched: Plan, start: Plan) -> Plan:
+    """The start as the result of a search: with the digests and the solver record of that search."""
+    return with_gap(start.model_copy(update={"digests": searched.digests, "solver": searched.solver}))
 
 
 def _with_bound(plan: Plan, bound: float) -> Plan:
-    """The plan as one of all that the trainer can say."""
+    """The plan with a bound on all plans that the trainer can express."""
     period = plan.period_seconds
-    least = min(bound, period)
-    update = {"status": "feasible", "bound_seconds": least, "gap": (period - least) / period}
+    lower_bound = min(bound, period)
+    update = {"status": "feasible", "bound_seconds": lower_bound, "gap": (period - lower_bound) / period}
     return plan.model_copy(update={"solver": plan.solver.model_copy(update=update)})

@@ -1,1 +1,1 @@
-"""Another trainer's configuration as a job and as a plan: what it says, what that costs, what would be faster."""
+"""Import of other trainers' configurations: as a job, as a plan with its cost, and what would be faster."""

@@ -1,10 +1,10 @@
-"""A workload from what agents have done: rollouts as JSON lines of chat messages.
+"""A workload from recorded agent rollouts: JSON lines of chat messages.
 
-A line is an object with `messages` (or `trajectory`, `history`), as OpenAI's chat format has them: each with a `role`
-and a `content`, an assistant's with `tool_calls` perhaps, and with a `timestamp` in seconds or as ISO 8601. What stands
-before the first message of the assistant is the prompt, each of the assistant's is a turn, and what stands between two
-turns is an answer. An answer has taken the time from the message of the assistant before it to its own last message.
-What a chat template puts around messages is not counted.
+A line is an object with `messages` (or `trajectory`, `history`) in OpenAI's chat format. Each message has a `role` and
+a `content`, and may have a `timestamp` in seconds or as ISO 8601; an assistant's may have `tool_calls`. The messages
+before the first one of the assistant are the prompt, each run of assistant messages is a turn, and the messages between
+two turns are a tool result. The latency of a tool result lasts from the assistant's last message to the result's last
+message. Tokens of the chat template are not counted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import DoubledKeyError, load_json, read_text
 
 _CONVERSATIONS = ("messages", "trajectory", "history")
-_MOST_PARTS = 64
-"""Of a histogram; more numbers are told by the means of equally likely parts."""
+_MAX_BINS = 64
+"""Bins of a histogram; more distinct numbers are summarised by the means of equally likely parts."""
 
 
 @dataclass(frozen=True)
 class AgentTrace:
-    """Tokens of each part of some rollouts, and the seconds of the answers that have timestamps."""
+    """Token counts of some rollouts: `prompts` and `numbers` (of turns) per rollout, `drawn` per turn, `told` per tool
+    result, and `seconds` per tool result that has timestamps."""
 
     prompts: tuple[int, ...]
     numbers: tuple[int, ...]
@@ -38,10 +39,10 @@ class AgentTrace:
     told: tuple[int, ...]
     seconds: tuple[float, ...]
     longest: int
-    """Tokens behind a prompt, at most."""
+    """Tokens of the longest rollout, without its prompt."""
 
     def workload(self) -> dict[str, Any]:
-        """The lengths of a job's workload, and its turns, as a job file has them."""
+        """The lengths and turns as the `workload` of a job file."""
         latency = {"histogram": _histogram(self.seconds)} if self.seconds else {"fixed": 0.0}
         return {
             "prompt": _lengths(self.prompts),
@@ -56,41 +57,43 @@ class AgentTrace:
 
 
 def read_agent_trace(path: Path, count: Callable[[str], int]) -> AgentTrace:
-    """The rollouts of a file; `count` gives the tokens of a text. Raises BadInput naming the line, and for a file
-    without a rollout."""
-    prompts, numbers, drawn, told, seconds, longest = [], [], [], [], [], 0
+    """Read the rollouts of a file; `count` returns the number of tokens of a text.
+
+    Raises BadInput naming a malformed line, and for a file without a rollout.
+    """
+    prompts, numbers, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
     for number, line in enumerate(read_text(path, "agent trace").splitlines(), start=1):
         if not line.strip():
             continue
         messages = list(_messages(line, f"agent trace {path}, line {number}"))
-        parts = [(is_drawn, list(group)) for is_drawn, group in groupby(messages, lambda m: m.is_drawn)]
-        turns = [place for place, (is_drawn, _) in enumerate(parts) if is_drawn]
+        parts = [(is_assistant, list(group)) for is_assistant, group in groupby(messages, lambda m: m.is_assistant)]
+        turns = [index for index, (is_assistant, _) in enumerate(parts) if is_assistant]
         if not turns:
             raise BadInput(f"agent trace {path}, line {number} has no message of an assistant; leave it out.")
         sizes = [max(1, sum(count(message.text) for message in group)) for _, group in parts]
         prompts.append(sum(sizes[: turns[0]]) or 1)
         numbers.append(len(turns))
-        drawn += [sizes[place] for place in turns]
-        told += [sizes[place] for place in range(turns[0] + 1, turns[-1], 2)]
-        seconds += list(_waits(parts, turns))
+        turn_tokens += [sizes[index] for index in turns]
+        result_tokens += [sizes[index] for index in range(turns[0] + 1, turns[-1], 2)]
+        seconds += list(_latencies(parts, turns))
         longest = max(longest, sum(sizes[turns[0] : turns[-1] + 1]))
     if not prompts:
         raise BadInput(f"agent trace {path} has no rollouts; give a line of JSON for each.")
-    return AgentTrace(tuple(prompts), tuple(numbers), tuple(drawn), tuple(told), tuple(seconds), longest)
+    return AgentTrace(tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest)
 
 
 @dataclass(frozen=True)
 class _Message:
-    is_drawn: bool
+    is_assistant: bool
     text: str
-    at: float | None
+    seconds: float | None
     """In seconds."""
 
 
 def _messages(line: str, what: str) -> Iterator[_Message]:
     try:
-        found = load_json(line)
-        messages = next(found[name] for name in _CONVERSATIONS if name in found)
+        conversation = load_json(line)
+        messages = next(conversation[name] for name in _CONVERSATIONS if name in conversation)
         for message in messages:
             calls = message.get("tool_calls")
             text = _text(message.get("content")) + (json.dumps(calls) if calls else "")
@@ -99,13 +102,13 @@ def _messages(line: str, what: str) -> Iterator[_Message]:
         raise BadInput(f"{what}: {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
         raise BadInput(
-            f"{what} is no rollout; write an object with {' or '.join(_CONVERSATIONS)}, each message with a role and a "
-            "content."
+            f"{what} is not a rollout; write an object with {' or '.join(_CONVERSATIONS)}, each message with a role "
+            "and a content."
         ) from None
 
 
 def _text(content: Any) -> str:
-    """Gives the text of a message whose content is a text, parts of one, or nothing."""
+    """The text of a message whose content is a string, a list of parts, or nothing."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -121,9 +124,9 @@ def _seconds(timestamp: Any) -> float | None:
     return float(timestamp)
 
 
-def _waits(parts: Sequence[tuple[bool, Sequence[_Message]]], turns: Sequence[int]) -> Iterator[float]:
-    for place in turns[:-1]:
-        called, answered = parts[place][1][-1].at, parts[place + 1][1][-1].at
+def _latencies(parts: Sequence[tuple[bool, Sequence[_Message]]], turns: Sequence[int]) -> Iterator[float]:
+    for index in turns[:-1]:
+        called, answered = parts[index][1][-1].seconds, parts[index + 1][1][-1].seconds
         if called is not None and answered is not None and answered >= called:
             yield answered - called
 
@@ -134,9 +137,9 @@ def _lengths(numbers: Sequence[int]) -> dict[str, Any]:
 
 
 def _histogram(numbers: Sequence[float]) -> list[tuple[float, float]]:
-    """Each number with how often it is there, or the means of equally likely parts."""
+    """Each number with its count, or the means and sizes of equally likely parts."""
     ordered = sorted(numbers)
-    if len(set(ordered)) <= _MOST_PARTS:
-        return [(number, len(list(alike))) for number, alike in groupby(ordered)]
-    parts = (part.tolist() for part in np.array_split(np.array(ordered), _MOST_PARTS))
+    if len(set(ordered)) <= _MAX_BINS:
+        return [(number, len(list(equal))) for number, equal in groupby(ordered)]
+    parts = (part.tolist() for part in np.array_split(np.array(ordered), _MAX_BINS))
     return [(round(statistics.fmean(part), 3), len(part)) for part in parts if part]

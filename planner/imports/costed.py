@@ -1,6 +1,6 @@
-"""A configuration as a job and as a plan with its cost, and what better plans would gain.
+"""The cost of a trainer's configuration as it is, and of the best plans within the trainer and without.
 
-A pin that no legal choice keeps is told and left out; a number of rows or slots is first read as the next smaller one.
+A value that is not legal here is read as the nearest legal one, or left free where there is none; a note says so.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from meshwright.profiles.workload import Workload
 _SLOTS = f"{GENERATE}.generation_slots"
 
 _FEW_ROWS = 64
-"""Below so many rows of a micro-batch every number is tried until one is legal."""
+"""Micro-batch rows up to which every smaller number is tried; above it, powers of two only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How the configurations of a trainer are read."""
+    """A trainer and the function that reads its configurations."""
 
     trainer: OtherTrainer
     read: Callable[..., Configured]
@@ -45,13 +45,13 @@ class Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """A configuration as a plan, and what would be faster.
+    """A configuration as a plan, and faster plans.
 
     `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
-    trainer can say, `best` the fastest of all that were found, within a gap of the best there is; None where there is
-    none, and `is_unfinished` says that a search ended by its limit before it found or excluded one. `notes` say
-    what could not be read, `named` are keys that may change a step and have no word here, and `unread` keys that a plan
-    does not depend on.
+    trainer can express, `best` the fastest plan that was found, within the gap of the optimum; None where there is
+    none. `is_unfinished` is true if a search reached its limit before it found a plan or excluded one. `deciding` are
+    the fields that the plan depends on, `notes` sentences on what was read differently, `named` keys that may change a
+    step and are not read, with the reason, and `unread` keys that a plan does not depend on.
     """
 
     plan: Plan | None
@@ -74,33 +74,36 @@ def imported(
     search_seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Imported:
-    """The configuration costed as it is, and what is best within the trainer and without, each searched for under the
-    limits and for so many seconds at most."""
-    model, asked = remodel(facts), partial(_beginning, limits or Limits(), search_seconds)
-    tell = progress or _silent
-    pins, notes = _legal(facts, configured)
+    """Cost the configuration as it is, and search for the best plan that the trainer can express and the best of all.
+
+    Each search keeps `limits` and takes `search_seconds` at most. `progress` is called with the name of the current
+    search, how many of its parts are done, and of how many.
+    """
+    model, new_limits = remodel(facts), partial(_limits_from_now, limits or Limits(), search_seconds)
+    report = progress or _no_progress
+    pins, notes = _legal_pins(facts, configured)
     bounds, bound_notes = slot_bounds(facts, model, configured.words)
     pins, notes = (*pins, *bounds), [*notes, *bound_notes]
-    tell("costing the configuration", 0, 1)
-    plan = _as_configured(facts, model, pins, configured, asked())
+    report("costing the configuration", 0, 1)
+    plan = _as_configured(facts, model, pins, configured, new_limits())
     if plan is None:
-        notes.append(_why_not(facts, model, pins, asked()))
-    found = within(
+        notes.append(_why_not(facts, model, pins, new_limits()))
+    expressible = within(
         reader.trainer,
         facts,
         model,
-        limits=asked(),
-        progress=lambda done, total: tell(f"searching what {reader.trainer.name} can say", done, total),
+        limits=new_limits(),
+        progress=lambda done, total: report(f"searching what {reader.trainer.name} can say", done, total),
     )
-    tell("searching all plans", 0, 1)
-    free = best_plan(facts, model, limits=asked())
-    sayable = _fastest(found.plan if found else None, plan)
+    report("searching all plans", 0, 1)
+    best = best_plan(facts, model, limits=new_limits())
+    within_trainer = _fastest(expressible.plan if expressible else None, plan)
     return Imported(
         plan=plan,
-        within=sayable,
-        best=_fastest(free if isinstance(free, Plan) else None, sayable),
-        is_unfinished=free == "out_of_limit",
-        deciding=tuple(one for one in configured.said if one.what.partition(".")[0] not in DEFAULT_SETTINGS),
+        within=within_trainer,
+        best=_fastest(best if isinstance(best, Plan) else None, within_trainer),
+        is_unfinished=best == "out_of_limit",
+        deciding=tuple(parsed for parsed in configured.said if parsed.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
         unread=configured.unread,
         named=configured.named,
@@ -109,11 +112,11 @@ def imported(
 
 def _fastest(*plans: Plan | None) -> Plan | None:
     """The plan with the shortest step; None where there is none."""
-    return min((one for one in plans if one), key=lambda one: one.period_seconds, default=None)
+    return min((plan for plan in plans if plan), key=lambda plan: plan.period_seconds, default=None)
 
 
-def _beginning(limits: Limits, seconds: float | None) -> Limits:
-    """Gives the limits of a search that begins now and takes so many seconds."""
+def _limits_from_now(limits: Limits, seconds: float | None) -> Limits:
+    """The limits of a search that starts now and takes at most this many seconds."""
     if seconds is None:
         return limits
     return replace(limits, max_deterministic_time=seconds, deadline=time.monotonic() + seconds)
@@ -123,122 +126,122 @@ def _as_configured(
     facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: Configured, limits: Limits
 ) -> Plan | None:
     ahead = pattern_ahead(facts.graph, configured.steps_ahead)
-    found = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
-    return found if isinstance(found, Plan) else None
+    plan = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
+    return plan if isinstance(plan, Plan) else None
 
 
 def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limits) -> str:
-    """What binds where nothing of the configuration fits."""
+    """A sentence on why the configuration has no plan."""
     answer = compile_plan(facts, model, pins=tuple(map(str, pins)), limits=limits)
     reasons = " ".join(limit.sentence for limit in answer.limits) if isinstance(answer, NoPlan) else ""
     if isinstance(answer, NoPlan) and answer.status == "out_of_limit":
-        return f"it is not known what a step of the configuration takes: {reasons}"
+        return f"it is not known how long a step of the configuration takes: {reasons}"
     return f"the cost model predicts out of memory for the configuration as it is: {reasons}"
 
 
-def _legal(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:
-    """The pins that legal choices keep together, and what was said otherwise."""
-    kept: list[Pin] = []
+def _legal_pins(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:
+    """The configuration as pins that are legal together, and notes on the values that are read as others."""
+    pins: list[Pin] = []
     notes: list[str] = []
-    for one in configured.said:
-        stage = one.what.partition(".")[0]
-        if stage not in facts.graph.by_name or one.what == _SLOTS:
+    for parsed in configured.said:
+        stage = parsed.what.partition(".")[0]
+        if stage not in facts.graph.by_name or parsed.what == _SLOTS:
             continue
-        mine = [pin for pin in kept if pin.stage == stage]
-        found, problem = _first_legal(facts, mine, _of_layout(one, mine, configured))
-        if found:
-            kept.append(found)
+        stage_pins = [pin for pin in pins if pin.stage == stage]
+        pin, problem = _first_legal(facts, stage_pins, _with_layout_budget(parsed, stage_pins, configured))
+        if pin:
+            pins.append(pin)
         if problem:
-            notes.append(f"{', '.join(one.keys)}: {problem}")
-    plain = [parse_pin(f"{GENERATE}.{key}", facts.graph) for key in ("batches_in_flight=1", "overcommit=0")]
-    whole = [
+            notes.append(f"{', '.join(parsed.keys)}: {problem}")
+    no_overlap = [parse_pin(f"{GENERATE}.{key}", facts.graph) for key in ("batches_in_flight=1", "overcommit=0")]
+    unstreamed = [
         parse_pin(f"{name}.chunk_tokens=0", facts.graph)
         for name, stage in facts.graph.by_name.items()
         if not (stage.generates or stage.trains)
     ]
-    return (*kept, *plain, *whole), notes
+    return (*pins, *no_overlap, *unstreamed), notes
 
 
-def _of_layout(one: Said, kept: list[Pin], configured: Configured) -> Said:
-    """A budget of tokens for the layout that a stage is read with: it is each rank's, and a sequence is cut over fewer
-    of them than the configuration says where the layout is read so."""
-    stage, _, key = one.what.partition(".")
-    layouts = [pin.value for pin in kept if isinstance(pin.value, Layout)]
+def _with_layout_budget(parsed: Said, stage_pins: list[Pin], configured: Configured) -> Said:
+    """Adjust a stage's token budget to the layout that it is read with: the budget is per rank, and a smaller cp shards
+    a sequence over fewer ranks."""
+    stage, _, key = parsed.what.partition(".")
+    layouts = [pin.value for pin in stage_pins if isinstance(pin.value, Layout)]
     if key != "micro_batch_tokens" or not layouts:
-        return one
-    told = Layout.parse(str(configured.words[f"{stage}.layout"]))
-    return replace(one, value=int(one.value) * layouts[0].cp // told.cp)
+        return parsed
+    configured_layout = Layout.parse(str(configured.words[f"{stage}.layout"]))
+    return replace(parsed, value=int(parsed.value) * layouts[0].cp // configured_layout.cp)
 
 
-def _first_legal(facts: Facts, kept: list[Pin], one: Said) -> tuple[Pin | None, str]:
-    """The pin of what is said, or of the nearest that is legal; and what is wrong with the first."""
+def _first_legal(facts: Facts, stage_pins: list[Pin], parsed: Said) -> tuple[Pin | None, str]:
+    """The pin of a field, or of its nearest legal value, and a note where the value itself is not legal."""
     problem = ""
-    for pinned in _read_as(one, facts.workload):
+    for text in _pins_to_try(parsed, facts.workload):
         try:
-            pin = parse_pin(pinned, facts.graph)
-            check_pins(facts, (*kept, pin))
+            pin = parse_pin(text, facts.graph)
+            check_pins(facts, (*stage_pins, pin))
         except BadInput as error:
             problem = problem or str(error)
             continue
-        return pin, _told(one, pin, facts.workload) if problem else ""
+        return pin, _read_as_note(parsed, pin, facts.workload) if problem else ""
     return None, f"{problem} It is left free."
 
 
-def _told(one: Said, pin: Pin, workload: Workload) -> str:
-    """A sentence on a value that is read as another."""
-    if one.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
+def _read_as_note(parsed: Said, pin: Pin, workload: Workload) -> str:
+    """A sentence on a value that is read as another one."""
+    if parsed.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
         return (
-            f"{one.what}={one.value} is read as {pin.key}={pin.value}: with this layout rows alone decide, and no more "
-            f"sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide a replica's."
+            f"{parsed.what}={parsed.value} is read as {pin.key}={pin.value}: this layout is costed by rows, and no "
+            f"more sequences of {workload.mean_tokens:,.0f} tokens, their mean, fit into the budget and divide a "
+            "replica's."
         )
-    if one.what.endswith(".layout"):
+    if parsed.what.endswith(".layout"):
         return (
-            f"{one.what}={one.value} is read as {pin.value}, the nearest layout that is costed: interleaved pipelines "
-            "have as many layers in each part, and context parallelism leaves a rank 2,048 tokens or more of the "
-            "longest sequence, of a model without experts."
+            f"{parsed.what}={parsed.value} is read as {pin.value}, the nearest layout that is costed: interleaved "
+            "pipelines have as many layers in each part, and context parallelism leaves a rank 2,048 tokens or more of "
+            "the longest sequence, of a model without experts."
         )
-    return f"{one.what}={one.value} is read as {str(pin).removeprefix(f'{one.what}=')}"
+    return f"{parsed.what}={parsed.value} is read as {str(pin).removeprefix(f'{parsed.what}=')}"
 
 
-def _read_as(one: Said, workload: Workload) -> Iterator[str]:
-    """The pin of what is said, and for a count those of the numbers below it, the largest first.
+def _pins_to_try(parsed: Said, workload: Workload) -> Iterator[str]:
+    """The pins to try for a field, its own value first.
 
-    A layout is next read without interleaving, and then with fewer ranks for a sequence and more replicas. For a cap of
-    tokens the pins are those of caps for so many of the longest sequences, and where tokens may not decide of as many
-    rows as it holds on average.
+    A count is followed by smaller numbers, the largest first; a layout by ones with less interleaving, then with less
+    context parallelism and more replicas. A token budget is followed by budgets of whole longest sequences and then,
+    for layouts without a token budget, by the rows that it holds on average.
     """
     longest = workload.max_tokens
-    stage, _, key = one.what.partition(".")
+    stage, _, key = parsed.what.partition(".")
     if key == "layout":
-        yield from (f"{one.what}={layout}" for layout in _plainer(Layout.parse(str(one.value))))
+        yield from (f"{parsed.what}={layout}" for layout in _simpler_layouts(Layout.parse(str(parsed.value))))
     elif key == "micro_batch_size":
-        yield f"{one.what}={one.value}"
-        yield from (f"{one.what}={number}" for number in _below(int(one.value)))
+        yield f"{parsed.what}={parsed.value}"
+        yield from (f"{parsed.what}={number}" for number in _numbers_below(int(parsed.value)))
     elif key == "micro_batch_tokens":
-        cap = int(one.value)
+        cap = int(parsed.value)
         rows = max(1, int(cap / workload.mean_tokens))
-        yield f"{one.what}={cap}"
-        yield from (f"{one.what}={number * longest}" for number in _halved(max(1, cap // longest)))
-        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_below(rows)))
+        yield f"{parsed.what}={cap}"
+        yield from (f"{parsed.what}={number * longest}" for number in _powers_of_two_up_to(max(1, cap // longest)))
+        yield from (f"{stage}.micro_batch_size={number}" for number in (rows, *_numbers_below(rows)))
     else:
-        yield f"{one.what}={one.value}"
+        yield f"{parsed.what}={parsed.value}"
 
 
-def _plainer(layout: Layout) -> Iterator[Layout]:
-    """A layout, those in which its pipeline is interleaved less, and those in which fewer ranks share a sequence and
-    there are more replicas of them."""
+def _simpler_layouts(layout: Layout) -> Iterator[Layout]:
+    """A layout, then those with a smaller vpp, then those with a smaller cp and more replicas."""
     for cp in reversed(divisors(layout.cp)):
         for vpp in reversed(divisors(layout.vpp)):
             yield replace(layout, vpp=vpp, cp=cp, dp=layout.dp * layout.cp // cp)
 
 
-def _below(number: int) -> Iterator[int]:
-    """Numbers of rows below a number, the largest first: of many rows the powers of two, of few every one."""
-    yield from (power for power in _halved(max(1, number - 1)) if power > _FEW_ROWS)
+def _numbers_below(number: int) -> Iterator[int]:
+    """Numbers below a number of rows, the largest first: powers of two above `_FEW_ROWS`, then every number."""
+    yield from (power for power in _powers_of_two_up_to(max(1, number - 1)) if power > _FEW_ROWS)
     yield from range(min(number - 1, _FEW_ROWS), 0, -1)
 
 
-def _halved(number: int) -> Iterator[int]:
+def _powers_of_two_up_to(number: int) -> Iterator[int]:
     """The powers of two up to a number, the largest first."""
     power = 1 << (number.bit_length() - 1)
     while power:
@@ -246,4 +249,4 @@ def _halved(number: int) -> Iterator[int]:
         power //= 2
 
 
-def _silent(_what: str, _done: int, _total: int) -> None: ...
+def _no_progress(_what: str, _done: int, _total: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What a configuration of NeMo-RL says: a YAML file over those that its `defaults` name."""
+"""Import of NeMo-RL configurations: a YAML file over the base files that its `defaults` name."""
 
 from __future__ import annotations
 
@@ -36,178 +36,181 @@ from meshwright.profiles.layout import Layout
 _G, _RM = "policy.generation", "env.reward_model"
 _ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plus_plus": REINFORCE}
 _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
-"""Files whose values are known."""
+"""Base files whose values are known."""
 
-_OTHERS = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
-"""Prefixes of keys that configure other trainings than reinforcement learning."""
+_OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
+"""Prefixes of keys that configure training other than reinforcement learning."""
 
 _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
-"""Names of files that configure those."""
+"""Names of files that configure such training."""
 
 _PRECISIONS = {
     "policy.precision": ("bfloat16",),
     "value.precision": ("bfloat16", None),
     f"{_G}.vllm_cfg.precision": ("bfloat16", "fp8"),
 }
-"""Precisions that a job has, by key."""
+"""Precisions that a job can have, by key."""
 
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
 def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
-    """The configuration in a file, with other values for the keys that are `changed`.
+    """Read the configuration in a file; `changed` are keys with values that override its own.
 
-    Raises BadInput naming the key that has no place in a job."""
-    given = read_overrides(path, known_keys("nemo_rl"), changed=changed)
-    if other := _other_training(given):
+    Raises BadInput naming a key that a job cannot express.
+    """
+    config = read_overrides(path, known_keys("nemo_rl"), changed=changed)
+    if other_key := _other_training(config):
         raise BadInput(
-            f"{other}: configuration {path} is of another training than reinforcement learning; give one with ppo or "
-            "grpo."
+            f"{other_key}: configuration {path} does not configure reinforcement learning; give one with ppo or grpo."
         )
     try:
-        return _read(given)
+        return _read_rl(config)
     except BadInput as error:
-        names = [name for name in given.missing if Path(name).name not in _DEFAULTS]
-        if not names:
+        missing = [name for name in config.missing if Path(name).name not in _DEFAULTS]
+        if not missing:
             raise
-        beside = f"{', '.join(names)} is not beside the configuration, which goes on from it: put it there."
-        raise BadInput(f"{error} {beside}") from error
+        hint = f"{', '.join(missing)} is not beside the configuration, which builds on it: put it there."
+        raise BadInput(f"{error} {hint}") from error
 
 
-def _read(given: GivenKeys) -> Configured:
-    """Reads the keys of a configuration of ppo or grpo.
-
-    Raises BadInput naming the key that has no place in a job."""
-    is_grpo = any(key.startswith("grpo.") for key in given.given) or any("grpo" in name for name in given.missing)
+def _read_rl(config: GivenKeys) -> Configured:
+    """Read a configuration of ppo or grpo. Raises BadInput naming a key that a job cannot express."""
+    is_grpo = any(key.startswith("grpo.") for key in config.given) or any("grpo" in name for name in config.missing)
     if is_grpo:
-        given = replace(given, known=known_keys("nemo_rl_grpo"))
+        config = replace(config, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"
-    configuration = _configuration(given, group)
-    is_megatron = _is_megatron(given)
+    setup = _training_setup(config, group)
+    is_megatron = _is_megatron(config)
     notes = (
         []
         if is_megatron
         else ["policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so layouts and rows are free."]
     )
-    notes += [*configuration.notes(), *_notes(given)]
-    pools = dict(_pools(given))
-    said = [*_workload(configuration, group), *_models(configuration), *_algorithm(configuration, group)]
-    said += [*_places(configuration, pools), *_engines(given)]
+    notes += [*setup.notes(), *_notes(config)]
+    pools = dict(_pools(config))
+    fields = [*_workload_fields(setup, group), *_model_fields(setup), *_algorithm_fields(setup, group)]
+    fields += [*_pool_fields(setup, pools), *_generation_fields(config)]
     if is_megatron:
-        notes += _expert_notes(configuration, int(pools["train"].partition(":")[2]))
-        said += [*_training(configuration, pools)]
-    steps = f"{group}.async_{group}.max_trajectory_age_steps"
-    ahead = given.whole(steps) if given.value(f"{group}.async_{group}.enabled") else 0
-    if ahead > 1:
-        notes.append(f"{steps}={ahead} is read as 1: generation is one step ahead.")
-    return configuration.configured(
-        "nemo-rl", said, steps_ahead=min(ahead, 1), notes=notes, idle=_idle(configuration, is_megatron=is_megatron)
+        notes += _expert_notes(setup, int(pools["train"].partition(":")[2]))
+        fields += [*_training_fields(setup, pools)]
+    steps_key = f"{group}.async_{group}.max_trajectory_age_steps"
+    steps_ahead = config.whole(steps_key) if config.value(f"{group}.async_{group}.enabled") else 0
+    if steps_ahead > 1:
+        notes.append(f"{steps_key}={steps_ahead} is read as 1: generation is one step ahead.")
+    return setup.configured(
+        "nemo-rl",
+        fields,
+        steps_ahead=min(steps_ahead, 1),
+        notes=notes,
+        idle=_unused_keys(setup, is_megatron=is_megatron),
     )
 
 
-def _idle(configuration: Configuration, *, is_megatron: bool) -> Iterator[str]:
-    """Patterns of keys that are of no use beside others."""
+def _unused_keys(setup: Configuration, *, is_megatron: bool) -> Iterator[str]:
+    """Patterns of keys that other keys make unused."""
     if is_megatron:
         yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
     else:
         yield "*.megatron_cfg.*"
-    if not configuration.stages("critic_train"):
+    if not setup.stages("critic_train"):
         yield from ("value.*", "value_loss_fn.*")
 
 
-def _other_training(given: GivenKeys) -> str | None:
-    """The key, or the file that it goes on from, by which a configuration is of another training."""
-    for name in given.missing:
+def _other_training(config: GivenKeys) -> str | None:
+    """The key or base file that shows that a configuration is not of reinforcement learning; None where it is."""
+    for name in config.missing:
         if _OTHER_FILES.match(Path(name).name):
             return f"defaults: {name}"
-    return next((key for key in given.given if key.startswith(_OTHERS)), None)
+    return next((key for key in config.given if key.startswith(_OTHER_PREFIXES)), None)
 
 
-def _is_megatron(given: GivenKeys) -> bool:
-    """Whether Megatron-core trains: by its key, by the name of the file that the configuration goes on from and that is
-    not here, by keys that only Megatron has, or by default."""
+def _is_megatron(config: GivenKeys) -> bool:
+    """True if Megatron-core trains: by its key, by the name of a base file that is absent, by keys that only Megatron
+    has, or by default."""
     key = "policy.megatron_cfg.enabled"
-    if not given.has(key):
-        names = [Path(name).name for name in given.missing]
+    if not config.has(key):
+        names = [Path(name).name for name in config.missing]
         if any("megatron" in name for name in names):
             return True
         if any(name in _DEFAULTS for name in names):
             return False
         if names:
-            return any(one.startswith("policy.megatron_cfg.") for one in given.given)
-    return bool(given.value(key))
+            return any(name.startswith("policy.megatron_cfg.") for name in config.given)
+    return bool(config.value(key))
 
 
-def _configuration(given: GivenKeys, group: str) -> Configuration:
-    """A reference is asked unless that is skipped; the KL penalty is in the loss unless it is put inside the reward."""
+def _training_setup(config: GivenKeys, group: str) -> Configuration:
+    """The algorithm: a reference model runs unless it is skipped; the KL penalty is in the loss or inside the
+    reward."""
     key, kl = f"{group}.adv_estimator.name", "loss_fn.reference_policy_kl_penalty"
-    estimator = estimator_of(given, key, _ESTIMATORS)
-    if estimator is REINFORCE and given.value("grpo.adv_estimator.minus_baseline"):
+    estimator = estimator_of(config, key, _ESTIMATORS)
+    if estimator is REINFORCE and config.value("grpo.adv_estimator.minus_baseline"):
         estimator = REINFORCE_BASELINE
-    has_ref = not given.value(f"{group}.skip_reference_policy_logprobs_calculation")
-    in_reward = bool(given.value("loss_fn.use_kl_in_reward")) or estimator is PPO
+    has_ref = not config.value(f"{group}.skip_reference_policy_logprobs_calculation")
+    in_reward = bool(config.value("loss_fn.use_kl_in_reward")) or estimator is PPO
     return Configuration(
-        given=given,
+        given=config,
         key=key,
         estimator=estimator,
         has_ref=has_ref,
         kl_in_loss=kl if has_ref and not in_reward else None,
         kl_in_reward=kl if in_reward and has_ref else None,
-        reward=None if given.has(f"{_RM}.model_name") else FunctionReward(MATHS, ("env.math.num_workers",)),
+        reward=None if config.has(f"{_RM}.model_name") else FunctionReward(MATHS, ("env.math.num_workers",)),
     )
 
 
-def _notes(given: GivenKeys) -> Iterator[str]:
-    for name in given.missing:
+def _notes(config: GivenKeys) -> Iterator[str]:
+    for name in config.missing:
         if Path(name).name not in _DEFAULTS:
-            yield f"defaults: {name} is not beside the configuration; what it says is read as in {given.known.source}."
+            yield f"defaults: {name} is not beside the configuration; its values are read from {config.known.source}."
     for key, known in _PRECISIONS.items():
-        if (precision := given.value(key)) not in known:
+        if (precision := config.value(key)) not in known:
             yield f"{key}={precision}: training and generation are costed in bf16, generation in FP8 where it says fp8."
-    if given.value("loss_fn.sequence_level_importance_ratios"):
+    if config.value("loss_fn.sequence_level_importance_ratios"):
         yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
-    if given.value("grpo.use_leave_one_out_baseline"):
+    if config.value("grpo.use_leave_one_out_baseline"):
         yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
-    if given.whole("data.max_input_seq_length") >= given.whole("policy.max_total_sequence_length"):
+    if config.whole("data.max_input_seq_length") >= config.whole("policy.max_total_sequence_length"):
         yield (
             "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "
             "them is read as a prompt, and half where it leaves none."
         )
 
 
-def _workload(configuration: Configuration, group: str) -> Iterator[Said]:
-    given = configuration.given
+def _workload_fields(setup: Configuration, group: str) -> Iterator[Said]:
+    config = setup.given
     keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
-    batch, samples = map(given.whole, keys)
+    batch, samples = map(config.whole, keys)
     yield Said("workload.batch_size", batch * samples, keys)
-    yield from configuration.group(samples, keys[1])
-    total, key = given.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt, response = given.whole("data.max_input_seq_length"), given.whole(key)
+    yield from setup.group(samples, keys[1])
+    total, key = config.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
+    prompt, response = config.whole("data.max_input_seq_length"), config.whole(key)
     if prompt >= total:
         prompt = max(1, total - response if response < total else total // 2)
     yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
     yield Said("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
-    if (size := given.whole(key)) < 1:
-        raise BadInput(f"{key}={size} sequences are no minibatch; use 1 or more.")
+    if (size := config.whole(key)) < 1:
+        raise BadInput(f"{key}={size} sequences are not a minibatch; use 1 or more.")
     yield Said("workload.num_minibatches", max(1, batch * samples // size), (key,))
-    if configuration.algorithm == "ppo":
-        yield Said("workload.num_epochs", given.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
+    if setup.algorithm == "ppo":
+        yield Said("workload.num_epochs", config.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
 
 
-def _models(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
+def _model_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
     keys = {"actor": "policy.model_name", "ref": "policy.model_name", "critic": "value.model_name"}
-    if given.has(f"{_RM}.model_name"):
+    if config.has(f"{_RM}.model_name"):
         keys["reward"] = f"{_RM}.model_name"
     for role, key in keys.items():
-        if role in configuration.graph.roles:
-            yield Said(f"models.{role}", str(given.text(key)), (key,))
+        if role in setup.graph.roles:
+            yield Said(f"models.{role}", str(config.text(key)), (key,))
 
 
-def _algorithm(configuration: Configuration, group: str) -> Iterator[Said]:
-    given = configuration.given
-    is_megatron = _is_megatron(given)
+def _algorithm_fields(setup: Configuration, group: str) -> Iterator[Said]:
+    config = setup.given
+    is_megatron = _is_megatron(config)
     fields = {
         "gamma": "ppo.adv_estimator.gae_gamma",
         "gae_lambda": "ppo.adv_estimator.gae_lambda",
@@ -220,111 +223,111 @@ def _algorithm(configuration: Configuration, group: str) -> Iterator[Said]:
         "weight_decay": f"policy.{'megatron_cfg.optimizer' if is_megatron else 'optimizer.kwargs'}.weight_decay",
         "max_grad_norm": "policy.max_grad_norm",
     }
-    yield from configuration.settings(fields)
-    yield from configuration.sampling(top_p=f"{_G}.top_p", top_k=f"{_G}.top_k")
+    yield from setup.settings(fields)
+    yield from setup.sampling(top_p=f"{_G}.top_p", top_k=f"{_G}.top_k")
     if is_megatron:
-        yield from configuration.warmup("actor", "policy.megatron_cfg.scheduler.lr_warmup_iters")
-        yield from configuration.warmup("critic", "value.megatron_cfg.scheduler.lr_warmup_iters")
-    if given.value(f"{group}.reward_shaping.enabled"):
+        yield from setup.warmup("actor", "policy.megatron_cfg.scheduler.lr_warmup_iters")
+        yield from setup.warmup("critic", "value.megatron_cfg.scheduler.lr_warmup_iters")
+    if config.value(f"{group}.reward_shaping.enabled"):
         shaping = f"{group}.reward_shaping.overlong_buffer"
-        yield from configuration.overlong(f"{shaping}_length", f"{shaping}_penalty")
-    if given.value("policy.megatron_cfg.peft.enabled"):
-        yield from configuration.adapter("policy.megatron_cfg.peft.dim", "policy.megatron_cfg.peft.alpha")
-    elif given.value("policy.dtensor_cfg.lora_cfg.enabled"):
-        yield from configuration.adapter("policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha")
-    if given.value(f"{_G}.vllm_cfg.precision") == "fp8":
+        yield from setup.overlong(f"{shaping}_length", f"{shaping}_penalty")
+    if config.value("policy.megatron_cfg.peft.enabled"):
+        yield from setup.adapter("policy.megatron_cfg.peft.dim", "policy.megatron_cfg.peft.alpha")
+    elif config.value("policy.dtensor_cfg.lora_cfg.enabled"):
+        yield from setup.adapter("policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha")
+    if config.value(f"{_G}.vllm_cfg.precision") == "fp8":
         yield Said("generation_weights", "fp8", (f"{_G}.vllm_cfg.precision",))
     key = "loss_fn.token_level_loss"
-    yield from configuration.setting("loss_mean", "token" if given.value(key) else "sequence", key)
+    yield from setup.setting("loss_mean", "token" if config.value(key) else "sequence", key)
     keys = ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards")
-    key = next((key for key in keys if given.has(key)), keys[1])
-    yield from configuration.setting("normalise_by_std", bool(given.value(key)), key)
+    key = next((key for key in keys if config.has(key)), keys[1])
+    yield from setup.setting("normalise_by_std", bool(config.value(key)), key)
 
 
-def _pools(given: GivenKeys) -> Iterator[tuple[str, str]]:
-    """Those of rewards and generation are taken from the cluster, and what is left trains."""
-    per_node = given.whole("cluster.gpus_per_node")
-    left = given.whole("cluster.num_nodes") * per_node
+def _pools(config: GivenKeys) -> Iterator[tuple[str, str]]:
+    """The pools: the reward model and generation take theirs from the cluster, and the remaining ranks train."""
+    per_node = config.whole("cluster.gpus_per_node")
+    num_ranks = config.whole("cluster.num_nodes") * per_node
     taken = {}
-    if not given.value(f"{_G}.colocated.enabled"):
-        taken["generate"] = _share(given, f"{_G}.colocated.resources", per_node)
-    if given.has(f"{_RM}.model_name"):
-        taken["score"] = _share(given, f"{_RM}.resources", per_node)
-    if sum(taken.values()) >= left:
-        raise BadInput(f"cluster.num_nodes={given.value('cluster.num_nodes')} leaves no rank to train; give it more.")
-    yield from pools_in_a_row([("train", left - sum(taken.values())), *taken.items()])
+    if not config.value(f"{_G}.colocated.enabled"):
+        taken["generate"] = _pool_size(config, f"{_G}.colocated.resources", per_node)
+    if config.has(f"{_RM}.model_name"):
+        taken["score"] = _pool_size(config, f"{_RM}.resources", per_node)
+    if sum(taken.values()) >= num_ranks:
+        raise BadInput(f"cluster.num_nodes={config.value('cluster.num_nodes')} leaves no rank to train; give it more.")
+    yield from pools_in_a_row([("train", num_ranks - sum(taken.values())), *taken.items()])
 
 
-def _share(given: GivenKeys, prefix: str, per_node: int) -> int:
-    return given.whole_or(f"{prefix}.num_nodes", 1) * given.whole_or(f"{prefix}.gpus_per_node", per_node)
+def _pool_size(config: GivenKeys, prefix: str, per_node: int) -> int:
+    return config.whole_or(f"{prefix}.num_nodes", 1) * config.whole_or(f"{prefix}.gpus_per_node", per_node)
 
 
-def _places(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
-    given = configuration.given
+def _pool_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+    config = setup.given
     for what, key in (("nodes", "cluster.num_nodes"), ("ranks_per_node", "cluster.gpus_per_node")):
-        yield Said(f"cluster.{what}", given.whole(key), (key,))
+        yield Said(f"cluster.{what}", config.whole(key), (key,))
     keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
     yield Said("actor_generate.pool", pools.get("generate", pools["train"]), keys)
-    if configuration.reward is None:
+    if setup.reward is None:
         yield Said("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
-    for stage in configuration.stages(*_STAGES["policy"], *_STAGES["value"]):
+    for stage in setup.stages(*_STAGES["policy"], *_STAGES["value"]):
         yield Said(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
 
 
-def _engines(given: GivenKeys) -> Iterator[Said]:
+def _generation_fields(config: GivenKeys) -> Iterator[Said]:
     for axis, name in (("tp", "tensor_parallel_size"), ("pp", "pipeline_parallel_size")):
         key = f"{_G}.vllm_cfg.{name}"
-        yield Said(f"actor_generate.{axis}", given.whole(key), (key,))
+        yield Said(f"actor_generate.{axis}", config.whole(key), (key,))
     key = f"{_G}.vllm_cfg.gpu_memory_utilization"
-    yield Said(MEMORY_SHARE, given.number(key), (key,))
-    if given.has(f"{_RM}.model_name"):
+    yield Said(MEMORY_SHARE, config.number(key), (key,))
+    if config.has(f"{_RM}.model_name"):
         key = f"{_RM}.dtensor_cfg.tensor_parallel_size"
-        yield Said("reward_score.tp", given.whole(key), (key,))
+        yield Said("reward_score.tp", config.whole(key), (key,))
         yield Said("reward_score.pp", 1, (key,))
 
 
-def _layout(given: GivenKeys, model: str, num_ranks: int) -> Layout:
-    sp = bool(given.value(f"{model}.megatron_cfg.sequence_parallel"))
-    return layout_of(_degrees(given, model), num_ranks, sp=sp)
+def _layout(config: GivenKeys, model: str, num_ranks: int) -> Layout:
+    sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
+    return layout_of(_degrees(config, model), num_ranks, sp=sp)
 
 
-def _degrees(given: GivenKeys, model: str) -> dict[str, int]:
-    return {axis: given.whole(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
+def _degrees(config: GivenKeys, model: str) -> dict[str, int]:
+    return {axis: config.whole(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
 
 
-def _expert_notes(configuration: Configuration, num_ranks: int) -> Iterator[str]:
+def _expert_notes(setup: Configuration, num_ranks: int) -> Iterator[str]:
     for model, stages in _STAGES.items():
-        if configuration.stages(*stages):
-            degrees, layout = _degrees(configuration.given, model), _layout(configuration.given, model, num_ranks)
+        if setup.stages(*stages):
+            degrees, layout = _degrees(setup.given, model), _layout(setup.given, model, num_ranks)
             yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
 
 
-def _training(configuration: Configuration, pools: dict[str, str]) -> Iterator[Said]:
-    given, num_ranks = configuration.given, int(pools["train"].partition(":")[2])
-    present = {model: configuration.stages(*stages) for model, stages in _STAGES.items()}
+def _training_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
+    config, num_ranks = setup.given, int(pools["train"].partition(":")[2])
+    present = {model: setup.stages(*stages) for model, stages in _STAGES.items()}
     for model, stages in present.items():
         if not stages:
             continue
         prefix = f"{model}.megatron_cfg"
-        layout = _layout(given, model, num_ranks)
+        layout = _layout(config, model, num_ranks)
         keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
         for stage in stages:
             yield Said(f"{stage}.layout", str(layout), keys)
-            yield _rows(given, model, stage)
+            yield _micro_batch_field(config, model, stage)
         keys = (f"{prefix}.activation_checkpointing", f"{prefix}.recompute_granularity")
-        recompute = given.value(keys[1]) or "full" if given.value(keys[0]) else "none"
+        recompute = config.value(keys[1]) or "full" if config.value(keys[0]) else "none"
         yield Said(f"{stages[0]}.recompute", recompute, keys)
     keys = ("policy.offload_optimizer_for_logprob", "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
-    offloads = [bool(given.value(key)) for key in keys]
+    offloads = [bool(config.value(key)) for key in keys]
     yield Said("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
 
 
-def _rows(given: GivenKeys, model: str, stage: str) -> Said:
-    """The rows of a micro-batch, or the tokens of one that is packed: those of all ranks that share its sequences."""
+def _micro_batch_field(config: GivenKeys, model: str, stage: str) -> Said:
+    """The micro-batch of a stage: rows, or with packing the tokens of all ranks that share its sequences."""
     trains = stage.endswith("train")
     for packing in ("sequence_packing", "dynamic_batching"):
-        if given.value(f"{model}.{packing}.enabled"):
+        if config.value(f"{model}.{packing}.enabled"):
             key = f"{model}.{packing}.{'train' if trains else 'logprob'}_mb_tokens"
-            return Said(f"{stage}.micro_batch_tokens", given.whole(key), (key, f"{model}.{packing}.enabled"))
+            return Said(f"{stage}.micro_batch_tokens", config.whole(key), (key, f"{model}.{packing}.enabled"))
     key = f"{model}.train_micro_batch_size" if trains or model == "value" else "policy.logprob_batch_size"
-    return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
+    return Said(f"{stage}.micro_batch_size", config.whole(key), (key,))

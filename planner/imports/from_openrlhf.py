@@ -1,4 +1,4 @@
-"""What a configuration of OpenRLHF says: the flags of `train_ppo_ray` in a script."""
+"""Import of OpenRLHF configurations: the flags of `train_ppo_ray` in a script."""
 
 from __future__ import annotations
 
@@ -46,93 +46,94 @@ _ESTIMATORS: Mapping[str, Estimator] = {
     "group_norm": GRPO,
     "dr_grpo": Estimator(algorithm="grpo", settings={"normalise_by_std": False}),
     "rloo": RLOO,
-    "trl_rloo": RLOO,  # its name in 0.5
+    "trl_rloo": RLOO,  # rloo's name in 0.5
     "reinforce": REINFORCE,
     "reinforce_baseline": REINFORCE_BASELINE,
 }
 
 
 def read_openrlhf(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
-    """The configuration in a script, with other values for the keys that are `changed`.
+    """Read the configuration in a script; `changed` are keys with values that override its own.
 
-    Raises BadInput naming the flag that has no place in a job."""
-    given = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT, changed=changed))
-    configuration = _configuration(given)
+    Raises BadInput naming a flag that a job cannot express.
+    """
+    config = with_present_flags(read_flags(path, known_keys("openrlhf"), PRESENT, changed=changed))
+    setup = _training_setup(config)
     notes: list[str] = []
-    if given.whole("ds.zero_stage") > 1:
+    if config.whole("ds.zero_stage") > 1:
         notes.append(
-            f"--ds.zero_stage {given.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
+            f"--ds.zero_stage {config.value('ds.zero_stage')} is costed as ZeRO-1: optimizer state alone is sharded."
         )
-    if (loss := given.value("actor.policy_loss_type")) != "ppo":
+    if (loss := config.value("actor.policy_loss_type")) != "ppo":
         notes.append(f"--actor.policy_loss_type {loss}: a job clips each token's ratio as PPO, which costs as much.")
-    notes += configuration.notes()
-    said = [*_workload(configuration), *_models(configuration), *_algorithm(configuration), *_placed(configuration)]
-    said += _generation(configuration)
-    ahead = int(bool(given.value("train.async_enable")))
-    return configuration.configured("openrlhf", said, steps_ahead=ahead, notes=notes, idle=_idle(configuration))
+    notes += setup.notes()
+    fields = [*_workload_fields(setup), *_model_fields(setup), *_algorithm_fields(setup), *_placement_fields(setup)]
+    fields += _generation_fields(setup)
+    steps_ahead = int(bool(config.value("train.async_enable")))
+    return setup.configured("openrlhf", fields, steps_ahead=steps_ahead, notes=notes, idle=_unused_keys(setup))
 
 
-def _idle(configuration: Configuration) -> Iterator[str]:
-    """Patterns of keys that are of no use beside others."""
-    if not configuration.stages("critic_train"):
+def _unused_keys(setup: Configuration) -> Iterator[str]:
+    """Patterns of keys that other keys make unused."""
+    if not setup.stages("critic_train"):
         yield from ("critic.*", "train.colocate_critic_reward")
-    if not configuration.has_ref:
+    if not setup.has_ref:
         yield from ("ref.*", "train.colocate_actor_ref")
-    if configuration.reward is not None:
+    if setup.reward is not None:
         yield "reward.num_*"
     together = {"all": "*.num_*", "actor_ref": "ref.num_*", "critic_reward": "reward.num_*"}
     for name, pattern in together.items():
-        if configuration.given.value(f"train.colocate_{name}"):
+        if setup.given.value(f"train.colocate_{name}"):
             yield pattern
 
 
-def _configuration(given: GivenKeys) -> Configuration:
-    """Follows train_ppo_ray: there is a reference where the KL penalty has a coefficient."""
-    estimator, kl = estimator_of(given, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
-    has_ref, in_loss = given.number(kl) > 0, bool(given.value("algo.kl.use_loss")) and estimator is not PPO
+def _training_setup(config: GivenKeys) -> Configuration:
+    """The algorithm by the rules of train_ppo_ray: a reference model exists where the KL penalty has a coefficient."""
+    estimator, kl = estimator_of(config, _ESTIMATOR, _ESTIMATORS), "algo.kl.init_coef"
+    has_ref, in_loss = config.number(kl) > 0, bool(config.value("algo.kl.use_loss")) and estimator is not PPO
     return Configuration(
-        given=given,
+        given=config,
         key=_ESTIMATOR,
         estimator=estimator,
         has_ref=has_ref,
         kl_in_loss=kl if in_loss and has_ref else None,
         kl_in_reward=kl if not in_loss and (has_ref or estimator is PPO) else None,
-        reward=None if _has_reward_model(given) else FunctionReward(YOUR_FUNCTION, ("reward.remote_url",)),
+        reward=None if _has_reward_model(config) else FunctionReward(YOUR_FUNCTION, ("reward.remote_url",)),
     )
 
 
-def _workload(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
-    samples = given.whole("rollout.n_samples_per_prompt")
-    batch = given.whole("rollout.batch_size") * samples
-    longest = given.whole("data.max_len")
-    response = given.whole_or("rollout.max_new_tokens", longest // 2)
+def _workload_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
+    samples = config.whole("rollout.n_samples_per_prompt")
+    batch = config.whole("rollout.batch_size") * samples
+    longest = config.whole("data.max_len")
+    response = config.whole_or("rollout.max_new_tokens", longest // 2)
     yield Said("workload.batch_size", batch, ("rollout.batch_size", "rollout.n_samples_per_prompt"))
-    yield from configuration.group(samples, "rollout.n_samples_per_prompt")
+    yield from setup.group(samples, "rollout.n_samples_per_prompt")
     yield Said("workload.prompt", max(1, longest - response), ("data.max_len", "rollout.max_new_tokens"))
     yield Said("workload.response", response, ("rollout.max_new_tokens",))
-    yield Said("workload.num_minibatches", max(1, batch // given.whole("train.batch_size")), ("train.batch_size",))
-    yield Said("workload.num_epochs", given.whole("train.max_epochs"), ("train.max_epochs",))
+    yield Said("workload.num_minibatches", max(1, batch // config.whole("train.batch_size")), ("train.batch_size",))
+    yield Said("workload.num_epochs", config.whole("train.max_epochs"), ("train.max_epochs",))
 
 
-def _models(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
-    actor, reward = given.text("actor.model_name_or_path"), given.text("reward.model_name_or_path")
-    critic = given.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
+def _model_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
+    actor, reward = config.text("actor.model_name_or_path"), config.text("reward.model_name_or_path")
+    critic = config.text("critic.model_name_or_path") or (str(reward).split(",")[0] if reward else actor)
     for role, path in (("actor", actor), ("ref", actor), ("critic", critic)):
-        if role in configuration.graph.roles:
+        if role in setup.graph.roles:
             yield Said(f"models.{role}", str(path), (f"{'actor' if role == 'ref' else role}.model_name_or_path",))
-    if _has_reward_model(given):
+    if _has_reward_model(config):
         yield Said("models.reward", str(reward).split(",")[0], ("reward.model_name_or_path",))
 
 
-def _has_reward_model(given: GivenKeys) -> bool:
-    model, function = given.text("reward.model_name_or_path"), given.text("reward.remote_url")
+def _has_reward_model(config: GivenKeys) -> bool:
+    model, function = config.text("reward.model_name_or_path"), config.text("reward.remote_url")
     return bool(model) and not function
 
 
-def _algorithm(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
+def _algorithm_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
     fields = {
         "gamma": "algo.advantage.gamma",
         "gae_lambda": "algo.advantage.lambd",
@@ -143,44 +144,44 @@ def _algorithm(configuration: Configuration) -> Iterator[Said]:
         "entropy_coefficient": "actor.entropy_coef",
     }
     rates = {"actor_learning_rate": "actor.adam.lr", "critic_learning_rate": "critic.adam.lr"}
-    fields |= {field: key for field, key in rates.items() if given.has(key)}
-    yield from configuration.settings(fields)
-    yield from configuration.sampling(top_p="rollout.top_p")
-    yield from configuration.overlong("reward.overlong_buffer_len", "reward.overlong_penalty_factor")
-    yield from configuration.adapter("ds.lora.rank", "ds.lora.alpha")
+    fields |= {field: key for field, key in rates.items() if config.has(key)}
+    yield from setup.settings(fields)
+    yield from setup.sampling(top_p="rollout.top_p")
+    yield from setup.overlong("reward.overlong_buffer_len", "reward.overlong_penalty_factor")
+    yield from setup.adapter("ds.lora.rank", "ds.lora.alpha")
     key = "actor.eps_clip_low_high"
-    low, high = given.pair(key) if given.has(key) else (given.number("actor.eps_clip"),) * 2
+    low, high = config.pair(key) if config.has(key) else (config.number("actor.eps_clip"),) * 2
     for name, value in (("clip_ratio", low), ("clip_ratio_high", high)):
-        yield from configuration.setting(name, value, key if given.has(key) else "actor.eps_clip")
+        yield from setup.setting(name, value, key if config.has(key) else "actor.eps_clip")
     key = "actor.loss_agg_mode"
-    if loss_mean := LOSS_MEANS.get(given.value(key)):
-        yield from configuration.setting("loss_mean", loss_mean, key)
+    if loss_mean := LOSS_MEANS.get(config.value(key)):
+        yield from setup.setting("loss_mean", loss_mean, key)
 
 
-def _size(given: GivenKeys, model: str) -> tuple[int, int]:
-    return given.whole(f"{model}.num_nodes"), given.whole(f"{model}.num_gpus_per_node")
+def _model_pool(config: GivenKeys, model: str) -> tuple[int, int]:
+    return config.whole(f"{model}.num_nodes"), config.whole(f"{model}.num_gpus_per_node")
 
 
-def _groups(configuration: Configuration) -> dict[str, tuple[int, int]]:
-    """The pools by the model that they are first of, the engines' among them where they have their own."""
-    given, roles = configuration.given, configuration.graph.roles
-    if given.value("train.colocate_all"):
-        found = {"actor": _size(given, "actor")}
+def _pool_sizes(setup: Configuration) -> dict[str, tuple[int, int]]:
+    """The pools as (nodes, ranks per node), by the first model of each; engines with their own pool are `vllm`."""
+    config, roles = setup.given, setup.graph.roles
+    if config.value("train.colocate_all"):
+        sizes = {"actor": _model_pool(config, "actor")}
     else:
-        apart = ["actor", *(["critic"] if Role.CRITIC in roles else [])]
-        apart += [] if given.value("train.colocate_actor_ref") or Role.REF not in roles else ["ref"]
-        with_critic = given.value("train.colocate_critic_reward") and Role.CRITIC in roles
-        apart += [] if with_critic or not _has_reward_model(given) else ["reward"]
-        found = {model: _size(given, model) for model in apart}
-    if not given.value("train.colocate_all") or given.value("train.async_enable"):
-        found["vllm"] = of_ranks(given.whole("vllm.num_engines") * given.whole("vllm.tensor_parallel_size"))
-    return found
+        separate = ["actor", *(["critic"] if Role.CRITIC in roles else [])]
+        separate += [] if config.value("train.colocate_actor_ref") or Role.REF not in roles else ["ref"]
+        with_critic = config.value("train.colocate_critic_reward") and Role.CRITIC in roles
+        separate += [] if with_critic or not _has_reward_model(config) else ["reward"]
+        sizes = {model: _model_pool(config, model) for model in separate}
+    if not config.value("train.colocate_all") or config.value("train.async_enable"):
+        sizes["vllm"] = of_ranks(config.whole("vllm.num_engines") * config.whole("vllm.tensor_parallel_size"))
+    return sizes
 
 
-def _pools(configuration: Configuration) -> dict[str, str]:
+def _pools(setup: Configuration) -> dict[str, str]:
     """The pool of each model, and of the engines."""
-    groups = _groups(configuration)
-    pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in groups.items()))
+    sizes = _pool_sizes(setup)
+    pools = dict(pools_in_a_row((name, nodes * ranks) for name, (nodes, ranks) in sizes.items()))
     critic = pools.get("critic", pools["actor"])
     return {
         "actor": pools["actor"],
@@ -191,50 +192,52 @@ def _pools(configuration: Configuration) -> dict[str, str]:
     }
 
 
-def _placed(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
-    nodes, per_node = cluster_of(_groups(configuration))
+def _placement_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
+    nodes, per_node = cluster_of(_pool_sizes(setup))
     yield Said("cluster.nodes", nodes, ("actor.num_nodes", "train.colocate_all"))
     yield Said("cluster.ranks_per_node", per_node, ("actor.num_gpus_per_node",))
-    pools = _pools(configuration)
-    degrees = {"tp": given.whole("ds.tensor_parallel_size"), "cp": given.whole("ds.ring_attn_size")}
-    full = bool(given.value("actor.gradient_checkpointing_enable"))
-    sleeps = bool(given.value("ds.enable_sleep")) or bool(given.value("ds.adam_offload"))
+    pools = _pools(setup)
+    degrees = {"tp": config.whole("ds.tensor_parallel_size"), "cp": config.whole("ds.ring_attn_size")}
+    recomputes = bool(config.value("actor.gradient_checkpointing_enable"))
+    optimizer_sleeps = bool(config.value("ds.enable_sleep")) or bool(config.value("ds.adam_offload"))
     for model, stages in _STAGES.items():
-        for stage in configuration.stages(*stages):
+        for stage in setup.stages(*stages):
             num_ranks = int(pools[model].partition(":")[2])
             keys = (f"{model}.num_nodes", f"{model}.num_gpus_per_node", "train.colocate_all")
             yield Said(f"{stage}.pool", pools[model], keys)
             degree_keys = ("ds.tensor_parallel_size", "ds.ring_attn_size")
             yield Said(f"{stage}.layout", str(layout_of(degrees, num_ranks)), degree_keys)
-            yield _rows(given, stage, degrees["cp"])
+            yield _micro_batch_field(config, stage, degrees["cp"])
             if stage.endswith("train"):
                 key = "actor.gradient_checkpointing_enable"
-                yield Said(f"{stage}.recompute", "full" if full else "none", (key,))
+                yield Said(f"{stage}.recompute", "full" if recomputes else "none", (key,))
                 yield Said(
-                    f"{stage}.offload", "optimizer" if sleeps else "none", ("ds.enable_sleep", "ds.adam_offload")
+                    f"{stage}.offload",
+                    "optimizer" if optimizer_sleeps else "none",
+                    ("ds.enable_sleep", "ds.adam_offload"),
                 )
     for model in ("ref", "reward"):
-        waits = "weights" if given.value(f"{model}.offload") else "none"
-        for stage in configuration.stages(*_STAGES[model]):
-            yield Said(f"{stage}.offload", waits, (f"{model}.offload",))
+        offload = "weights" if config.value(f"{model}.offload") else "none"
+        for stage in setup.stages(*_STAGES[model]):
+            yield Said(f"{stage}.offload", offload, (f"{model}.offload",))
 
 
-def _rows(given: GivenKeys, stage: str, cp: int) -> Said:
+def _micro_batch_field(config: GivenKeys, stage: str, cp: int) -> Said:
     group = "train" if stage.endswith("train") else "rollout"
-    if given.value("train.dynamic_batch_enable"):
+    if config.value("train.dynamic_batch_enable"):
         key = f"{group}.max_tokens_per_gpu"
-        budget = given.whole_or(key, given.whole("train.max_tokens_per_gpu"))
+        budget = config.whole_or(key, config.whole("train.max_tokens_per_gpu"))
         return Said(f"{stage}.micro_batch_tokens", budget * cp, (key,))
     key = f"{group}.micro_batch_size"
-    return Said(f"{stage}.micro_batch_size", given.whole(key), (key,))
+    return Said(f"{stage}.micro_batch_size", config.whole(key), (key,))
 
 
-def _generation(configuration: Configuration) -> Iterator[Said]:
-    given = configuration.given
-    yield Said("actor_generate.pool", _pools(configuration)["vllm"], ("vllm.num_engines", "train.colocate_all"))
+def _generation_fields(setup: Configuration) -> Iterator[Said]:
+    config = setup.given
+    yield Said("actor_generate.pool", _pools(setup)["vllm"], ("vllm.num_engines", "train.colocate_all"))
     key = "vllm.tensor_parallel_size"
-    yield Said("actor_generate.tp", given.whole(key), (key,))
+    yield Said("actor_generate.tp", config.whole(key), (key,))
     yield Said("actor_generate.pp", 1, (key,))
     key = "vllm.gpu_memory_utilization"
-    yield Said(MEMORY_SHARE, given.number(key), (key,))
+    yield Said(MEMORY_SHARE, config.number(key), (key,))

@@ -1,4 +1,8 @@
-"""What a configuration gives, by the trainer's own keys, above the defaults that it has otherwise."""
+"""The keys and values of a trainer's configuration, read from a script or a YAML file, over the trainer's defaults.
+
+Values stay under the trainer's own keys: nothing here knows their meaning. Keys that are asked for are recorded, so
+that those which were never read can be listed.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +28,29 @@ from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
 _OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
 _PRODUCT = re.compile(r"^\$\{mul:\s*(.+)\}$")
-_COMMAND = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
-"""What flags are given to; those before it are a launcher's."""
-_SEVERAL = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
-"""Words of an array, which give flags of their own and are no value of the flag before them."""
+_PROGRAM = re.compile(r"(^|/)(train\w*|run_\w+)\.py$|^openrlhf\.cli\.\w+$")
+"""The program that takes the flags; flags before it are a launcher's."""
+_ARRAY_EXPANSION = re.compile(r"\[[@*]\]\}|^\$\{?[@*]")
+"""Expansions of an array, which holds separate flags and is not the value of the flag before it."""
 _EXPANSION = re.compile(r"^[\"']?(\$\w+|\$[@*]|\$\{[^}]*\}|\$\(.*\)|`.*`)[\"']?$", re.S)
-"""Words that are what one variable or command gives, and may therefore be several."""
-_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
-"""Numbers that YAML 1.1 takes for texts, since they have no dot or no sign."""
+"""Words that one variable or command expands to, and that may therefore be several."""
+_EXPONENT_FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+"""Numbers that YAML 1.1 reads as strings, since they have no dot or no sign."""
 
-_MOST_FILES = 32
-_DEEPEST = 12
-_LONGEST_WORD = 500
-"""Of those that may be more than a text: the library takes seconds over some longer ones."""
+_MAX_FILES = 32
+_MAX_DEPTH = 12
+_MAX_YAML_WORD = 500
+"""Characters of a word that is parsed as YAML; the library takes seconds over some longer ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenKeys:
-    """`given` are the keys of the configuration; `known` has the others' defaults. A key asked for is filled in.
+    """A trainer's configuration: `given` are its keys, `known` has the defaults of all others.
 
-    `otherwise` are keys whose values depend on a branch of a script, with the values that they have in another branch,
-    `undecided` keys whose values the script does not say, with the reason, `missing` files that the configuration goes
-    on from and that are not beside it, `command` the words of the command, `remarks` sentences on what of a script was
-    not followed, `changed` the keys whose values are others than its own, and `asked` those that were asked for so far.
+    `otherwise` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
+    are keys whose value the script does not determine, with the reason. `missing` are base files that the configuration
+    names and that are not beside it. `command` are the words of the command, `remarks` sentences on parts of the script
+    that were not followed, `changed` the keys that the user overrode, and `asked` the keys that were read so far.
     """
 
     known: KnownKeys
@@ -66,119 +70,121 @@ class GivenKeys:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Keys of the configuration that nobody has asked for."""
+        """Keys of the configuration that were not read."""
         return tuple(key for key in self.given if key not in self.asked)
 
     def accounted(self, trainer: str, idle: Iterable[str] = ()) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The keys that nobody has asked for: those that may change a step, each with its value and what is to be known
-        of it, and those that a plan does not depend on or that have their default.
+        """Split the keys that were not read in two: those that may change a step, as `key=value` with the reason why
+        they are not read, and those that a plan does not depend on or that have their default.
 
-        `idle` are patterns of keys that other keys leave without a use, such as those of a model that there is none of.
+        `idle` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
         """
-        unused = tuple(idle)
+        unused_patterns = tuple(idle)
 
         def is_plain(key: str) -> bool:
-            is_idle = any(fnmatchcase(key, pattern) for pattern in unused)
+            is_idle = any(fnmatchcase(key, pattern) for pattern in unused_patterns)
             return is_idle or self._has_default(key) or has_no_effect(trainer, key)
 
         plain = [key for key in self.unread if is_plain(key)]
-        told = named(trainer, (key for key in self.unread if key not in plain))
-        return {f"{key}={self.given[key]}": reason for key, reason in told.items()}, tuple(plain)
+        reasons = named(trainer, (key for key in self.unread if key not in plain))
+        return {f"{key}={self.given[key]}": reason for key, reason in reasons.items()}, tuple(plain)
 
     def strange(self, trainer: str, plain: Iterable[str]) -> Iterator[str]:
-        """Sentences on keys of which nothing is known: those that the trainer's known version does not have, that
-        nobody has asked for, that are not among the plain ones, and that are of no kind whose meaning is known.
+        """Sentences on unknown keys: not in the trainer's known version, not read, not among the `plain` ones, and
+        matched by no pattern of known meaning.
 
-        Raises BadInput for one whose value was changed.
+        Raises BadInput for an unknown key that the user overrode.
         """
         kinds = named(trainer, self.unknown)
         known = {*self.asked, *plain, *(key for key, reason in kinds.items() if reason != OTHERWISE)}
         for key in self.unknown:
             if key not in known:
                 if key in self.changed:
-                    raise BadInput(f"--set {key}: {trainer} {self.known.version} has no such key; {self._nearest(key)}")
-                yield f"{key} is no key of {trainer}, {self.known.version}, and says nothing here."
+                    raise BadInput(f"--set {key}: {trainer} {self.known.version} has no such key; {self._suggest(key)}")
+                yield f"{key} is not a key of {trainer} {self.known.version} and has no effect here."
 
-    def _nearest(self, key: str) -> str:
-        near = difflib.get_close_matches(key, self.known.keys, n=1)
-        return f"did you mean {near[0]!r}?" if near else "leave it out, it would change nothing."
+    def _suggest(self, key: str) -> str:
+        matches = difflib.get_close_matches(key, self.known.keys, n=1)
+        return f"did you mean {matches[0]!r}?" if matches else "leave it out, it would change nothing."
 
     def _has_default(self, key: str) -> bool:
-        """Whether a key has the value that it has where it is not given; one that the trainer's known version does not
-        have is off then."""
+        """True if a key has its default, which is None or False for one that the trainer's known version lacks."""
         if key not in self.known.keys:
             return self.given[key] is None or self.given[key] is False
         return bool(self.given[key] == self.known.keys[key])
 
     @property
     def notes(self) -> Iterator[str]:
-        """Sentences on what of a script was not followed, and on keys that it gives in several ways."""
+        """Sentences on parts of the script that were not followed, and on keys whose value depends on a branch."""
         yield from self.remarks
         for key, value in self.otherwise.items():
             if key in self.asked:
                 yield f"{key}={self.given.get(key)} is read, and in another branch of the script it is {value}."
 
     def has(self, key: str) -> bool:
-        """Whether the configuration gives the key itself."""
+        """True if the configuration itself gives the key."""
         self.asked.add(key)
         return key in self.given
 
     def value(self, key: str) -> Any:
-        """The value of a key, from the configuration or by default, references followed.
+        """The value of a key, from the configuration or the default, with references resolved.
 
-        Raises BadInput for a key that the script gives a value that cannot be known from it.
+        Raises BadInput for a key whose value the script does not determine.
         """
         self.asked.add(key)
         self._require_decided(key)
-        return self._followed(self.given.get(key, self.known.keys.get(key)), key, 0)
+        return self._resolve(self.given.get(key, self.known.keys.get(key)), key, 0)
 
     def text(self, key: str) -> str | None:
-        """The text of a key that decides nothing by itself, such as a path: undecided parts stay as written."""
+        """The text of a key that no decision depends on, such as a path; undecided parts stay as written."""
         if key in self.undecided:
             self.asked.add(key)
             return str(self.given[key])
-        found = self.value(key)
-        return None if found is None else str(found)
+        value = self.value(key)
+        return None if value is None else str(value)
 
     def _require_decided(self, key: str) -> None:
         if key in self.undecided:
             raise BadInput(
-                f"{key}={self.given.get(key)}: {self.undecided[key]}, so that its value is not known; give it as "
+                f"{key}={self.given.get(key)}: {self.undecided[key]}, so its value is not known; give it as "
                 f"--set {key}=VALUE."
             )
 
     def whole(self, key: str) -> int:
-        """A whole number; raises BadInput naming the key where it is none."""
-        found = self.value(key)
-        if isinstance(found, float) and found.is_integer():
-            found = int(found)
-        if not isinstance(found, int) or isinstance(found, bool):
-            raise BadInput(f"{key}={found!r} is no whole number; give it one, the plan depends on it.")
-        return found
+        """The integer value of a key. Raises BadInput naming the key where its value is not an integer."""
+        value = self.value(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadInput(f"{key}={value!r} is not a whole number; give one, the plan depends on it.")
+        return value
 
     def whole_or(self, key: str, otherwise: int) -> int:
-        """A whole number, or another where the key gives none or 0; raises BadInput naming the key for the rest."""
+        """The integer value of a key, or `otherwise` where it is absent or 0.
+
+        Raises BadInput naming the key where its value is another.
+        """
         return self.whole(key) if self.value(key) else otherwise
 
     def number(self, key: str) -> float:
-        """A number; raises BadInput naming the key where it is none."""
-        found = self.value(key)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise BadInput(f"{key}={found!r} is no number; give it one.")
-        return float(found)
+        """The numeric value of a key. Raises BadInput naming the key where its value is not a number."""
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadInput(f"{key}={value!r} is not a number; give one.")
+        return float(value)
 
     def pair(self, key: str) -> tuple[float, float]:
-        """Two numbers; raises BadInput naming the key where there are not two."""
-        found = self.value(key)
-        if not isinstance(found, list) or len(found) != 2:
-            raise BadInput(f"{key}={found!r} is not two numbers; give it the low one and the high one.")
-        return float(found[0]), float(found[1])
+        """The two numbers of a key. Raises BadInput naming the key where there are not two."""
+        value = self.value(key)
+        if not isinstance(value, list) or len(value) != 2:
+            raise BadInput(f"{key}={value!r} is not two numbers; give the low and the high one.")
+        return float(value[0]), float(value[1])
 
-    def _followed(self, value: Any, key: str, depth: int) -> Any:
-        if not isinstance(value, str) or depth > _DEEPEST:
+    def _resolve(self, value: Any, key: str, depth: int) -> Any:
+        if not isinstance(value, str) or depth > _MAX_DEPTH:
             return value
         if product := _PRODUCT.match(value):
-            factors = [self._followed(_plain(part), key, depth + 1) for part in _arguments(product[1])]
+            factors = [self._resolve(_parse_scalar(part), key, depth + 1) for part in _split_arguments(product[1])]
             if all(isinstance(factor, int) and not isinstance(factor, bool) for factor in factors):
                 return math.prod(factors)
             return None
@@ -187,25 +193,27 @@ class GivenKeys:
             return value
         target, default = reference.groups()
         if target.startswith("."):
-            target = _relative(key, target)
+            target = _resolve_relative(key, target)
         self.asked.add(target)
         self._require_decided(target)
-        found = self.given.get(target, self.known.keys.get(target))
-        if found is None and default is not None:
-            found = _plain(default.strip())
-        return self._followed(found, target, depth + 1)
+        target_value = self.given.get(target, self.known.keys.get(target))
+        if target_value is None and default is not None:
+            target_value = _parse_scalar(default.strip())
+        return self._resolve(target_value, target, depth + 1)
 
 
 def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | None = None) -> GivenKeys:
-    """A YAML file, or a script that gives a command `key=value`; `changed` are keys with values in place of its own.
+    """Read a YAML file, or a script whose command takes `key=value`.
 
-    Raises BadInput for what is neither.
+    `changed` are keys with values that override its own.
+
+    Raises BadInput for a file that is neither.
     """
     if path.suffix in (".yaml", ".yml"):
         missing: list[str] = []
-        found = GivenKeys(known=known, given=_flat(path, missing, []), missing=tuple(missing))
-        return _with(found, changed or {})
-    return _of_script(path, known, lambda words: _overrides(words, known), changed or {})
+        config = GivenKeys(known=known, given=_read_leaves(path, missing, []), missing=tuple(missing))
+        return _override(config, changed or {})
+    return _read_command(path, known, lambda words: _overrides(words, known), changed or {})
 
 
 def read_flags(
@@ -214,146 +222,158 @@ def read_flags(
     present: Mapping[str, str] | None = None,
     changed: Mapping[str, Any] | None = None,
 ) -> GivenKeys:
-    """A script that gives a command `--key value`, or numbers as `--key 1 2`.
+    """Read a script whose command takes `--key value`, or several numbers as `--key 1 2`.
 
-    `changed` are keys with values in place of its own, `present` names that flags had with those that they have now.
+    `changed` are keys with values that override its own; `present` maps former names of flags to today's.
 
     Raises BadInput for a script without such a command.
     """
-    return _of_script(path, known, lambda words: _flags(words, present or {}), changed or {})
+    return _read_command(path, known, lambda words: _flags(words, present or {}), changed or {})
 
 
 def read_changes(texts: Iterable[str]) -> dict[str, Any]:
     """The keys and values of `key=value` texts. Raises BadInput for a text of another form."""
-    found = {}
+    changes = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise BadInput(f"--set {text}: it is no key of the configuration with a value; write KEY=VALUE.")
-        found[key.strip().removeprefix("--").lstrip("+")] = _plain(value)
-    return found
+            raise BadInput(f"--set {text}: it is not a key with a value; write KEY=VALUE.")
+        changes[key.strip().removeprefix("--").lstrip("+")] = _parse_scalar(value)
+    return changes
 
 
-_Keys: TypeAlias = tuple[dict[str, Any], dict[str, str]]
-"""Keys of a command with their values, and those of them that are undecided with the reason."""
+_CommandKeys: TypeAlias = tuple[dict[str, Any], dict[str, str]]
+"""The keys of a command with their values, and those that are undecided with the reason."""
 
 
-def _with(found: GivenKeys, changed: Mapping[str, Any]) -> GivenKeys:
-    """The same with other values for some keys."""
-    undecided = {key: reason for key, reason in found.undecided.items() if key not in changed}
-    otherwise = {key: value for key, value in found.otherwise.items() if key not in changed}
-    given = {**found.given, **changed}
-    return replace(found, given=given, undecided=undecided, otherwise=otherwise, changed=frozenset(changed))
+def _override(config: GivenKeys, changed: Mapping[str, Any]) -> GivenKeys:
+    """Override the values of some keys."""
+    undecided = {key: reason for key, reason in config.undecided.items() if key not in changed}
+    otherwise = {key: value for key, value in config.otherwise.items() if key not in changed}
+    given = {**config.given, **changed}
+    return replace(config, given=given, undecided=undecided, otherwise=otherwise, changed=frozenset(changed))
 
 
-def _of_script(
-    path: Path, known: KnownKeys, keys: Callable[[Sequence[Word]], _Keys], changed: Mapping[str, Any]
+def _read_command(
+    path: Path, known: KnownKeys, extract: Callable[[Sequence[Word]], _CommandKeys], changed: Mapping[str, Any]
 ) -> GivenKeys:
-    """What the command with the most keys of the trainer says, with the last branches and with the first."""
+    """Read the command that has the most keys of the trainer.
+
+    The script is read twice, taking the last branch of each undecided condition and then the first, to find the keys
+    that depend on a branch.
+    """
     text = read_text(path, "configuration", MOST_YAML_BYTES)
 
-    def fullest(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _Keys]:
-        found = [(command, keys(command)) for command in commands]
-        return max(found, key=lambda one: sum(map(known.knows, one[1][0])), default=((), ({}, {})))
+    def fullest(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _CommandKeys]:
+        candidates = [(command, extract(command)) for command in commands]
+        return max(candidates, key=lambda candidate: sum(map(known.knows, candidate[1][0])), default=((), ({}, {})))
 
     script = read_script(text, path)
     command, (given, undecided) = fullest(script.commands)
-    _, (first, _) = fullest(read_script(text, path, first=True).commands)
-    others = sum(known.knows(key) for other in script.commands if other is not command for key in keys(other)[0])
-    remarks = [*script.notes, *_unknown_words(command)]
-    if others:
+    _, (first_branch_keys, _) = fullest(read_script(text, path, first=True).commands)
+    num_other_keys = sum(
+        known.knows(key)
+        for command_words in script.commands
+        if command_words is not command
+        for key in extract(command_words)[0]
+    )
+    remarks = [*script.notes, *_undecided_words(command)]
+    if num_other_keys:
         remarks.append("the script runs several commands of the trainer: the one with the most keys is read.")
-    found = GivenKeys(
+    config = GivenKeys(
         known=known,
         given=given,
-        otherwise={key: value for key, value in first.items() if given.get(key) != value},
+        otherwise={key: value for key, value in first_branch_keys.items() if given.get(key) != value},
         undecided=undecided,
         command=tuple(word.text for word in command),
         remarks=tuple(remarks),
     )
-    return _with(_required(path, found), changed)
+    return _override(_require_trainer_keys(path, config), changed)
 
 
-def _unknown_words(command: Sequence[Word]) -> Iterator[str]:
-    """Sentences on words of which it is not known which keys they give."""
+def _undecided_words(command: Sequence[Word]) -> Iterator[str]:
+    """Sentences on words that may expand to keys which are not known."""
     for before, word in pairwise((Word(""), *command)):
-        is_value = before.text.startswith("--") and "=" not in before.text and not _SEVERAL.search(word.text)
+        is_value = before.text.startswith("--") and "=" not in before.text and not _ARRAY_EXPANSION.search(word.text)
         if word.reasons and _EXPANSION.match(word.text) and not is_value:
             yield f"{word.text} may give more keys, which are not known: {'; '.join(word.reasons)}."
 
 
-def _overrides(command: Sequence[Word], known: KnownKeys) -> _Keys:
-    given: dict[str, Any] = {}
+def _overrides(command: Sequence[Word], known: KnownKeys) -> _CommandKeys:
+    values: dict[str, Any] = {}
     undecided: dict[str, str] = {}
     for word in command:
         match = _OVERRIDE.match(word.text)
         if match and (match[1] in known.keys or "." in match[1]):
-            given[match[1]] = word.text.partition("=")[2] if word.reasons else _plain(match[2])
+            values[match[1]] = word.text.partition("=")[2] if word.reasons else _parse_scalar(match[2])
             undecided.pop(match[1], None)
             if word.reasons:
                 undecided[match[1]] = "; ".join(word.reasons)
-    return given, undecided
+    return values, undecided
 
 
-def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _Keys:
-    given: dict[str, Any] = {}
+def _flags(command: Sequence[Word], present: Mapping[str, str]) -> _CommandKeys:
+    values: dict[str, Any] = {}
     undecided: dict[str, str] = {}
     key: str | None = None
-    begin = max((place for place, word in enumerate(command) if _COMMAND.search(word.text)), default=-1)
-    for word in command[begin + 1 :]:
+    program_index = max((index for index, word in enumerate(command) if _PROGRAM.search(word.text)), default=-1)
+    for word in command[program_index + 1 :]:
         if word.text.startswith("--"):
             name, equals, text = word.text.removeprefix("--").partition("=")
             key = present.get(name, name)
-            given[key] = (text if word.reasons else _plain(text)) if equals else True
+            values[key] = (text if word.reasons else _parse_scalar(text)) if equals else True
             undecided.pop(key, None)
             if equals and word.reasons:
                 undecided[key] = "; ".join(word.reasons)
             key = None if equals else key
         elif key is not None and word.reasons:
-            if given[key] is True and not _SEVERAL.search(word.text):
-                given[key], undecided[key] = word.text, "; ".join(word.reasons)
+            if values[key] is True and not _ARRAY_EXPANSION.search(word.text):
+                values[key], undecided[key] = word.text, "; ".join(word.reasons)
             key = None
         elif key is not None:
-            value = _plain(word.text)
-            if given[key] is True:
-                given[key] = value
-            elif _is_number(value) and (isinstance(given[key], list) or _is_number(given[key])):
-                given[key] = [*(given[key] if isinstance(given[key], list) else [given[key]]), value]
+            value = _parse_scalar(word.text)
+            if values[key] is True:
+                values[key] = value
+            elif _is_number(value) and (isinstance(values[key], list) or _is_number(values[key])):
+                values[key] = [*(values[key] if isinstance(values[key], list) else [values[key]]), value]
             else:
                 key = None
-    return given, undecided
+    return values, undecided
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _required(path: Path, found: GivenKeys) -> GivenKeys:
-    if not any(found.known.knows(key) for key in found.given):
+def _require_trainer_keys(path: Path, config: GivenKeys) -> GivenKeys:
+    if not any(config.known.knows(key) for key in config.given):
         raise BadInput(
-            f"configuration {path} has no key of {found.known.trainer} {found.known.version}; give the file that "
+            f"configuration {path} has no key of {config.known.trainer} {config.known.version}; give the file that "
             "starts a run of it."
         )
-    return found
+    return config
 
 
-def _flat(path: Path, missing: list[str], read: list[Path]) -> dict[str, Any]:
-    """The leaves of a YAML file over those of the files that its `defaults` name beside it; adds those not there."""
+def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, Any]:
+    """Read the leaves of a YAML file over those of the base files that its `defaults` name beside it.
+
+    Base files that are absent are appended to `missing`.
+    """
     read.append(path)
-    if len(read) > _MOST_FILES:
-        raise BadInput(f"configuration {read[0]} goes on from more than {_MOST_FILES} files; write it as one.")
+    if len(read) > _MAX_FILES:
+        raise BadInput(f"configuration {read[0]} builds on more than {_MAX_FILES} files; write it as one.")
     tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
     if not isinstance(tree, dict):
-        raise BadInput(f"configuration {path} is no mapping of keys; give the file that configures a run.")
+        raise BadInput(f"configuration {path} is not a mapping of keys; give the file that configures a run.")
     defaults = tree.pop("defaults", None)
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name in defaults if isinstance(defaults, list) else [defaults] if defaults else []:
         base = path.parent / str(name) if isinstance(name, str) else None
         if base is not None and base.exists():
-            found |= _flat(base, missing, read)
+            leaves |= _read_leaves(base, missing, read)
         else:
             missing.append(str(name))
-    return found | dict(_leaves(tree))
+    return leaves | dict(_leaves(tree))
 
 
 def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
@@ -364,34 +384,34 @@ def _leaves(tree: Mapping[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
             yield ".".join((*keys, str(key))), value
 
 
-def _plain(text: str) -> Any:
-    """The value that YAML makes of one word; the word where it makes none."""
-    if len(text) > _LONGEST_WORD:
+def _parse_scalar(text: str) -> Any:
+    """Parse one word as a YAML scalar; the word itself where it is none."""
+    if len(text) > _MAX_YAML_WORD:
         return text
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
-    if isinstance(value, str) and _FLOAT.fullmatch(value):
+    if isinstance(value, str) and _EXPONENT_FLOAT.fullmatch(value):
         return float(value)
     is_text = isinstance(value, dict | list) or (isinstance(value, int) and ":" in text)  # 1:20 is no number of seconds
     return text if is_text or not isinstance(value, bool | int | float | str | None) else value
 
 
-def _arguments(text: str) -> list[str]:
-    """The parts between commas that are outside of braces."""
-    found, depth = [""], 0
+def _split_arguments(text: str) -> list[str]:
+    """Split at the commas outside of braces."""
+    parts, depth = [""], 0
     for character in text:
         depth += (character == "{") - (character == "}")
         if character == "," and depth == 0:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += character
-    return [part.strip() for part in found]
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
-def _relative(key: str, target: str) -> str:
-    """The key that a reference with leading dots names: one for beside the key, each further one a level up."""
+def _resolve_relative(key: str, target: str) -> str:
+    """Resolve a reference with leading dots: one dot means beside the key, each further one a level up."""
     name = target.lstrip(".")
     above = key.split(".")[: -(len(target) - len(name))]
     return ".".join((*above, name))

@@ -1,4 +1,4 @@
-"""The job of a configuration, as YAML: what the configuration says, and on what it is to run."""
+"""The job of an imported configuration, as YAML: the fields of the configuration, and the hardware it runs on."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ _HEAD = """\
 
 @dataclass(frozen=True, kw_only=True)
 class JobSource:
-    """What a job is made of beside the configuration: the file that it is in, the trainer, what generates where the
-    configuration does not say, the devices, and shapes of models by role, or under an empty name for all that are not
-    there."""
+    """The inputs of a job besides the configuration's fields.
+
+    `path` is the configuration's file, `engine` the one where the configuration names none, and `shapes` the models'
+    directories or config.json files by role; one under an empty name is for all models that are not here.
+    """
 
     path: Path
     trainer: str
@@ -40,11 +42,11 @@ class JobSource:
     shapes: Mapping[str, Path] = field(default_factory=dict)
 
     def job(self, configured: Configured, directory: Path) -> Job:
-        """The job, whose paths start at `directory`. Raises BadInput for a model that is not there."""
+        """The job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
         return parse(Job, json.dumps(self._tree(configured, directory)), f"configuration {self.path}")
 
     def text(self, configured: Configured, directory: Path) -> str:
-        """The YAML of the job. Raises BadInput for a model that is not there."""
+        """The YAML of the job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
         tree = self._tree(configured, directory)
         return _HEAD.format(source=self.path, trainer=self.trainer) + yaml.safe_dump(tree, sort_keys=False)
 
@@ -54,7 +56,7 @@ class JobSource:
         algorithm = configured.algorithm
         reward, adapter = _group(words, "reward"), _group(words, "adapter")
         graph = graph_of(algorithm, has_ref="models.ref" in words, has_reward=not reward, has_environment=bool(reward))
-        roles, own = graph.roles, SETTINGS_KEYS[algorithm]
+        roles, settings_key = graph.roles, SETTINGS_KEYS[algorithm]
         self._require_used(configured, roles)
         return {
             **({} if algorithm == "ppo" else {"algorithm": algorithm}),
@@ -85,22 +87,26 @@ class JobSource:
                 "num_epochs": words.get("workload.num_epochs", 1),
             },
             "staleness": configured.steps_ahead,
-            own: _group(words, own),
+            settings_key: _group(words, settings_key),
         }
 
     def _require_used(self, configured: Configured, roles: Collection[Role]) -> None:
-        """Raises BadInput for shapes of a model that the job has not."""
+        """Raise BadInput for shapes of a model that the job does not have."""
         for role, shape in self.shapes.items():
-            if not role and all(one in self.shapes or self._is_here(one, configured) for one in roles):
+            if not role and all(needed in self.shapes or self._is_here(needed, configured) for needed in roles):
                 raise BadInput(
                     f"--model {shape}: every model of configuration {self.path} is here or given by its role; leave it "
                     f"out, or give it in place of one as --model actor={shape}."
                 )
             if role and role not in roles:
-                listed = ", ".join(one.value for one in Role if one in roles)
-                pays = ", for a function pays" if role == Role.REWARD and "reward.function" in configured.words else ""
+                listed = ", ".join(known.value for known in Role if known in roles)
+                reason = (
+                    ", because a function scores"
+                    if role == Role.REWARD and "reward.function" in configured.words
+                    else ""
+                )
                 raise BadInput(
-                    f"--model {role}={shape}: configuration {self.path} has no {role} model{pays}; its models are "
+                    f"--model {role}={shape}: configuration {self.path} has no {role} model{reason}; its models are "
                     f"{listed}."
                 )
 
@@ -109,13 +115,14 @@ class JobSource:
         return named is not None and (self.path.parent / str(named)).exists()
 
     def _model(self, role: Role, configured: Configured) -> Path:
-        """Where the shapes of a model are: as told, where the configuration says, or as told for all others."""
+        """The directory or config.json of a model: the user's for its role, the configuration's, or the user's for all
+        others."""
         if role.value in self.shapes:
             return self.shapes[role.value]
         named = configured.words.get(f"models.{role}")
-        here = self.path.parent / str(named) if named else None
-        if here is not None and here.exists():
-            return here
+        local = self.path.parent / str(named) if named else None
+        if local is not None and local.exists():
+            return local
         if "" in self.shapes and named is not None:
             return self.shapes[""]
         if named is None:
@@ -129,14 +136,14 @@ class JobSource:
         )
 
 
-def _group(words: Mapping[str, Word], group: str) -> dict[str, Any]:
-    """The words of a group as a mapping, a level for each further dot."""
-    found: dict[str, Any] = {}
-    for what, value in words.items():
-        first, *path = what.split(".")
-        if first == group and path:
-            node = found
+def _group(values: Mapping[str, Word], group: str) -> dict[str, Any]:
+    """The fields of a group as a nested mapping, a level for each further dot."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        prefix, *path = name.split(".")
+        if prefix == group and path:
+            node = tree
             for part in path[:-1]:
                 node = node.setdefault(part, {})
             node[path[-1]] = value
-    return found
+    return tree

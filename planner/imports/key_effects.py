@@ -1,8 +1,8 @@
-"""What a key of a trainer is to a plan where it is not read: without effect on it, or something to be told.
+"""Trainer keys that the importer does not read: those without effect on a plan, and those that are reported.
 
-Without effect on a step's time, memory and losses, as this project plans them, are files, names, logs, checkpoints,
-validation, the data's columns, and choices within a kernel or an engine. All other keys that are not read are named.
-Read in the files of the trainers that `planner/export/data` names.
+Files, names, logs, checkpoints, validation, the data's columns, and choices within a kernel or an engine have no effect
+on a step's time, memory and losses as this project plans them. Every other key that is not read is reported with a
+reason. The meaning of the keys was read in the source files of the trainers that `planner/export/data` names.
 """
 
 from __future__ import annotations
@@ -111,23 +111,23 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
         "update-weight-disk-*", "update-weight-local-checkpoint-dir", "update-weight-delta-checksum",
     ),
 }  # fmt: skip
-"""Patterns of keys, by the trainer."""
+"""Patterns of keys that a plan does not depend on, by trainer."""
 
-_SELECTION = (
-    "how many groups have non-zero reward variance is said by no key: give workload.dynamic_sampling in the job"
+_DYNAMIC_SAMPLING = (
+    "no key gives the share of groups with non-zero reward variance: give workload.dynamic_sampling in the job"
 )
-_AGENT = "a custom rollout or agent loop has turns and latencies that no key says; single-turn rollouts are planned"
-_TURNS = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
+_AGENT = "no key gives the turns and latencies of a custom rollout or agent loop; single-turn rollouts are planned"
+_MULTI_TURN = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
 NAMED: Sequence[tuple[str, Sequence[str]]] = (
-    (_TURNS, ("*multi_turn.*", "*max_rollout_turns")),
+    (_MULTI_TURN, ("*multi_turn.*", "*max_rollout_turns")),
     (
         _AGENT,
         ("*agent*", "custom-generate-function-path", "rollout-function-path", "rollout-buffer-url",
          "rollout-task-type", "fetch-trajectory-retry-times", "min-batch-collection-ratio", "rollout-sample-hook-path"),
     ),
     (
-        _SELECTION,
+        _DYNAMIC_SAMPLING,
         ("*filter_groups*", "*dynamic_filtering*", "*dynamic_sampling*", "*dynamic-sampling*", "*over-sampling*",
          "*over_sample_rate", "*.batch_multiplier", "data.gen_batch_size", "*vllm_generate_batch_size",
          "algorithm.use_pf_ppo"),
@@ -155,11 +155,11 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ),
     ("training and generation are costed in bf16", ("*.precision", "bf16", "fp16")),
     (
-        "of offloading a plan chooses the optimizer state of what trains and the weights of what only scores",
+        "a plan offloads only the optimizer state of trained models and the weights of models that only score",
         ("*offload*", "release-train", "*overlap_cpu_optimizer*", "*overlap-cpu-optimizer*"),
     ),
     (
-        "activations are recomputed not at all, in attention alone (selective) or in every layer (full)",
+        "a plan recomputes no activations, those of attention (selective) or those of every layer (full)",
         ("*recompute*", "*gradient_checkpointing*", "policy.dtensor_cfg.activation_checkpointing",
          "value.dtensor_cfg.activation_checkpointing"),
     ),
@@ -188,12 +188,12 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "reward.normalize_enable", "disable-rewards-normalization", "custom-reward-post-process-path"),
     ),
     (
-        "how calls of a reward run is not read: give rewards.workers and rewards.latency_seconds in the job",
+        "it is not read how calls of a reward run: give rewards.workers and rewards.latency_seconds in the job",
         ("reward.num_workers", "reward_model.num_workers", "group-rm", "rm-url", "*custom_reward_function.name"),
     ),
     (
-        "of a learning rate the warm-up is read, as a number of steps; a decay takes no time of a step and is given in "
-        "the job, as actor_schedule or critic_schedule",
+        "only the warm-up of a learning rate is read, as a number of steps; a decay takes no time in a step and is "
+        "given in the job, as actor_schedule or critic_schedule",
         ("*lr_*", "*lr-*", "*min-lr", "*min_lr*"),
     ),
     (
@@ -224,10 +224,10 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "*generation.backend", "reward*.rollout.*", "*routing_replay*", "*routing-replay*"),
     ),
     (
-        "the reward model is costed in the degrees of a plan, its rows as many as its memory has room for",
+        "the reward model is costed with the degrees of a plan, and with as many rows as fit into memory",
         ("env.reward_model.*", "reward_model.*"),
     ),
-    ("an environment has turns and latencies that no key says; single-turn rollouts are planned", ("env.*",)),
+    ("no key gives the turns and latencies of an environment; single-turn rollouts are planned", ("env.*",)),
     ("external engines are not planned", ("rollout-external-*",)),
     (
         "new weights are costed over the links between the GPUs that have them and those that take them",
@@ -239,7 +239,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
          "*shared_expert_overlap", "moe-token-drop-policy"),
     ),
     (
-        "layers are dealt out to the stages of a pipeline as evenly as their number allows",
+        "layers are split over the stages of a pipeline as evenly as their number allows",
         ("*pipeline_stage", "decoder-*-pipeline-num-layers", "*virtual-*", "pipeline-model-parallel-layout"),
     ),
     ("context parallelism is balanced over its ranks", ("*dynamic_context_parallel", "allgather-cp")),
@@ -270,26 +270,28 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
     ("a critic has the actor's layout and pool", ("megatron-config-path",)),
     ("a run for debugging leaves stages out, and a plan has them all", ("debug-*", "load-debug-*", "load-forge-*")),
     (
-        "custom code runs for a time that no key says",
+        "no key gives the time that custom code takes",
         ("custom-*", "rollout-*-path", "data-source-path", "*custom_sampler*"),
     ),
     ("the trainer and its engines take turns on one pool, or have pools of their own", ("*hybrid_engine",)),
 )  # fmt: skip
-"""Reasons why keys that may change a step are not read, with patterns of the keys; the first that matches counts."""
+"""Reasons why keys that may change a step are not read, with patterns of the keys; the first match counts."""
 
-OTHERWISE = "it may change a step, and no field of a job or a plan says it"
+OTHERWISE = "it may change a step, and a job or a plan has no field for it"
 """The reason given for a key that no pattern matches."""
 
 
 def has_no_effect(trainer: str, key: str) -> bool:
-    """Whether a plan does not depend on a key of a trainer."""
+    """True if a plan does not depend on a key of a trainer."""
     return any(fnmatchcase(key, pattern) for pattern in WITHOUT_EFFECT[trainer])
 
 
 def named(trainer: str, keys: Iterable[str]) -> dict[str, str]:
-    """The keys that are not without effect, each with what is to be known of it."""
+    """The keys that may change a step, each with the reason why it is not read."""
     return {key: _reason(key) for key in keys if not has_no_effect(trainer, key)}
 
 
 def _reason(key: str) -> str:
-    return next((reason for reason, patterns in NAMED if any(fnmatchcase(key, one) for one in patterns)), OTHERWISE)
+    return next(
+        (reason for reason, patterns in NAMED if any(fnmatchcase(key, pattern) for pattern in patterns)), OTHERWISE
+    )

@@ -1,8 +1,8 @@
-"""Lengths from what was run: the directory of a run, or JSON lines that any trainer has written, a rollout in each.
+"""Observed lengths, from the directory of a run or from JSON lines of any trainer, one rollout each.
 
-A line is an object with the tokens of a prompt and of its response. Where the response is a list, it is of the turns of
-a rollout, and what the tool told between them, with the seconds that it took, may be lists of one less. A key with dots
-is one within another, as `usage.completion_tokens`.
+A line is an object with the tokens of a prompt and of its response. A list of responses holds the turns of a rollout;
+the tool tokens between them and the seconds of the tool's calls may be lists that are one shorter. A key with dots is
+nested, as in `usage.completion_tokens`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FIELDS = MappingProxyType(
         "latency": "latency_seconds",
     }
 )
-"""What is read of a line, and the key that it has unless another is named."""
+"""The quantities read from a line, and the key of each unless the user names another."""
 
 _SIGNAL = "groups_with_signal"
-"""The metric of a run that tells it."""
+"""The metric of a run: the share of groups with non-zero reward variance."""
 
 _OPTIONAL = ("result", "latency")
-_MOST_TOKENS = 2**40
+_MAX_TOKENS = 2**40
 
 
 def parse_fields(texts: Sequence[str]) -> dict[str, str]:
-    """The keys that `what=key` texts name. Raises BadInput for another form, and for what is not read."""
+    """Parse `what=key` texts. Raises BadInput for another form, and for a quantity that is not read."""
     named = {}
     for text in texts:
         what, _, key = text.partition("=")
@@ -53,101 +53,105 @@ def parse_fields(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
-    """The lengths of the run in a directory, or of the lines of a file whose keys are these, or else those of FIELDS.
+    """Read the lengths of the run in a directory, or of a file of lines with these keys, by default those of FIELDS.
 
-    Raises BadInput for a directory without a measured run, and naming the line for one that does not tell its lengths.
+    Raises BadInput for a directory without a measured run, and naming the line for one without lengths.
     """
     if not trace.is_dir():
-        return _of_lines(trace, {**FIELDS, **keys})
+        return _read_lines(trace, {**FIELDS, **keys})
     if keys:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
     layouts = {placement.stage: placement.layout for placement in plan.placements}
     seen = observe(read_most_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
     if seen.response_tokens is None:
-        raise BadInput(f"the trace of {trace} tells no tokens; give the directory of a `meshwright run`.")
-    found = as_seen(met(plan.facts.workload, seen))
-    return found.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
+        raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
+    lengths = as_seen(met(plan.facts.workload, seen))
+    return lengths.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
 
 
 def _groups_with_signal(path: Path) -> tuple[float, ...]:
-    """Gives the share of groups with non-zero reward variance, of each step that a run tells it of."""
+    """The share of groups with non-zero reward variance in each step that records it."""
     if not path.exists():
         return ()
     lines = read_text(path, "metrics").splitlines()
-    read = (json_value(line, f"metrics {path}, line {number}") for number, line in enumerate(lines, start=1))
-    told = (line.get(_SIGNAL) for line in read if isinstance(line, dict))
-    return tuple(float(share) for share in told if share is not None and _is_quantity(share) and share <= 1)
+    metrics = (json_value(line, f"metrics {path}, line {number}") for number, line in enumerate(lines, start=1))
+    shares = (line.get(_SIGNAL) for line in metrics if isinstance(line, dict))
+    return tuple(float(share) for share in shares if share is not None and _is_quantity(share) and share <= 1)
 
 
-def _of_lines(path: Path, keys: Mapping[str, str]) -> SeenLengths:
-    prompts, numbers, drawn, told, seconds, longest = [], [], [], [], [], 0
+def _read_lines(path: Path, keys: Mapping[str, str]) -> SeenLengths:
+    prompts, numbers, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
     has_turns = False
     for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
         if not line.strip():
             continue
-        found = _Line(json_value(line, f"trace {path}, line {number}"), f"trace {path}, line {number}", keys)
-        turns, results = found.tokens("response"), found.tokens("result")
-        prompts += found.tokens("prompt")
+        rollout = _Line(json_value(line, f"trace {path}, line {number}"), f"trace {path}, line {number}", keys)
+        turns, results = rollout.tokens("response"), rollout.tokens("result")
+        prompts += rollout.tokens("prompt")
         numbers.append(len(turns))
-        drawn += turns
-        told += results
-        seconds += found.numbers("latency")
+        turn_tokens += turns
+        result_tokens += results
+        seconds += rollout.numbers("latency")
         longest = max(longest, sum(turns) + sum(results))
-        has_turns = has_turns or found.has_turns
+        has_turns = has_turns or rollout.has_turns
     if not prompts:
         raise BadInput(f"trace {path} has no rollouts; give a line of JSON for each.")
-    trace = AgentTrace(tuple(prompts), tuple(numbers), tuple(drawn), tuple(told), tuple(seconds), longest)
-    written = trace.workload()
+    trace = AgentTrace(
+        tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
+    )
+    workload = trace.workload()
     if not has_turns:
-        del written["turns"]
-    return parse(SeenLengths, json.dumps(written), f"trace {path}")
+        del workload["turns"]
+    return parse(SeenLengths, json.dumps(workload), f"trace {path}")
 
 
 class _Line:
-    """A rollout as a line has it; `told` begins the sentence about what is wrong with it."""
+    """One line with a rollout; `source` begins the error messages about it."""
 
-    def __init__(self, value: Any, told: str, keys: Mapping[str, str]) -> None:
+    def __init__(self, value: Any, source: str, keys: Mapping[str, str]) -> None:
         if not isinstance(value, dict):
-            raise BadInput(f"{told} is no object; write one for each rollout, with its numbers of tokens.")
-        self._value, self._told, self._keys = value, told, keys
+            raise BadInput(f"{source} is not an object; write one for each rollout, with its numbers of tokens.")
+        self._value, self._source, self._keys = value, source, keys
 
     @property
     def has_turns(self) -> bool:
-        return isinstance(self._at("response"), list)
+        return isinstance(self._lookup("response"), list)
 
     def tokens(self, what: str) -> list[int]:
-        """One number of tokens, or one for each turn."""
-        found = self.numbers(what)
-        for number in found:
-            if number != int(number) or not 1 <= number <= _MOST_TOKENS:
+        """The tokens of a quantity: one number, or one for each turn. Raises BadInput for a value that is not a number
+        of tokens."""
+        numbers = self.numbers(what)
+        for number in numbers:
+            if number != int(number) or not 1 <= number <= _MAX_TOKENS:
                 raise BadInput(
-                    f"{self._told}: {self._keys[what]} has {number:g}, which is no number of tokens; write whole "
+                    f"{self._source}: {self._keys[what]} has {number:g}, which is not a number of tokens; write whole "
                     "numbers of 1 or more, or leave the rollout out."
                 )
-        return [int(number) for number in found]
+        return [int(number) for number in numbers]
 
     def numbers(self, what: str) -> list[float]:
-        found = self._at(what)
-        if found is None and what in _OPTIONAL:
+        """The values of a quantity. Raises BadInput where the line lacks it or has no number of 0 or more."""
+        value = self._lookup(what)
+        if value is None and what in _OPTIONAL:
             return []
-        if found is None:
+        if value is None:
             raise BadInput(
-                f"{self._told} has no {self._keys[what]!r}; name the key that has it with --trace-field {what}=KEY."
+                f"{self._source} has no {self._keys[what]!r}; name the key that has it with --trace-field {what}=KEY."
             )
-        several = found if isinstance(found, list) and what != "prompt" else [found]
-        if (not several and what not in _OPTIONAL) or not all(map(_is_quantity, several)):
+        values = value if isinstance(value, list) and what != "prompt" else [value]
+        if (not values and what not in _OPTIONAL) or not all(map(_is_quantity, values)):
             raise BadInput(
-                f"{self._told}: {self._keys[what]!r} is neither a number of 0 or more nor a list of them; name another "
-                f"key with --trace-field {what}=KEY."
+                f"{self._source}: {self._keys[what]!r} is neither a number of 0 or more nor a list of them; name "
+                f"another key with --trace-field {what}=KEY."
             )
-        return [float(number) for number in several]
+        return [float(number) for number in values]
 
-    def _at(self, what: str) -> Any:
-        inside: Any = self._value
+    def _lookup(self, what: str) -> Any:
+        node: Any = self._value
         for key in self._keys[what].split("."):
-            inside = inside.get(key) if isinstance(inside, dict) else None
-        return inside
+            node = node.get(key) if isinstance(node, dict) else None
+        return node
 
 
 def _is_quantity(number: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The flags that OpenRLHF had before 0.11, and has after it, by the names that they have in 0.11.
+"""Flags of OpenRLHF before and after version 0.11, mapped to their names in 0.11.
 
 Read in its examples/scripts of before and after, and in openrlhf/cli/train_ppo_ray.py of 0.11.2.
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 from meshwright.planner.imports.given_keys import GivenKeys
 
-_LENGTHS = ("prompt_max_len", "generate_max_len")
-"""Of a prompt and of a response; now it is that of both and that of a response."""
+_FORMER_LENGTHS = ("prompt_max_len", "generate_max_len")
+"""The former maximum lengths of a prompt and of a response; 0.11 has those of both together and of a response."""
 
-_BOTH = "ref_reward_offload"
+_FORMER_OFFLOAD = "ref_reward_offload"
+"""A former flag that became two: `ref.offload` and `reward.offload`."""
 
-_LATER, _PRESENT = "fsdp.", "ds."
-"""The groups of flags on how models are divided and kept: after 0.11 and now."""
+_LATER_GROUP, _GROUP = "fsdp.", "ds."
+"""The flag group of sharding and offload: after 0.11 and in 0.11."""
 
 PRESENT: Mapping[str, str] = {
     **{
@@ -85,24 +86,24 @@ PRESENT: Mapping[str, str] = {
 
 
 def with_present_flags(given: GivenKeys) -> GivenKeys:
-    """The same with flags that one flag has become, or two, and with those of a group that has another name later."""
+    """Rename flags to those of 0.11: merged and split flags, and a group that is renamed in later versions."""
 
-    def present(found: Mapping[str, Any]) -> dict[str, Any]:
-        return {_of_now(given, key): value for key, value in _joined(found).items()}
+    def present(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {_present_name(given, key): value for key, value in _merge_former(values).items()}
 
     return replace(given, given=present(given.given), otherwise=present(given.otherwise))
 
 
-def _of_now(given: GivenKeys, key: str) -> str:
-    name = key.replace(_LATER, _PRESENT, 1) if key.startswith(_LATER) else key
-    return name if given.known.knows(name) else key
+def _present_name(config: GivenKeys, key: str) -> str:
+    name = key.replace(_LATER_GROUP, _GROUP, 1) if key.startswith(_LATER_GROUP) else key
+    return name if config.known.knows(name) else key
 
 
-def _joined(found: Mapping[str, Any]) -> dict[str, Any]:
-    joined = {key: value for key, value in found.items() if key not in (_LENGTHS[0], _BOTH)}
-    prompt, response = found.get(_LENGTHS[0]), found.get(PRESENT[_LENGTHS[1]])
+def _merge_former(values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in values.items() if key not in (_FORMER_LENGTHS[0], _FORMER_OFFLOAD)}
+    prompt, response = values.get(_FORMER_LENGTHS[0]), values.get(PRESENT[_FORMER_LENGTHS[1]])
     if isinstance(prompt, int) and isinstance(response, int):
-        joined["data.max_len"] = prompt + response
-    if found.get(_BOTH):
-        joined |= {"ref.offload": True, "reward.offload": True}
-    return joined
+        merged["data.max_len"] = prompt + response
+    if values.get(_FORMER_OFFLOAD):
+        merged |= {"ref.offload": True, "reward.offload": True}
+    return merged

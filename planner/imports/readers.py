@@ -1,4 +1,4 @@
-"""The trainers whose configurations are read, by name."""
+"""The trainers whose configurations can be imported, by name."""
 
 from __future__ import annotations
 

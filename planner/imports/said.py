@@ -1,4 +1,7 @@
-"""What a configuration says in the words of a job and of pins, each with the keys that say it."""
+"""A trainer's configuration as fields of a job and as pins, each with the trainer's keys that it comes from.
+
+Also the rules that all readers share: which layout a set of degrees gives, and how pools are placed on nodes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 Word: TypeAlias = str | int | float | bool
+"""The value of a field or a pin."""
 
 MEGATRON_SIZES = {
     "tp": "tensor_model_parallel_size",
@@ -20,18 +24,19 @@ MEGATRON_SIZES = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
-"""What Megatron-core calls the degrees of a layout."""
+"""Megatron-core's names of the degrees of a layout."""
 
 MEMORY_SHARE = "engine.memory_share"
 """The share of a device's memory that generation's weights and KV cache may take, as a configuration gives it."""
 
 _USUAL_RANKS = 8
-"""GPUs of a node where a configuration gives parts of one alone, as all of NVIDIA's HGX and DGX nodes with SXM have."""
+"""GPUs of a node where a configuration uses only part of one; all of NVIDIA's HGX and DGX nodes with SXM have 8."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A field of the job (`workload.batch_size`) or a pin (`actor_train.layout`), its value, and the keys behind it."""
+    """A field of the job (`workload.batch_size`) or a pin (`actor_train.layout`), its value, and the keys it comes
+    from."""
 
     what: str
     value: Word
@@ -40,11 +45,11 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Configured:
-    """All that a configuration says, and sentences on what has no word of ours.
+    """A configuration in our fields, with sentences on what could not be expressed in them.
 
-    `steps_ahead` is of the generation, `named` are keys that may change a step and have no word here, with what is to
-    be known of each, `unread` keys that a plan does not depend on, and `asked` every key that was looked at, whether
-    the configuration gives it or has its default.
+    `steps_ahead` says how many steps generation works ahead. `named` are keys that may change a step and are not read,
+    with the reason; `unread` are keys that a plan does not depend on; `asked` is every key that was read, whether the
+    configuration gives it or has its default.
     """
 
     said: tuple[Said, ...]
@@ -56,8 +61,8 @@ class Configured:
 
     @property
     def words(self) -> Mapping[str, Word]:
-        """Every value by what it is of."""
-        return {one.what: one.value for one in self.said}
+        """The values by the name of their field or pin."""
+        return {field.what: field.value for field in self.said}
 
     @property
     def algorithm(self) -> Algorithm:
@@ -65,27 +70,27 @@ class Configured:
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
-    """The layout on so many ranks whose replicas have these degrees, of which etp may be 0 for that of tp.
+    """The layout of `num_ranks` ranks whose replicas have these degrees; an etp of 0 means that of tp.
 
-    Experts are dealt out to whole replicas alone: their degree is the largest that divides the one given and the
-    replicas or, where etp is 1 and tp divides it, that deals whole ones to the ranks of as many. They take whole
-    sequences, so that ranks which would share one are replicas. Raises BadInput where degrees do not divide the ranks.
+    Experts are sharded over whole replicas only: the given ep becomes gcd(ep, dp) or, where etp is 1 and tp divides
+    ep, tp x gcd(ep / tp, dp) with whole experts on each rank. With ep > 1 there is no context parallelism, so its ranks
+    become replicas. Raises BadInput where the degrees do not divide the ranks.
     """
-    each = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
-    if each < 1 or num_ranks % each:
-        told = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
-        raise BadInput(f"{told} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
+    ranks_per_replica = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("cp", 1)
+    if ranks_per_replica < 1 or num_ranks % ranks_per_replica:
+        degrees_text = " x ".join(f"{axis}={degree}" for axis, degree in degrees.items() if axis in ("tp", "pp", "cp"))
+        raise BadInput(f"{degrees_text} does not divide the {num_ranks} ranks that it is for; give degrees that do.")
     tp, ep = degrees.get("tp", 1), degrees.get("ep", 1)
     cp = 1 if ep > 1 else degrees.get("cp", 1)
     dp = num_ranks // (tp * degrees.get("pp", 1) * cp)
-    folded = tp if degrees.get("etp") == 1 and ep % tp == 0 else 1
-    experts = {"ep": folded * math.gcd(ep // folded, dp), "etp": tp // folded}
+    folded_tp = tp if degrees.get("etp") == 1 and ep % tp == 0 else 1
+    experts = {"ep": folded_tp * math.gcd(ep // folded_tp, dp), "etp": tp // folded_tp}
     return Layout(**{**degrees, **experts, "cp": cp}, dp=dp, sp=sp and tp > 1)
 
 
 def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[str]:
-    """A sentence where experts are spread less wide than the key says, or cut where they are said to be whole, and one
-    where ranks share sequences that experts take whole here."""
+    """Sentences on expert and context parallelism that `layout_of` changed: a smaller ep, experts sharded by tp that
+    the configuration keeps whole, and context parallelism of a model with experts."""
     ep, cp = degrees.get("ep", 1), degrees.get("cp", 1)
     if layout.ep != ep:
         yield f"{key}={ep} is read as {layout.ep}: expert parallelism is over replicas here, and there are {layout.dp}."
@@ -99,38 +104,38 @@ def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[s
 
 
 def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
-    """Pools that follow each other, as names and pins' values; the largest first where one would lie across nodes."""
-    listed = list(sizes)
-    if _crosses_nodes([size for _, size in listed]):
-        listed.sort(key=lambda one: -one[1])
+    """Place pools one after the other, as names and pin values; the largest first where one would cross nodes."""
+    ordered = list(sizes)
+    if _crosses_nodes([size for _, size in ordered]):
+        ordered.sort(key=lambda pool: -pool[1])
     first = 0
-    for name, size in listed:
+    for name, size in ordered:
         yield name, f"{first}:{size}"
         first += size
 
 
 def _crosses_nodes(sizes: Iterable[int]) -> bool:
-    """Whether one of several pools that follow each other has parts of two nodes of 8."""
+    """True if one of several consecutive pools has parts of two nodes of 8."""
     first = 0
     for size in sizes:
-        left = _USUAL_RANKS - first % _USUAL_RANKS
-        if size > left and (first % _USUAL_RANKS or size % _USUAL_RANKS):
+        ranks_left = _USUAL_RANKS - first % _USUAL_RANKS
+        if size > ranks_left and (first % _USUAL_RANKS or size % _USUAL_RANKS):
             return True
         first += size
     return False
 
 
 def of_ranks(number: int) -> tuple[int, int]:
-    """Nodes, and ranks on each, of a pool that a configuration gives as a number of ranks alone."""
-    whole = number % _USUAL_RANKS == 0
-    return (number // _USUAL_RANKS, _USUAL_RANKS) if whole else (1, number)
+    """Nodes and ranks per node of a pool that a configuration gives as a number of ranks alone."""
+    is_whole_nodes = number % _USUAL_RANKS == 0
+    return (number // _USUAL_RANKS, _USUAL_RANKS) if is_whole_nodes else (1, number)
 
 
 def cluster_of(pools: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Nodes and ranks of each, of pools of so many nodes with so many ranks each that have nothing in common.
+    """Nodes and ranks per node of a cluster that holds disjoint pools, each given as (nodes, ranks per node).
 
-    Pools of one node each lie together on one that holds them, or fill nodes of 8. Raises BadInput for pools that are
-    neither whole nodes nor parts of one.
+    Pools of one node each share a node if they fit, or fill nodes of 8. Raises BadInput for pools that are neither
+    whole nodes nor parts of one.
     """
     per_node = {ranks for _, ranks in pools.values()}
     if all(nodes == 1 for nodes, _ in pools.values()):
@@ -143,5 +148,7 @@ def cluster_of(pools: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         return sum(nodes for nodes, _ in pools.values()), per_node.pop()
     if max(per_node) == _USUAL_RANKS and all(ranks * nodes % _USUAL_RANKS == 0 for nodes, ranks in pools.values()):
         return sum(nodes * ranks for nodes, ranks in pools.values()) // _USUAL_RANKS, _USUAL_RANKS
-    told = ", ".join(f"{name} {nodes} x {ranks}" for name, (nodes, ranks) in pools.items())
-    raise BadInput(f"pools of several nodes with different numbers of ranks ({told}) are not planned; use whole nodes.")
+    listed = ", ".join(f"{name} {nodes} x {ranks}" for name, (nodes, ranks) in pools.items())
+    raise BadInput(
+        f"pools of several nodes with different numbers of ranks ({listed}) are not planned; use whole nodes."
+    )

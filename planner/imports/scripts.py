@@ -1,8 +1,8 @@
-"""The commands that a shell script runs, with variables, arrays, arithmetic and branches as a shell has them.
+"""An evaluator of shell scripts: the words of the commands that a script runs, without running any program.
 
-A parser of bash reads the script (tree-sitter-bash), and what the script itself says is evaluated: assignments, arrays,
-expansions, arithmetic, conditions, `case`, loops and functions. No program is started. A condition that asks for files
-or for the answer of a program is undecided, and so is a word that such an answer is part of: both are told.
+tree-sitter-bash parses the script; assignments, arrays, expansions, arithmetic, conditions, `case`, loops and functions
+are evaluated. A condition on files or on the output of a program is undecided, and so is a word that contains such
+output; both are reported.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from meshwright.profiles.values import MOST_YAML_BYTES, read_text
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
-_SILENT = ("echo", "printf", "cat", ":", "true", "false", "set", "shopt", "trap", "sleep", "mkdir", "wait", "local")
-"""Commands whose words are no configuration of what they run."""
+_IGNORED = ("echo", "printf", "cat", ":", "true", "false", "set", "shopt", "trap", "sleep", "mkdir", "wait", "local")
+"""Commands whose words never configure a trainer."""
 
 _OTHER_DEVICE = re.compile(r"^python3? -c .*\bimport torch_npu\b|^npu-smi\b")
-"""Commands that ask for devices which are no GPUs: nothing here is planned for them, and they are taken to fail."""
+"""Commands that look for NPUs. They are assumed to fail, since no plan is for such devices."""
 
-_MOST_STATEMENTS = 20_000
-_MOST_TURNS = 64
+_MAX_STATEMENTS = 20_000
+_MAX_ITERATIONS = 64
 _SIDES = 2
-_DEEPEST = 24
-_LONGEST_TOLD = 80
+_MAX_DEPTH = 24
+_MAX_QUOTED = 80
+"""Characters of a quoted statement in a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What a script runs: the words of every command, in order, and sentences on what is undecided."""
+    """The words of every command that a script runs, in order, and sentences on what is undecided."""
 
     commands: tuple[tuple[Word, ...], ...]
     notes: tuple[str, ...] = ()
 
 
 def read_script(text: str, path: Path | None = None, *, first: bool = False) -> Script:
-    """What a script runs, begun without arguments in an empty environment. Files that it sources are read beside
-    `path`. Of an undecided condition the last branch is taken, or with `first` the first.
+    """Evaluate a script that is started without arguments in an empty environment.
 
-    Raises BadInput where a quote is not closed, and for one that goes on for ever.
+    Files that it sources are looked up beside `path`. The last branch of an undecided condition is taken, or with
+    `first` the first. Raises BadInput for an unclosed quote, and for a script that runs or nests too long.
     """
     shell = _Shell(path=path, first=first)
     try:
         shell.run_text(text)
-    except _Ended:
+    except _ScriptEnd:
         pass
     except RecursionError:
         raise BadInput("the script is nested too deep to be read; write the command out.") from None
@@ -62,17 +63,21 @@ def read_script(text: str, path: Path | None = None, *, first: bool = False) -> 
 
 
 def words(text: str, *, first: bool = False) -> list[str]:
-    """All words of the commands of a script, in their order; see `read_script`."""
+    """All words of the commands of a script, in order; see `read_script`."""
     return [word.text for command in read_script(text, first=first).commands for word in command]
 
 
-class _Ended(Exception):  # noqa: N818 - the normal end of a script
-    """The script ends here."""
+class _ScriptEnd(Exception):  # noqa: N818 - the normal end of a script
+    """Raised where the script ends."""
 
 
 @dataclass(kw_only=True)
 class _Shell:
-    """A script that is being followed; what it has set, run and left undecided so far."""
+    """A shell in the middle of a script: what was set, run and left undecided so far.
+
+    `first` takes the first branch of an undecided condition instead of the last; `printed` collects the output inside a
+    command substitution.
+    """
 
     path: Path | None
     first: bool
@@ -92,28 +97,28 @@ class _Shell:
 
     @property
     def _expander(self) -> Expander:
-        return Expander(self.variables, self._answer)
+        return Expander(self.variables, self._substitute)
 
     @property
     def _conditions(self) -> ShellConditions:
         return ShellConditions(self._expander, self._succeeds)
 
     def run_text(self, text: str) -> None:
-        """Follow a text as a script. Raises BadInput for a quote that is not closed."""
+        """Evaluate a text as a script. Raises BadInput for an unclosed quote."""
         root = Parser(_LANGUAGE).parse(text.encode()).root_node
         self._require_closed(root)
-        self._deeper(lambda: self._run_all(root.children))
+        self._nested(lambda: self._run_all(root.children))
 
     def _require_closed(self, root: Node) -> None:
-        for node in _faults(root):
+        for node in _parse_errors(root):
             line = node.start_point[0] + 1
             if text_of(node).lstrip()[:1] in ("'", '"') or node.type in ('"', "'"):
-                raise BadInput(f"the script has a line that does not end: line {line}; close its quotes.")
-            self.notes.append(f"line {line} of the script is no shell that is understood: {_told(node)}")
+                raise BadInput(f"the script has an unclosed quote in line {line}; close it.")
+            self.notes.append(f"line {line} of the script cannot be parsed: {_quoted(node)}")
 
-    def _deeper(self, act: Callable[[], None]) -> None:
-        if self.depth >= _DEEPEST:
-            raise BadInput(f"the script calls itself more than {_DEEPEST} deep; write the command out.")
+    def _nested(self, act: Callable[[], None]) -> None:
+        if self.depth >= _MAX_DEPTH:
+            raise BadInput(f"the script calls itself more than {_MAX_DEPTH} deep; write the command out.")
         self.depth += 1
         try:
             act()
@@ -126,63 +131,63 @@ class _Shell:
 
     def _run(self, node: Node) -> None:
         self.statements += 1
-        if self.statements > _MOST_STATEMENTS:
-            raise BadInput(f"the script runs more than {_MOST_STATEMENTS} statements; write the command out.")
+        if self.statements > _MAX_STATEMENTS:
+            raise BadInput(f"the script runs more than {_MAX_STATEMENTS} statements; write the command out.")
         act = _STATEMENTS.get(node.type)
         if act is not None:
             act(self, node)
 
     def body(self, node: Node) -> None:
-        """All statements of a group."""
+        """Run all statements of a group."""
         self._run_all(node.named_children)
 
     def subshell(self, node: Node) -> None:
-        """A group of its own, whose settings end with it."""
-        inside = self._inside()
-        inside.body(node)
+        """Run a group in a subshell, whose variables end with it."""
+        shell = self._fork()
+        shell.body(node)
 
-    def _inside(self, printed: list[str] | None = None) -> _Shell:
-        found = replace(self, variables=self.variables.copy(), functions=dict(self.functions), depth=self.depth + 1)
-        found.printed = self.printed if printed is None else printed
-        if found.depth > _DEEPEST:
-            raise BadInput(f"the script nests more than {_DEEPEST} deep; write the command out.")
-        return found
+    def _fork(self, printed: list[str] | None = None) -> _Shell:
+        shell = replace(self, variables=self.variables.copy(), functions=dict(self.functions), depth=self.depth + 1)
+        shell.printed = self.printed if printed is None else printed
+        if shell.depth > _MAX_DEPTH:
+            raise BadInput(f"the script nests more than {_MAX_DEPTH} deep; write the command out.")
+        return shell
 
     def assign(self, node: Node) -> None:
-        """Follows `A=x`, `A+=x`, `A=(x y)`, `A+=(x y)`, `A[1]=x`."""
+        """Run `A=x`, `A+=x`, `A=(x y)`, `A+=(x y)` and `A[1]=x`."""
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if target is None:
             return
-        adds = any(part.type == "+=" for part in node.children)
+        appends = any(part.type == "+=" for part in node.children)
         if target.type == "subscript":
             self._assign_element(target, value)
             return
         name = text_of(target)
         if value is not None and value.type == "array":
-            elements = [word for one in value.named_children for word in self._fields(one)]
-            before = self.variables.all_of(name) or [] if adds else []
+            elements = [word for element in value.named_children for word in self._words(element)]
+            before = self.variables.all_of(name) or [] if appends else []
             self.variables.arrays[name] = [*before, *elements]
             self.variables.values.pop(name, None)
             return
         word = Word("") if value is None else self._expander.word(value)
         before_word = self.variables.of(name)
-        self.variables.values[name] = before_word + word if adds and before_word is not None else word
+        self.variables.values[name] = before_word + word if appends and before_word is not None else word
         self.variables.arrays.pop(name, None)
 
     def _assign_element(self, target: Node, value: Node | None) -> None:
-        named, index = target.child_by_field_name("name"), target.child_by_field_name("index")
-        if named is None or index is None or value is None:
+        name_node, index = target.child_by_field_name("name"), target.child_by_field_name("index")
+        if name_node is None or index is None or value is None:
             return
-        elements = self.variables.arrays.setdefault(text_of(named), [])
-        place = self._expander.number(index)
-        if place.is_decided and 0 <= int(place.text) <= len(elements):
-            elements[int(place.text) : int(place.text) + 1] = [self._expander.word(value)]
+        elements = self.variables.arrays.setdefault(text_of(name_node), [])
+        position = self._expander.number(index)
+        if position.is_decided and 0 <= int(position.text) <= len(elements):
+            elements[int(position.text) : int(position.text) + 1] = [self._expander.word(value)]
 
-    def _fields(self, node: Node) -> list[Word]:
+    def _words(self, node: Node) -> list[Word]:
         return [] if node.type == "comment" else self._expander.fields(node)
 
     def declare(self, node: Node) -> None:
-        """Follows `export A=x`, `local A=x` and the like."""
+        """Run `export A=x`, `local A=x` and the like."""
         self._run_all(part for part in node.named_children if part.type == "variable_assignment")
 
     def unset(self, node: Node) -> None:
@@ -191,20 +196,20 @@ class _Shell:
             self.variables.arrays.pop(text_of(part), None)
 
     def define(self, node: Node) -> None:
-        """A function, by its name."""
+        """Record a function by its name."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
             self.functions[text_of(name)] = body
 
     def redirected(self, node: Node) -> None:
-        """A command with a here-document or another file in place of its input or output."""
+        """Run a command whose input or output is redirected, from a here-document or a file."""
         body = node.child_by_field_name("body")
         heredoc = next((part for part in node.named_children if part.type == "heredoc_redirect"), None)
         if body is not None and body.type == "command" and heredoc is not None:
             self._command(body, self._heredoc(heredoc))
         elif body is not None:
             self._run(body)
-        if heredoc is not None:  # what follows behind `<<EOF ||` stands inside of it
+        if heredoc is not None:  # the parser puts what follows `<<EOF ||` inside the redirect
             self._run_all(part for part in heredoc.named_children if not part.type.startswith("heredoc"))
 
     def _heredoc(self, node: Node) -> Word:
@@ -216,124 +221,126 @@ class _Shell:
         return Word(text_of(body)) if is_quoted else self._expander.word(body)
 
     def command(self, node: Node) -> None:
-        """One command, which is a function of the script, built in, or a program that is not started."""
+        """Run one command: a function of the script, a built-in, or a program, which is only recorded."""
         self._command(node, None)
 
     def _command(self, node: Node, heredoc: Word | None) -> None:
         parts = [part for part in node.named_children if "redirect" not in part.type]
         settings = [part for part in parts if part.type == "variable_assignment"]
-        given = [word for part in parts if part not in settings for word in self._fields(part)]
-        if not given:
+        command_words = [word for part in parts if part not in settings for word in self._words(part)]
+        if not command_words:
             self._run_all(settings)
             return
-        name, arguments = given[0].text, given[1:]
+        name, arguments = command_words[0].text, command_words[1:]
         if name in self.functions:
             self._call(self.functions[name], arguments)
         elif name in _BUILT_IN:
             _BUILT_IN[name](self, arguments, heredoc)
         elif name in ("exit", "return"):
-            raise _Ended
+            raise _ScriptEnd
         else:
-            self._started(given, heredoc)
+            self._record_program(command_words, heredoc)
 
     def _call(self, body: Node, arguments: list[Word]) -> None:
         before, self.variables.arguments = self.variables.arguments, arguments
         try:
-            self._deeper(lambda: self._run(body))
-        except _Ended:
+            self._nested(lambda: self._run(body))
+        except _ScriptEnd:
             pass
         finally:
             self.variables.arguments = before
 
-    def _started(self, given: Sequence[Word], heredoc: Word | None) -> None:
-        """A program, which may be a shell itself that is given its script as a word or as a here-document."""
-        plain = [word.text for word in given]
-        for place, word in enumerate(plain[:-1]):
-            if word in _SHELLS and plain[place + 1] in ("-c", "-lc", "-cl", "-ec"):
-                for text in plain[place + 2 : place + 3]:
-                    self._inside().run_text(text)
+    def _record_program(self, command_words: Sequence[Word], heredoc: Word | None) -> None:
+        """Record a program, or evaluate it where it is a shell with a script as a word or a here-document."""
+        texts = [word.text for word in command_words]
+        for position, word in enumerate(texts[:-1]):
+            if word in _SHELLS and texts[position + 1] in ("-c", "-lc", "-cl", "-ec"):
+                for text in texts[position + 2 : position + 3]:
+                    self._fork().run_text(text)
                 return
-        if heredoc is not None and (plain[-1] in _SHELLS or plain[0] in (*_SHELLS, "sbatch", "ssh", "srun")):
-            self._inside().run_text(heredoc.text)
+        if heredoc is not None and (texts[-1] in _SHELLS or texts[0] in (*_SHELLS, "sbatch", "ssh", "srun")):
+            self._fork().run_text(heredoc.text)
             return
-        if plain[0] not in _SILENT and posixpath.basename(plain[0]) not in _SILENT:
-            self.commands.append(tuple(given))
+        if texts[0] not in _IGNORED and posixpath.basename(texts[0]) not in _IGNORED:
+            self.commands.append(tuple(command_words))
 
     def choose(self, node: Node) -> None:
-        """Follows `if` with its other branches."""
-        parts = (node, *(one for one in node.named_children if one.type in ("elif_clause", "else_clause")))
+        """Run `if` with its other branches."""
+        parts = (node, *(clause for clause in node.named_children if clause.type in ("elif_clause", "else_clause")))
         possible: list[list[Node]] = []
-        whether = ""
+        question = ""
         for condition, body in map(_condition_and_body, parts):
             holds = True if condition is None else self._conditions.holds(condition)
             if holds and not possible:
-                self._take(body, condition)
+                self._run_branch(body, condition)
                 return
             if holds is not False:
                 possible.append(body)
-                whether = whether or _told(condition or node)
+                question = question or _quoted(condition or node)
             if holds:
                 break
         else:
             possible = [[], *possible]
         if possible != [[]]:
-            self._one_of(possible, whether)
+            self._run_undecided(possible, question)
 
-    def _take(self, body: list[Node], condition: Node | None) -> None:
-        """A branch that is decided; one that ends the script is told and left out, since no run would begin."""
+    def _run_branch(self, body: list[Node], condition: Node | None) -> None:
+        """Run a decided branch. One that ends the script is reported and skipped, since it would start no training."""
         if condition is not None and _ends(body):
-            self.notes.append(f"without arguments the script ends at {_told(condition)}; it is read on behind that.")
+            self.notes.append(
+                f"without arguments the script ends at {_quoted(condition)}; the lines after it are read anyway."
+            )
             return
         self._run_all(body)
 
-    def _one_of(self, branches: list[list[Node]], told: str) -> None:
-        """One of several branches that might be taken, none that ends the script."""
-        going_on = [body for body in branches if not _ends(body)]
-        if not going_on:
+    def _run_undecided(self, branches: list[list[Node]], question: str) -> None:
+        """Run the first or the last of several possible branches, without those that end the script."""
+        continuing = [body for body in branches if not _ends(body)]
+        if not continuing:
             return
-        self.notes.append(f"whether {told} is not known from the script: each way was followed.")
-        self._run_all(going_on[0 if self.first else -1])
+        self.notes.append(f"whether {question} is not known from the script: each branch was followed.")
+        self._run_all(continuing[0 if self.first else -1])
 
     def case(self, node: Node) -> None:
-        """Follows the first item of `case` that has a pattern for the value."""
+        """Run the first item of `case` with a pattern that matches the value."""
         value, possible, is_decided = node.child_by_field_name("value"), [], False
         for item in (part for part in node.named_children if part.type == "case_item"):
             patterns = [
-                child for place, child in enumerate(item.children) if item.field_name_for_child(place) == "value"
+                child for index, child in enumerate(item.children) if item.field_name_for_child(index) == "value"
             ]
             body = [part for part in item.named_children if part not in patterns]
-            found = [value is not None and self._conditions.matches(value, pattern) for pattern in patterns]
-            if any(found):
+            matches = [value is not None and self._conditions.matches(value, pattern) for pattern in patterns]
+            if any(matches):
                 possible.append(body)
                 is_decided = True
                 break
-            if None in found:
+            if None in matches:
                 possible.append(body)
         if is_decided and len(possible) == 1:
-            self._take(possible[0], node)
+            self._run_branch(possible[0], node)
         elif possible:
-            self._one_of(possible, f"{_told(node)} is of one pattern or another")
+            self._run_undecided(possible, f"{_quoted(node)} matches one pattern or another")
 
     def loop_over(self, node: Node) -> None:
-        """Follows `for` over words."""
+        """Run `for` over words."""
         variable, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
-        values = [child for place, child in enumerate(node.children) if node.field_name_for_child(place) == "value"]
+        values = [child for index, child in enumerate(node.children) if node.field_name_for_child(index) == "value"]
         if variable is None or body is None:
             return
-        for word in [word for value in values for word in self._fields(value)][:_MOST_TURNS]:
+        for word in [word for value in values for word in self._words(value)][:_MAX_ITERATIONS]:
             self.variables.values[text_of(variable)] = word
             self._run(body)
 
     def loop_counted(self, node: Node) -> None:
-        """Follows `for ((i = 0; i < n; i++))`."""
-        begin, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
+        """Run `for ((i = 0; i < n; i++))`."""
+        initializer, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
         update, body = node.child_by_field_name("update"), node.child_by_field_name("body")
-        if begin is not None:
-            self._run(begin)
-        for _ in range(_MOST_TURNS):
+        if initializer is not None:
+            self._run(initializer)
+        for _ in range(_MAX_ITERATIONS):
             holds = None if condition is None else self._expander.number(condition)
             if holds is None or holds.reasons:
-                self._one_of([[], [body] if body else []], _told(condition or node))
+                self._run_undecided([[], [body] if body else []], _quoted(condition or node))
                 return
             if holds.text == "0" or body is None:
                 return
@@ -341,7 +348,7 @@ class _Shell:
             self._step(update)
 
     def _step(self, update: Node | None) -> None:
-        """Follows `i++` and `i += 2`."""
+        """Run `i++`; the result of `i += 2` is undecided."""
         if update is None:
             return
         name, before = text_of(update.named_children[0]), Word("0")
@@ -355,31 +362,31 @@ class _Shell:
             self.variables.values[name] = undecided(name, f"{text_of(update)} is not computed")
 
     def loop_while(self, node: Node) -> None:
-        """Follows a loop once at most: what it waits for, or counts, is not known."""
+        """Run the body of `while` or `until` once at most, since the end of the loop is not known."""
         condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
         holds = None if condition is None else self._conditions.holds(condition)
         if text_of(node).startswith("until"):
             holds = None if holds is None else not holds
         if holds is not False and body is not None:
-            self._one_of([[], [body]], _told(condition or node)) if holds is None else self._run(body)
+            self._run_undecided([[], [body]], _quoted(condition or node)) if holds is None else self._run(body)
 
     def both(self, node: Node) -> bool | None:
-        """`a && b` and `a || b`: programs are taken to succeed, but those that ask for devices which are no GPUs."""
+        """Run `a && b` or `a || b`. Programs are assumed to succeed, but for those that look for NPUs."""
         parts = [part for part in node.named_children if part.type != "comment"]
         if len(parts) != _SIDES:
             self._run_all(parts)
             return None
         left, right = parts
         is_and = any(part.type == "&&" for part in node.children)
-        holds = self._outcome(left)
+        holds = self._run_side(left)
         if holds is None and not _ends([right]):
-            self._one_of([[], [right]], _told(left))
+            self._run_undecided([[], [right]], _quoted(left))
         elif holds is is_and and not _ends([right]):
-            return self._outcome(right)
+            return self._run_side(right)
         return holds
 
-    def _outcome(self, node: Node) -> bool | None:
-        """Run one side of `&&` or `||`, and say whether it succeeds; a program is taken to."""
+    def _run_side(self, node: Node) -> bool | None:
+        """Run one side of `&&` or `||`. Return its success; a program is assumed to succeed."""
         if node.type == "list":
             return self.both(node)
         if node.type in ("test_command", "negated_command") or text_of(node).startswith("(("):
@@ -392,7 +399,7 @@ class _Shell:
         return True
 
     def arithmetic(self, node: Node) -> None:
-        """`((i++))` and `((i += 2))`, or a group in braces."""
+        """Run `((i++))`, `((i += 2))`, or a group in braces."""
         if not text_of(node).startswith("(("):
             self.body(node)
             return
@@ -401,7 +408,7 @@ class _Shell:
                 self._step(part)
 
     def _succeeds(self, node: Node) -> bool | None:
-        """Whether a command in a condition does."""
+        """True or False if a command in a condition is known to succeed or fail; None where it is not known."""
         if _OTHER_DEVICE.match(text_of(node)):
             return False
         if node.type == "command":
@@ -409,22 +416,22 @@ class _Shell:
             if name in ("true", ":", "false"):
                 return name != "false"
             if name == "test":
-                again = Parser(_LANGUAGE).parse(f"[ {text_of(node)[5:]} ]".encode()).root_node
-                return self._conditions.holds(again.named_children[0]) if again.named_children else None
+                tests = Parser(_LANGUAGE).parse(f"[ {text_of(node)[5:]} ]".encode()).root_node
+                return self._conditions.holds(tests.named_children[0]) if tests.named_children else None
         self._run(node)
         return True if node.type == "variable_assignment" else None
 
-    def _answer(self, node: Node) -> Word:
-        """The output of a command substitution, where the script itself determines it."""
-        reason = f"{_told(node)} is what a command answers"
+    def _substitute(self, node: Node) -> Word:
+        """The output of a command substitution, where the script alone determines it."""
+        reason = f"{_quoted(node)} is the output of a command"
         printed: list[str] = []
-        inside = self._inside(printed)
-        inside.commands, before = [], len(self.notes)
-        with contextlib.suppress(_Ended):
-            inside._run_all(node.named_children)
-        simple = len(self.notes) == before and not inside.commands and _is_plain(node)
-        if not simple or not printed or any(one is _UNKNOWN for one in printed):
-            del self.notes[before:]
+        subshell = self._fork(printed)
+        subshell.commands, num_notes = [], len(self.notes)
+        with contextlib.suppress(_ScriptEnd):
+            subshell._run_all(node.named_children)
+        is_determined = len(self.notes) == num_notes and not subshell.commands and _is_plain(node)
+        if not is_determined or not printed or any(text is _UNKNOWN for text in printed):
+            del self.notes[num_notes:]
             return undecided(text_of(node), reason)
         return Word("\n".join(printed).rstrip("\n"))
 
@@ -432,11 +439,11 @@ class _Shell:
         if self.printed is not None:
             self.printed.append(text)
 
-    def _read(self, arguments: Sequence[Word], heredoc: Word | None) -> None:
+    def _read_variable(self, arguments: Sequence[Word], heredoc: Word | None) -> None:
         names = [word.text for word in arguments if not word.text.startswith("-") and word.text]
         if names:
             name = names[-1]
-            answer = undecided(f"${name}", f"{name} is read from outside of the script")
+            answer = undecided(f"${name}", f"{name} is read from the input of the script")
             self.variables.values[name] = answer if heredoc is None else replace(heredoc, text=heredoc.text.strip())
 
     def _source(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
@@ -445,37 +452,37 @@ class _Shell:
         name = arguments[0].text
         file = (self.path.parent if self.path else Path()) / name
         if self.path is None or not arguments[0].is_decided or not file.is_file():
-            self.notes.append(f"{name} is not here, which the script reads: what it sets is not known.")
+            self.notes.append(f"{name}, which the script sources, is not here: what it sets is not known.")
             return
         text = read_text(file, "script", MOST_YAML_BYTES)
         self.run_text(text)
 
     def _change_directory(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
-        places = [word for word in arguments if not word.text.startswith("-")]
-        known = bool(places) and places[0].is_decided
-        self.directory = posixpath.normpath(places[0].text) if known else None
+        directories = [word for word in arguments if not word.text.startswith("-")]
+        is_known = bool(directories) and directories[0].is_decided
+        self.directory = posixpath.normpath(directories[0].text) if is_known else None
 
-    def _say(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
-        given = [word for word in arguments if word.text not in ("-n", "-e")]
-        known = all(word.is_decided for word in given)
-        self.print(" ".join(word.text for word in given) if known else _UNKNOWN)
+    def _echo(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
+        operands = [word for word in arguments if word.text not in ("-n", "-e")]
+        is_known = all(word.is_decided for word in operands)
+        self.print(" ".join(word.text for word in operands) if is_known else _UNKNOWN)
 
-    def _where(self, _arguments: Sequence[Word], _heredoc: Word | None) -> None:
+    def _print_directory(self, _arguments: Sequence[Word], _heredoc: Word | None) -> None:
         self.print(_UNKNOWN if self.directory is None else self.directory)
 
     def _path_part(self, part: Callable[[str], str], arguments: Sequence[Word], _heredoc: Word | None) -> None:
-        given = [word for word in arguments if not word.text.startswith("-")]
-        self.print(part(given[0].text) if given and given[0].is_decided else _UNKNOWN)
+        operands = [word for word in arguments if not word.text.startswith("-")]
+        self.print(part(operands[0].text) if operands and operands[0].is_decided else _UNKNOWN)
 
     def _evaluate(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
-        self._deeper(lambda: self.run_text(" ".join(word.text for word in arguments)))
+        self._nested(lambda: self.run_text(" ".join(word.text for word in arguments)))
 
-    def _set(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
+    def _set_arguments(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:
         plain = [word.text for word in arguments]
         if "--" in plain:
             self.variables.arguments = list(arguments[plain.index("--") + 1 :])
 
-    def _shift(self, _arguments: Sequence[Word], _heredoc: Word | None) -> None:
+    def _shift_arguments(self, _arguments: Sequence[Word], _heredoc: Word | None) -> None:
         self.variables.arguments = self.variables.arguments[1:]
 
 
@@ -503,24 +510,24 @@ _STATEMENTS: Mapping[str, Callable[[_Shell, Node], object]] = {
 }
 
 _BUILT_IN: Mapping[str, Callable[[_Shell, Sequence[Word], Word | None], None]] = {
-    "read": _Shell._read,
+    "read": _Shell._read_variable,
     "source": _Shell._source,
     ".": _Shell._source,
     "cd": _Shell._change_directory,
     "pushd": _Shell._change_directory,
-    "pwd": _Shell._where,
-    "echo": _Shell._say,
-    "dirname": lambda shell, given, heredoc: shell._path_part(posixpath.dirname, given, heredoc),
-    "basename": lambda shell, given, heredoc: shell._path_part(posixpath.basename, given, heredoc),
-    "realpath": lambda shell, given, heredoc: shell._path_part(posixpath.normpath, given, heredoc),
+    "pwd": _Shell._print_directory,
+    "echo": _Shell._echo,
+    "dirname": lambda shell, operands, heredoc: shell._path_part(posixpath.dirname, operands, heredoc),
+    "basename": lambda shell, operands, heredoc: shell._path_part(posixpath.basename, operands, heredoc),
+    "realpath": lambda shell, operands, heredoc: shell._path_part(posixpath.normpath, operands, heredoc),
     "eval": _Shell._evaluate,
-    "set": _Shell._set,
-    "shift": _Shell._shift,
+    "set": _Shell._set_arguments,
+    "shift": _Shell._shift_arguments,
 }
 
 
-def _faults(root: Node) -> Iterator[Node]:
-    """Nodes that the parser could not place, or found missing; the outermost alone."""
+def _parse_errors(root: Node) -> Iterator[Node]:
+    """The innermost nodes that the parser could not place, and those that are missing."""
     waiting = [root] if root.has_error else []
     while waiting:
         node = waiting.pop()
@@ -533,7 +540,7 @@ def _faults(root: Node) -> Iterator[Node]:
 
 
 def _condition_and_body(node: Node) -> tuple[Node | None, list[Node]]:
-    """Splits a branch of `if` into its condition and its body."""
+    """Split a branch of `if` into its condition and its body."""
     rest = [part for part in node.named_children if part.type not in ("elif_clause", "else_clause", "comment")]
     if node.type == "else_clause":
         return None, rest
@@ -541,7 +548,7 @@ def _condition_and_body(node: Node) -> tuple[Node | None, list[Node]]:
 
 
 def _ends(body: Iterable[Node]) -> bool:
-    """Whether a branch ends the script."""
+    """True if a branch ends the script."""
     return any(
         (node.type == "command" and text_of(node).split(None, 1)[:1] == ["exit"])
         or (node.type in ("compound_statement", "list", "do_group") and _ends(node.named_children))
@@ -550,10 +557,10 @@ def _ends(body: Iterable[Node]) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether a substitution has no pipe."""
+    """True if a substitution has no pipe."""
     return not any(part.type == "pipeline" for part in node.named_children)
 
 
-def _told(node: Node) -> str:
+def _quoted(node: Node) -> str:
     text = " ".join(text_of(node).split())
-    return text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]} ..."
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]} ..."

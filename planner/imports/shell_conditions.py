@@ -1,6 +1,6 @@
-"""Conditions of a shell script: true, false, or not to be known from the script.
+"""Evaluation of shell conditions: true, false, or None where the script does not determine them.
 
-A variable that no line sets is empty. What asks for files or for the answer of a program is not known.
+A variable that no line sets is empty. Conditions on files or on the output of a program are None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tree_sitter import Node
 
 from meshwright.planner.imports.shell_words import Expander, text_of
 
-_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+_NUMBER_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": op.eq,
     "-ne": op.ne,
     "-lt": op.lt,
@@ -23,25 +23,25 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-gt": op.gt,
     "-ge": op.ge,
 }
-_TEXTS: Mapping[str, Callable[[str, str], bool]] = {"<": op.lt, ">": op.gt}
-_LONGEST = 10_000
-"""A text and a pattern that are compared; longer ones are not known, since matching them may take for ever."""
+_TEXT_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {"<": op.lt, ">": op.gt}
+_MAX_MATCHED = 10_000
+"""Characters of a text or pattern that is matched; a longer match is undecided, since it could take very long."""
 
 
 @dataclass(frozen=True)
 class ShellConditions:
-    """Whether conditions hold. `ran` says it of a command, which it may run for what it sets."""
+    """Evaluates conditions. `ran` evaluates a command, which it may run for the variables that it sets."""
 
     expander: Expander
     ran: Callable[[Node], bool | None]
 
     def holds(self, node: Node) -> bool | None:
-        """Whether a condition does; None where the script does not say."""
+        """True or False for a condition; None where the script does not determine it."""
         kind = node.type
         if kind == "test_command":
-            return self._tested(node)
+            return self._test(node)
         if kind == "compound_statement" and text_of(node).startswith("(("):
-            return self._computed(node)
+            return self._arithmetic(node)
         if kind == "negated_command":
             return _opposite(self.holds(node.named_children[-1]))
         if kind == "list":
@@ -52,13 +52,13 @@ class ShellConditions:
         return self.ran(node)
 
     def matches(self, value: Node, pattern: Node) -> bool | None:
-        """Whether a value is of a pattern of `case`, or of `==` within double brackets."""
-        text, wanted = self._plain(value), self._plain(pattern)
-        if text is None or wanted is None or max(len(text), len(wanted)) > _LONGEST:
+        """True if a value matches a pattern of `case`, or of `==` in double brackets; None where that is undecided."""
+        text, pattern_text = self._text(value), self._text(pattern)
+        if text is None or pattern_text is None or max(len(text), len(pattern_text)) > _MAX_MATCHED:
             return None
         if pattern.type in ("string", "raw_string"):
-            return text == wanted
-        return fnmatch.fnmatchcase(text, wanted)
+            return text == pattern_text
+        return fnmatch.fnmatchcase(text, pattern_text)
 
     def _list(self, node: Node) -> bool | None:
         left, right = (part for part in node.named_children if part.type != "comment")
@@ -71,13 +71,13 @@ class ShellConditions:
             return second if second is (not is_and) else None
         return second
 
-    def _computed(self, node: Node) -> bool | None:
-        found = self.expander.number(node)
-        return None if found.reasons else found.text != "0"
+    def _arithmetic(self, node: Node) -> bool | None:
+        value = self.expander.number(node)
+        return None if value.reasons else value.text != "0"
 
-    def _tested(self, node: Node) -> bool | None:
+    def _test(self, node: Node) -> bool | None:
         if text_of(node).startswith("(("):
-            return self._computed(node)
+            return self._arithmetic(node)
         inner = [part for part in node.named_children if part.type != "comment"]
         return self._expression(inner[0], text_of(node).startswith("[[")) if len(inner) == 1 else None
 
@@ -90,7 +90,7 @@ class ShellConditions:
             return self._unary(node)
         if node.type == "binary_expression":
             return self._binary(node, is_double)
-        text = self._plain(node)
+        text = self._text(node)
         return None if text is None else bool(text)
 
     def _unary(self, node: Node) -> bool | None:
@@ -98,7 +98,7 @@ class ShellConditions:
         sign = text_of(operator)
         if sign == "-v":
             return self.expander.variables.of(text_of(operand)) is not None
-        text = self._plain(operand)
+        text = self._text(operand)
         if text is None or sign not in ("-z", "-n"):
             return None
         return (text == "") is (sign == "-z")
@@ -116,32 +116,36 @@ class ShellConditions:
                 return not is_and
             return None if None in sides else is_and
         if sign in ("=", "==", "!="):
-            return self._alike(left, right, sign, is_double=is_double)
-        one, other = self._plain(left), self._plain(right)
-        if one is None or other is None or sign not in (*_NUMBERS, *_TEXTS):
+            return self._equality(left, right, sign, is_double=is_double)
+        left_text, right_text = self._text(left), self._text(right)
+        if left_text is None or right_text is None or sign not in (*_NUMBER_COMPARISONS, *_TEXT_COMPARISONS):
             return None
-        return _compared(_NUMBERS[sign], one, other) if sign in _NUMBERS else _TEXTS[sign](one, other)
+        return (
+            _compare_numbers(_NUMBER_COMPARISONS[sign], left_text, right_text)
+            if sign in _NUMBER_COMPARISONS
+            else _TEXT_COMPARISONS[sign](left_text, right_text)
+        )
 
-    def _alike(self, left: Node, right: Node, sign: str, *, is_double: bool) -> bool | None:
-        """Whether two texts are, or not. The parser takes `[ a = b -a c ]` for another thing than a shell does."""
+    def _equality(self, left: Node, right: Node, sign: str, *, is_double: bool) -> bool | None:
+        """Evaluate `=`, `==` or `!=`. None for `[ a = b -a c ]`, which the parser reads differently from a shell."""
         if right.type == "binary_expression":
             return None
-        found = self.matches(left, right) if is_double else self._is_same(left, right)
-        return _opposite(found) if sign == "!=" else found
+        is_equal = self.matches(left, right) if is_double else self._same_text(left, right)
+        return _opposite(is_equal) if sign == "!=" else is_equal
 
-    def _is_same(self, left: Node, right: Node) -> bool | None:
-        one, other = self._plain(left), self._plain(right)
-        return None if one is None or other is None else one == other
+    def _same_text(self, left: Node, right: Node) -> bool | None:
+        left_text, right_text = self._text(left), self._text(right)
+        return None if left_text is None or right_text is None else left_text == right_text
 
-    def _plain(self, node: Node) -> str | None:
+    def _text(self, node: Node) -> str | None:
         return self.expander.word(node).in_empty_environment
 
 
-def _compared(compare: Callable[[int, int], bool], one: str, other: str) -> bool | None:
-    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", text) for text in (one, other)):
+def _compare_numbers(compare: Callable[[int, int], bool], left: str, right: str) -> bool | None:
+    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", text) for text in (left, right)):
         return None
-    return compare(int(one), int(other))
+    return compare(int(left), int(right))
 
 
-def _opposite(found: bool | None) -> bool | None:
-    return None if found is None else not found
+def _opposite(value: bool | None) -> bool | None:
+    return None if value is None else not value

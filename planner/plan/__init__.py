@@ -1,1 +1,1 @@
-"""The decision: the job that is asked, the plan that answers, and the rules that hold between them."""
+"""The job, the plan for it, and the rules that a plan must keep."""

@@ -1,4 +1,4 @@
-"""What an algorithm asks of the rest of a job: which models it has, and how many samples of a prompt."""
+"""Rules of an algorithm for the rest of a job: which models it needs, and how many samples of each prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
 
 AnyAlgorithm: TypeAlias = Algorithm | OwnGraph
-"""A preset, or the job's own graph."""
+"""The name of a preset, or the job's own graph."""
 
 
 def graph_for(
@@ -25,7 +25,7 @@ def graph_for(
     has_environment: bool = False,
     ref_is_base: bool = False,
 ) -> StageGraph:
-    """The stages of a step of a job that has models of these roles."""
+    """The stage graph of a job that has models of these roles."""
     if isinstance(algorithm, OwnGraph):
         return algorithm.graph(ref_is_base=ref_is_base)
     return graph_of(
@@ -44,27 +44,27 @@ def graph_for(
 def presets_alike(
     own: OwnGraph, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
 ) -> tuple[Algorithm, ...]:
-    """Those that have the job's own graph."""
-    mine = own.graph()
+    """The presets whose stage graph equals the job's own graph."""
+    own_graph = own.graph()
     presets: tuple[Algorithm, ...] = get_args(Algorithm)
     return tuple(
         preset
         for preset in presets
-        if is_same(mine, graph_for(preset, roles, workload, has_environment=has_environment))
+        if is_same(own_graph, graph_for(preset, roles, workload, has_environment=has_environment))
     )
 
 
 def require_roles(
     algorithm: AnyAlgorithm, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
 ) -> None:
-    """Raises ValueError, in the words that a document is refused with, for the first rule that is broken. A job whose
-    rewards are on hosts needs no reward model."""
+    """Raises ValueError for the first broken rule about the models of an algorithm. A job whose rewards run on hosts
+    needs no reward model."""
     for sentence in _violations(algorithm, roles, workload, has_environment):
         raise ValueError(sentence)
 
 
 def require_own_settings(algorithm: Algorithm, own: str, given: Collection[str]) -> None:
-    """Raises ValueError where a job gives the settings of an algorithm under another key than its `own`."""
+    """Raises ValueError if a job gives settings under a key other than `own`, that of its algorithm."""
     for key in given:
         if key != own:
             raise ValueError(
@@ -73,20 +73,23 @@ def require_own_settings(algorithm: Algorithm, own: str, given: Collection[str])
 
 
 def require_settings_of_graph(own: Collection[str], given: Sequence[str]) -> None:
-    """Raises ValueError where a job with its own graph gives settings under other keys than the `own`, of the presets
-    that have the same graph, or under two."""
+    """Raises ValueError if a job with its own graph gives settings under a key other than `own` (the keys of presets
+    with the same graph), or under two keys."""
     for key in given:
         if key not in own:
-            told = (
-                f"its settings are under {' or '.join(own)}" if own else "no preset has it, so that it has no settings"
+            reason = (
+                f"its settings are under {' or '.join(own)}"
+                if own
+                else "no preset has that graph, so it has no settings"
             )
-            raise ValueError(f"{key}: algorithm is the job's own graph, and {told}; remove {key}")
+            raise ValueError(f"{key}: algorithm is the job's own graph, and {reason}; remove {key}")
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are settings of several presets; keep those of one")
 
 
 def require_reference(own: str, settings: LearningSettings, roles: Collection[Role]) -> None:
-    """Raises ValueError for a setting that needs a reference model where none is named. Defaults need none."""
+    """Raises ValueError for a KL coefficient that the job sets without naming a reference model. A default needs
+    none."""
     if Role.REF in roles or "kl_coefficient" not in settings.model_fields_set:
         return
     coefficient = getattr(settings, "kl_coefficient", 0.0)
@@ -98,7 +101,7 @@ def require_reference(own: str, settings: LearningSettings, roles: Collection[Ro
 
 
 def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> None:
-    """Raises ValueError unless there is a weight for every teacher among these roles, or none."""
+    """Raises ValueError unless there is a weight for every teacher among these roles, or for none."""
     teachers = [role for role in roles if role in TEACHERS]
     if weights and len(weights) != len(teachers):
         raise ValueError(
@@ -108,30 +111,30 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
 
 
 def require_no_work_ahead(workload: Workload, staleness: int) -> None:
-    """Raises ValueError for what is chosen by scores under a bound on staleness: a wave of dynamic sampling waits for
-    the scores of the last one, which belong to the same step, and what is kept of several samples for theirs."""
+    """Raises ValueError for dynamic sampling or best of with a staleness above 0: both wait for scores of the same
+    step, a wave for those of the wave before it, and the selection of the best samples for those of all samples."""
     if workload.dynamic_sampling and staleness:
         raise ValueError(
-            f"workload.dynamic_sampling with staleness={staleness} is not known yet: a wave waits for the "
-            "scores of the one before; use staleness 0"
+            f"workload.dynamic_sampling with staleness={staleness} is not supported: a wave waits for the scores of "
+            "the wave before; use staleness 0"
         )
     if workload.best_of and staleness:
         raise ValueError(
-            f"workload.best_of with staleness={staleness} is not known yet: which samples are kept is known when all "
+            f"workload.best_of with staleness={staleness} is not supported: the best samples are known only when all "
             "of a step are scored; use staleness 0"
         )
 
 
 def require_adapted(roles: Iterable[Role]) -> None:
-    """Raises ValueError for the first of these roles, whose models have adapters, that is not the actor."""
+    """Raises ValueError unless the actor is the only one of these roles, whose models have adapters."""
     for role in roles:
         if role is not Role.ACTOR:
             raise ValueError(f"models.{role}.adapter: only the actor is trained by an adapter; remove it")
 
 
 def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
-    """Raises ValueError where facts say that the reference is the actor without its adapter, and it cannot be, or as
-    `require_adapted`."""
+    """Raises ValueError if `ref_is_base` is set and the reference is not the actor without its adapter, or if a model
+    other than the actor has an adapter."""
     require_adapted(Role(name) for name, spec in models.items() if spec.adapter)
     actor, ref = models[Role.ACTOR], models.get(Role.REF)
     if ref_is_base and (actor.adapter is None or ref is None or ref != replace(actor, adapter=None, name=ref.name)):
@@ -144,25 +147,28 @@ def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
 def _violations(
     algorithm: AnyAlgorithm, roles: Collection[Role], workload: Workload, has_environment: bool
 ) -> Iterator[str]:
-    told = str(algorithm) if isinstance(algorithm, OwnGraph) else f"algorithm={algorithm}"
+    described = str(algorithm) if isinstance(algorithm, OwnGraph) else f"algorithm={algorithm}"
     graph = graph_for(algorithm, roles, workload, has_environment=has_environment)
     if algorithm == "distill" and has_environment:
         yield "rewards: algorithm=distill learns from its teachers and pays no rewards; remove them"
     for role in Role:
         if role in graph.roles and role not in roles:
-            yield f"missing key 'models.{role}': {told} has a stage of that role; add it"
+            yield f"missing key 'models.{role}': {described} has a stage of that role; add it"
         if role in roles and role not in graph.roles:
-            yield f"models.{role}: {told} has no stage of that role; remove it"
+            yield f"models.{role}: {described} has no stage of that role; remove it"
     if has_environment and not graph.hosted:
-        yield f"rewards: {told} has no stage of the environment; add {ENVIRONMENT}, or remove them"
+        yield f"rewards: {described} has no stage of the environment; add {ENVIRONMENT}, or remove them"
     if graph.hosted and not has_environment:
-        yield f"missing key 'rewards': {told} has the stage {ENVIRONMENT}; add what it scores by, or remove the stage"
+        yield (
+            f"missing key 'rewards': {described} has the stage {ENVIRONMENT}; add what it scores by, or remove the "
+            "stage"
+        )
     if workload.dynamic_sampling and algorithm not in COMPARES_GROUPS:
         yield (
-            f"workload.dynamic_sampling: {told} does not compare the samples of a group; use "
+            f"workload.dynamic_sampling: {described} does not compare the samples of a group; use "
             f"{' or '.join(COMPARES_GROUPS)}, or remove it"
         )
-    yield from _filter_violations(algorithm, told, workload)
+    yield from _filter_violations(algorithm, described, workload)
     if algorithm in COMPARES_GROUPS and workload.group_size == 1:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
@@ -170,18 +176,18 @@ def _violations(
         )
 
 
-def _filter_violations(algorithm: AnyAlgorithm, told: str, workload: Workload) -> Iterator[str]:
-    """A job keeps the best samples of a prompt where it says how many are drawn, and something scores them."""
+def _filter_violations(algorithm: AnyAlgorithm, described: str, workload: Workload) -> Iterator[str]:
+    """Rules about best of: it needs a graph that keeps the best samples, and the number of samples of each prompt."""
     keeps = algorithm.filter if isinstance(algorithm, OwnGraph) else None
     if workload.best_of and algorithm == "distill":
         yield "workload.best_of: algorithm=distill pays no rewards that a sample could be best by; remove it"
     if workload.best_of and isinstance(algorithm, OwnGraph) and not keeps:
         yield (
-            f"workload.best_of: {told} has no stage that keeps the best samples; add one of kind=filter, or remove "
-            "workload.best_of"
+            f"workload.best_of: {described} has no stage that keeps the best samples; add one of kind=filter, or "
+            "remove workload.best_of"
         )
     if keeps and not workload.best_of:
         yield (
-            f"missing key 'workload.best_of': {keeps.name} keeps some samples of a prompt; say how many are drawn, or "
-            "remove the stage"
+            f"missing key 'workload.best_of': {keeps.name} keeps some samples of a prompt; say how many are sampled, "
+            "or remove the stage"
         )

@@ -1,4 +1,4 @@
-"""What a choice of the plan is to a cost model: the question that is asked of it."""
+"""The queries that a plan's choices make to a cost model, and the cost model of a job's facts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 
 Remodel: TypeAlias = Callable[[Facts], CostModel]
-"""The cost model of any facts: who asks what another job would take has one."""
+"""A function that builds the cost model of other facts, for what-if questions."""
 
 
 def model_of(facts: Facts, table: Table | None = None) -> CostModel:
-    """The cost model of these facts, measured where there is a table."""
+    """Return the cost model of these facts; it uses measured times where a table is given."""
     batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
     if not facts.workload.chooses:
         return batch
@@ -37,21 +37,22 @@ def model_of(facts: Facts, table: Table | None = None) -> CostModel:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a stage may run on a pool of `layout.num_ranks` ranks."""
+    """A layout and a schedule of a stage, on a pool of `layout.num_ranks` ranks."""
 
     layout: Layout
     schedule: Schedule
 
 
 def call_in(plan: Plan, placement: Placement) -> Call:
-    """The question that a placement of a plan is to a cost model."""
+    """The query to a cost model for a placement of a plan."""
     choice = Choice(placement.layout, placement.schedule)
     deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
     return call_of(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
 
 
 def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
-    """The question that a choice is to a cost model; `deferral` counts turns, and matters where a stage overcommits."""
+    """The query to a cost model for a choice. `deferral` is the most extra periods that a sequence may stay in flight;
+    it matters only with overcommit."""
     return Call(
         stage=stage,
         model=facts.models.spec(stage.role),

@@ -1,4 +1,4 @@
-"""Facts on other numbers of ranks: whole nodes, or a part of one."""
+"""What-if settings that change the number of ranks of a cluster."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from meshwright.profiles.errors import BadInput
 
 
 def size_settings(cluster: AnyCluster, sizes: Sequence[int]) -> tuple[Setting, ...]:
-    """The what-if of each size: whole nodes, or a part of one. Raises BadInput for a size that is neither, and where
-    nodes are of several kinds."""
+    """Return the setting for each number of ranks: whole nodes, or a part of one. Raises BadInput for any other number,
+    and for a cluster of several kinds of nodes."""
     per_node = of_one_kind(cluster, "--sizes").ranks_per_node
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for size in sizes:
         if size < 1 or (size > per_node and size % per_node):
             below, above = size // per_node * per_node, -(-size // per_node) * per_node
-            near = f"use {below} or {above}" if size > per_node else "use 1 or more"
-            raise BadInput(f"--sizes {size} is not a number of whole nodes of {per_node} ranks; {near}.")
+            hint = f"use {below} or {above}" if size > per_node else "use 1 or more"
+            raise BadInput(f"--sizes {size} is not a number of whole nodes of {per_node} ranks; {hint}.")
         nodes, ranks = (size // per_node, per_node) if size >= per_node else (1, size)
-        found.append({"cluster.nodes": nodes, "cluster.ranks_per_node": ranks})
-    return tuple(found)
+        settings.append({"cluster.nodes": nodes, "cluster.ranks_per_node": ranks})
+    return tuple(settings)

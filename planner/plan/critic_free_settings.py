@@ -1,4 +1,4 @@
-"""The settings of algorithms that compare the samples of a step with each other, and so have no critic."""
+"""Settings of the algorithms without a critic (GRPO, RLOO, REINFORCE++), which compare samples with each other."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from pydantic import Field
 from meshwright.planner.plan.learning_settings import PaidSettings
 
 LossMean = Literal["token", "sequence", "constant"]
-"""What the loss is a mean over; see `runtime.training.ppo.policy_loss`."""
+"""The tokens or sequences over which the loss is averaged; see `runtime.training.ppo.policy_loss`."""
 
-_CLIP_HIGH = "how far above 1 a ratio counts (clip-higher of DAPO, arXiv:2503.14476); clip_ratio where none is given"
+_CLIP_HIGH = "upper clip of the policy ratio is 1 + this (clip-higher of DAPO, arXiv:2503.14476); default: clip_ratio"
 _LOSS_MEAN = (
-    "token: over the tokens of an update (DAPO); sequence: over each response, then over them (GRPO); constant: over "
-    "as many tokens as responses can have (Dr. GRPO)"
+    "token: mean over the tokens of an update (DAPO); sequence: mean over each response, then over responses (GRPO); "
+    "constant: sum divided by the largest number of tokens that responses can have (Dr. GRPO)"
 )
-_OVERLONG_TOKENS = "tokens before the longest response over which the length penalty grows (DAPO); 0 is none"
-_STD = "divide by the deviation of a group's scores; off as in Dr. GRPO, arXiv:2503.20783"
+_OVERLONG_TOKENS = "tokens before the maximum length over which the length penalty grows (DAPO); 0: no penalty"
+_STD = "divide advantages by the standard deviation of the group's scores; false as in Dr. GRPO, arXiv:2503.20783"
 
 
 class CriticFreeSettings(PaidSettings):
-    """What these algorithms share; equations and sources in `runtime.training.group_advantages`."""
+    """Settings that these algorithms share; equations and sources are in `runtime.training.group_advantages`."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, description="KL penalty against the reference, if there is one")
     clip_ratio_high: float | None = Field(default=None, gt=0, description=_CLIP_HIGH)
     loss_mean: LossMean = Field(default="token", description=_LOSS_MEAN)
     overlong_tokens: int = Field(default=0, ge=0, description=_OVERLONG_TOKENS)
-    overlong_penalty: float = Field(default=1.0, ge=0, description="taken off the score of the longest response")
+    overlong_penalty: float = Field(
+        default=1.0, ge=0, description="penalty subtracted from the score at the maximum length"
+    )
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -46,7 +48,7 @@ class GRPO(CriticFreeSettings):
 
 
 class RLOO(CriticFreeSettings):
-    """REINFORCE with the others of a group as baseline, arXiv:2402.14740."""
+    """REINFORCE leave-one-out: the mean score of the group's other samples is the baseline, arXiv:2402.14740."""
 
     kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per response, inside the reward")
 
@@ -55,4 +57,4 @@ class Reinforce(CriticFreeSettings):
     """REINFORCE++, arXiv:2501.03262."""
 
     kl_coefficient: float = Field(default=0.01, ge=0, description="KL penalty per token, inside the reward")
-    group_baseline: bool = Field(default=False, description="take the mean of a group off its scores first")
+    group_baseline: bool = Field(default=False, description="first subtract the mean of a group from its scores")

@@ -1,4 +1,4 @@
-"""What passes between stages within a step, how many bytes it is, and what handing it over costs."""
+"""The data transfers between stages within a step: their fields, bytes and costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.profiles.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """Fields that a consumer needs from a producer; their cost is the same wherever the two run."""
+    """The transfer of fields from a producer to a consumer; its cost does not depend on where the two run."""
 
     producer: str
     consumer: str
@@ -25,22 +25,24 @@ class Handover:
 
 
 def handovers(facts: Facts, model: CostModel) -> tuple[Handover, ...]:
-    """Every edge of the step, by producer and consumer in the order of the stages; those from the generation with what
-    rewards on hosts keep their readers waiting at least. What scores the candidates is handed all of them, the other
-    stages what is kept."""
-    found = []
+    """Return the transfers of a step, by producer and consumer in the order of the stages.
+
+    Transfers from the generation include the least wait of the consumer for rewards on hosts. Stages that score
+    candidates receive all of them, other stages only the samples that are kept.
+    """
+    transfers = []
     for producer, consumer, fields in facts.graph.edges:
         workload = facts.workload.candidates if sees_waves(facts.graph.by_name[consumer]) else facts.workload
         num_bytes = sum(field_bytes(workload, field) for field in fields)
         cost = model.handover_seconds(num_bytes)
         if producer == GENERATE:
             cost += least_cost(facts, consumer)
-        found.append(Handover(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost))
-    return tuple(found)
+        transfers.append(Handover(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost))
+    return tuple(transfers)
 
 
 def field_bytes(workload: Workload, field: str) -> float:
-    """Bytes of one field of a whole batch."""
+    """Bytes of one field for a whole batch."""
     values = values_of(field)
     per_sequence = 1 if values.is_one else workload.mean_tokens
     return float(workload.batch_size * per_sequence * values.num_bytes)

@@ -1,6 +1,6 @@
-"""What a plan takes: the times of a turn by list scheduling in its own order, its period, and the bytes on every rank.
+"""The times, the period and the bytes of a plan. Tasks are list-scheduled in the plan's own order.
 
-It reads placements, edges and refits, and knows nothing of how they were found.
+Only placements, edges and refits are read, whichever search found them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.profiles.cluster import AnyCluster
 
 _BISECTIONS = 60
-"""Halvings after which a time is as exact as a float."""
+"""Bisection steps after which a time is as exact as a float."""
 
 Item: TypeAlias = Placement | Refit
 _I = TypeVar("_I", Placement, Refit)
@@ -25,8 +25,8 @@ _I = TypeVar("_I", Placement, Refit)
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Something that occupies ranks for a time. `after` gives the tasks whose end it waits for, each with a lag in
-    seconds; `beside` gives those whose start it waits for; `not_before` is in seconds from the start of the turn."""
+    """A task that occupies ranks for some seconds. `after` gives the tasks whose end it waits for, each with a lag in
+    seconds; `beside` those whose start it waits for; `not_before` is in seconds from the start of the period."""
 
     name: str
     ranks: frozenset[int]
@@ -38,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Times:
-    """When a task runs, in seconds since the start of the turn."""
+    """The start and end of a task, in seconds since the start of the period."""
 
     start: float
     end: float
@@ -60,55 +60,58 @@ def evaluate(plan: Plan) -> Plan:
 
 
 def _times(plan: Plan) -> dict[str, Times]:
-    """Each task as early as it may be in the shortest turn. Where what an earlier turn hands over would be late, what
-    reads it is held: the turn grows with it, and what is late shrinks."""
+    """The earliest times of all tasks in the shortest period.
+
+    Where a transfer from an earlier period would arrive late, the stage that reads it is delayed. The period is found
+    by bisection: a longer one makes the transfer less late.
+    """
     times = list_schedule(tasks(plan))
     low, high = _makespan(times), period_seconds(plan, times)
     if high <= low:
         return times
-    if (shortest := _within(plan, low)) is not None:
+    if (shortest := _times_within(plan, low)) is not None:
         return shortest
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        found = _within(plan, middle)
-        if found is None:
+        candidate = _times_within(plan, middle)
+        if candidate is None:
             low = middle
         else:
-            high, times = middle, found
+            high, times = middle, candidate
     return times
 
 
-def _within(plan: Plan, seconds: float) -> dict[str, Times] | None:
-    """The earliest times in a turn of so many seconds; None where it is too short.
+def _times_within(plan: Plan, seconds: float) -> dict[str, Times] | None:
+    """The earliest times in a period of this length; None where it is too short.
 
-    They are longest paths, which go through each hand-over to a later turn once at most.
+    They are longest paths, each of which goes through every transfer to a later period at most once.
     """
-    held: dict[str, float] = {}
-    for _ in range(sum(_turns(plan, edge) > 0 for edge in plan.edges) + 1):
-        times = list_schedule(tasks(plan, held))
+    earliest: dict[str, float] = {}
+    for _ in range(sum(_periods_late(plan, edge) > 0 for edge in plan.edges) + 1):
+        times = list_schedule(tasks(plan, earliest))
         if _makespan(times) > seconds:
             return None
         late = False
         for edge in plan.edges:
-            if turns := _turns(plan, edge):
-                ready = times[edge.producer].end + edge.cost.total - turns * seconds
+            if periods := _periods_late(plan, edge):
+                ready = times[edge.producer].end + edge.cost.total - periods * seconds
                 if times[edge.consumer].start < ready:
-                    held[edge.consumer], late = max(ready, held.get(edge.consumer, 0.0)), True
+                    earliest[edge.consumer], late = max(ready, earliest.get(edge.consumer, 0.0)), True
         if not late:
             return times
     return None
 
 
 def period_seconds(plan: Plan, times: Mapping[str, Times]) -> float:
-    """From the start of one turn to the start of the next, when all turns are alike.
+    """Seconds from the start of one period to the start of the next in the steady state.
 
-    A turn lasts until its last task ends. It lasts longer where what a stage hands to a later turn would arrive late.
+    A period lasts until its last task ends, or longer if a transfer to a later period would otherwise arrive late.
     """
     late = [0.0]
     for edge in plan.edges:
-        if turns := _turns(plan, edge):
+        if periods := _periods_late(plan, edge):
             arrival = times[edge.producer].end + edge.cost.total
-            late.append((arrival - times[edge.consumer].start) / turns)
+            late.append((arrival - times[edge.consumer].start) / periods)
     return max(*late, _makespan(times))
 
 
@@ -116,47 +119,47 @@ def _makespan(times: Mapping[str, Times]) -> float:
     return max(time.end for time in times.values())
 
 
-def _turns(plan: Plan, edge: Edge) -> int:
-    """By which a hand-over is read later than it is written."""
+def _periods_late(plan: Plan, edge: Edge) -> int:
+    """The number of periods between the writing and the reading of a transfer."""
     return plan.placement(edge.producer).steps_ahead - plan.placement(edge.consumer).steps_ahead
 
 
 def items(plan: Plan) -> tuple[Item, ...]:
-    """All that occupies ranks during a turn."""
+    """The refits and placements of a plan: all that occupies ranks during a period."""
     return (*plan.refits, *plan.placements)
 
 
 def name_of(item: Item) -> str:
-    """The name of the task that a placement or a refit is."""
+    """The task name of a placement or a refit."""
     return item.stage if isinstance(item, Placement) else refit_name(item.target)
 
 
 def refit_name(target: str) -> str:
-    """The name of the task that brings the trained weights to a stage's copy."""
+    """The task name of the refit of a stage's copy of the weights."""
     return f"refit {target}"
 
 
 def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
-    """The ranks that a stage occupies, or that a refit occupies: those of both pools."""
+    """The ranks that an item occupies; a refit occupies those of both pools."""
     if isinstance(item, Placement):
         return frozenset(plan.pool(item.pool).ranks)
     return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
 
 
 def tasks(plan: Plan, held: Mapping[str, float] | None = None) -> tuple[Task, ...]:
-    """The refits and stages of one turn in the order of their start; those that are `held` do not begin before so many
-    seconds have passed."""
+    """The refits and stages of one period in the order of their start; `held` gives the earliest start of some, by
+    name, in seconds."""
     position, held = plan.graph.position, held or {}
     ordered = sorted(
         items(plan),
-        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage(i)]),
+        key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage_of(i)]),
     )
     return tuple(
         Task(
             name=name_of(item),
             ranks=ranks_of(plan, item),
             seconds=item.cost.total,
-            after=_after(plan, item),
+            after=_predecessors(plan, item),
             beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
             not_before=held.get(name_of(item), 0.0),
         )
@@ -165,7 +168,7 @@ def tasks(plan: Plan, held: Mapping[str, float] | None = None) -> tuple[Task, ..
 
 
 def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
-    """Each task as early as its ranks and what it waits for allow, ranks taking the tasks in this order."""
+    """Start each task as early as its ranks and inputs allow; every rank takes its tasks in this order."""
     free: dict[int, float] = {}
     times: dict[str, Times] = {}
     for task in order:
@@ -179,79 +182,79 @@ def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
 
 
 def peak_bytes(plan: Plan) -> tuple[int, ...]:
-    """Bytes on every rank at its worst instant: each copy once, and the largest transient of the stages that use it."""
+    """Peak bytes on every rank: each copy of weights once, and the largest transient bytes of a stage on the rank."""
     edges = {0, plan.facts.cluster.num_ranks, *(edge for p in plan.pools for edge in (p.ranks.start, p.ranks.stop))}
-    between = ((_bytes_on(plan, first), last - first) for first, last in pairwise(sorted(edges)))
+    between = ((_peak_bytes_on_rank(plan, first), last - first) for first, last in pairwise(sorted(edges)))
     return tuple(num_bytes for num_bytes, num_ranks in between for _ in range(num_ranks))
 
 
 def resident_bytes(plan: Plan, placement: Placement) -> float:
-    """Bytes that a stage keeps on its ranks, without weights that another stage's copy already holds."""
+    """Bytes that a stage keeps on each of its ranks, without weights that it shares with another stage."""
     if plan.copy_of(placement.stage) == placement.stage:
         return placement.resident.total
     return private_bytes(placement)
 
 
 def private_bytes(placement: Placement) -> float:
-    """Bytes that a stage keeps on its ranks beside the weights."""
+    """Bytes that a stage keeps on each of its ranks besides the weights."""
     return math.fsum(term.amount for term in placement.resident.terms if term.name != WEIGHTS)
 
 
-def _bytes_on(plan: Plan, rank: int) -> int:
-    here = [p for p in plan.placements if rank in plan.pool(p.pool).ranks]
-    resident = math.fsum(resident_bytes(plan, p) for p in here)
-    return math.ceil(resident + max((p.transient.total for p in here), default=0.0))
+def _peak_bytes_on_rank(plan: Plan, rank: int) -> int:
+    on_rank = [p for p in plan.placements if rank in plan.pool(p.pool).ranks]
+    resident = math.fsum(resident_bytes(plan, p) for p in on_rank)
+    return math.ceil(resident + max((p.transient.total for p in on_rank), default=0.0))
 
 
 def fullest_rank(cluster: AnyCluster, peaks: Sequence[int]) -> int:
-    """Of ranks with these peaks, in bytes, the one that has the least left of the memory that its device can use."""
+    """The rank with the least usable device memory left, given the peak bytes of every rank."""
     return max(range(len(peaks)), key=lambda rank: peaks[rank] - cluster.usable_bytes(rank))
 
 
 def free_bytes(plan: Plan) -> int:
-    """What the fullest rank has left; negative where it has too little."""
+    """Bytes that the fullest rank has left; negative where it has too little memory."""
     rank = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     return plan.facts.cluster.usable_bytes(rank) - plan.peak_bytes_per_rank[rank]
 
 
 def host_bytes(plan: Plan) -> float:
-    """What waits in host memory, on the node with the most of it."""
-    cluster, of_node = plan.facts.cluster, defaultdict[tuple[int, int], float](float)
+    """Bytes offloaded to host memory, on the node with most of them."""
+    cluster, host_bytes_of_node = plan.facts.cluster, defaultdict[tuple[int, int], float](float)
     for placement in plan.placements:
         for rank in plan.pool(placement.pool).ranks:
             part = cluster.part_of(rank)
             node = (rank - cluster.first_ranks[part]) // cluster.parts[part].ranks_per_node
-            of_node[part, node] += placement.host.total
-    return max(of_node.values())
+            host_bytes_of_node[part, node] += placement.host.total
+    return max(host_bytes_of_node.values())
 
 
 def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
-    """The edges over which a stage waits for others in its own turn."""
+    """The edges over which a stage waits for others in its own period."""
     if isinstance(item, Refit):
         return ()
     return tuple(e for e in plan.edges if e.consumer == item.stage and plan.waits(e.producer, e.consumer))
 
 
-def _after(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
+def _predecessors(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
     if isinstance(item, Refit):
         return ()
-    inputs = [(edge.producer, edge.cost.total - _early_seconds(plan, edge)) for edge in inputs_of(plan, item)]
+    inputs = [(edge.producer, edge.cost.total - _streaming_seconds(plan, edge)) for edge in inputs_of(plan, item)]
     refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in plan.graph.refit_readers(refit.target)]
     return (*inputs, *refits)
 
 
 def _is_streamed(plan: Plan, edge: Edge) -> bool:
-    """Whether the consumer reads chunks while the producer goes on."""
+    """True if the consumer reads chunks while the producer generates."""
     return plan.stage(edge.producer).generates and plan.placement(edge.consumer).schedule.chunk_tokens > 0
 
 
-def _early_seconds(plan: Plan, edge: Edge) -> float:
-    """How long before the end of what it reads a stage may start: all of its time but the tail."""
+def _streaming_seconds(plan: Plan, edge: Edge) -> float:
+    """Seconds by which a streaming stage may start before its producer ends: all of its time but the tail."""
     consumer = plan.placement(edge.consumer)
     return consumer.cost.total - consumer.tail_seconds if _is_streamed(plan, edge) else 0.0
 
 
-def _stage(item: Item) -> str:
+def _stage_of(item: Item) -> str:
     return item.stage if isinstance(item, Placement) else item.target
 
 

@@ -1,4 +1,4 @@
-"""The text of a first job: one model's shapes, a device by name and three numbers, each line with what it means."""
+"""The commented YAML text of a first job, from one model, a device by name and a few numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ rewards:  # functions and judges that score responses; or a reward model, as mod
 
 @dataclass(frozen=True, kw_only=True)
 class FirstJob:
-    """What a first job is made of. `model` is a Hugging Face directory or a config.json, for all roles; `batch_size`
-    counts prompts; lengths are the longest, in tokens."""
+    """The inputs of a first job. `model` is a Hugging Face directory or a config.json, used for all roles; `batch_size`
+    counts prompts; `prompt` and `response` are maximum lengths in tokens."""
 
     algorithm: Algorithm = "ppo"
     model: Path
@@ -53,10 +53,10 @@ class FirstJob:
     response: int
 
     def text(self, directory: Path) -> str:
-        """The YAML of the job, whose paths start at `directory`.
+        """Return the YAML of the job, whose paths are relative to `directory`.
 
-        Raises BadInput for a model or a device that is not known, a number that is none of the kind, and ranks that are
-        neither whole nodes of 8 nor a part of one.
+        Raises BadInput for an unknown model or device, an illegal number, and ranks that are neither whole nodes of 8
+        nor fewer than 8.
         """
         text = self._text(directory)
         job = parse_yaml(Job, text, "job")
@@ -65,15 +65,15 @@ class FirstJob:
 
     def _text(self, directory: Path) -> str:
         path = json.dumps(os.path.relpath(self.model, directory))
-        nodes, ranks_per_node = self._nodes()
+        nodes, ranks_per_node = self._cluster_shape()
         fabric = f"\n  network: {json.dumps(self.network)}  # between nodes; `meshwright devices` lists them"
         named = "" if self.algorithm == "ppo" else f"algorithm: {self.algorithm}\n"
-        rewards = _REWARDS if self._kind == "groups" else ""
+        rewards = _REWARDS if self._template == "groups" else ""
         return f"""\
 # An RLHF job under {self.algorithm}. `meshwright fit` says how many devices it needs, `meshwright plan` finds its
 # fastest plan, and `meshwright schema job` has every key.
 {named}models:  # each a Hugging Face directory or, when only planning, a config.json
-{_MODELS[self._kind].format(path=path)}cluster:
+{_MODELS[self._template].format(path=path)}cluster:
   device: {json.dumps(self.device)}  # `meshwright devices` lists them; local is this machine
   nodes: {nodes}
   ranks_per_node: {ranks_per_node}{fabric if nodes > 1 else ""}
@@ -89,7 +89,7 @@ staleness: 0  # updates that a token may be old; 1 or more lets generation work 
 """
 
     @property
-    def _kind(self) -> Literal["ppo", "groups", "distill"]:
+    def _template(self) -> Literal["ppo", "groups", "distill"]:
         match self.algorithm:
             case "ppo" | "distill" as alone:
                 return alone
@@ -97,16 +97,16 @@ staleness: 0  # updates that a token may be old; 1 or more lets generation work 
                 return "groups"
 
     def _batch(self) -> str:
-        if self._kind != "groups":
+        if self._template != "groups":
             return f"  batch_size: {self.batch_size}  # prompts in a step, with one response each\n"
         return (
             f"  batch_size: {self.batch_size * _GROUP_SIZE}  # responses in a step\n"
             f"  group_size: {_GROUP_SIZE}  # of them for each prompt\n"
         )
 
-    def _nodes(self) -> tuple[int, int]:
+    def _cluster_shape(self) -> tuple[int, int]:
         nodes, rest = divmod(self.num_ranks, _RANKS_PER_NODE)
         if nodes and rest:
-            near = f"{nodes * _RANKS_PER_NODE} or {(nodes + 1) * _RANKS_PER_NODE}"
-            raise BadInput(f"{self.num_ranks} devices are not whole nodes of {_RANKS_PER_NODE}; use {near}.")
+            hint = f"{nodes * _RANKS_PER_NODE} or {(nodes + 1) * _RANKS_PER_NODE}"
+            raise BadInput(f"{self.num_ranks} devices are not whole nodes of {_RANKS_PER_NODE}; use {hint}.")
         return (nodes, _RANKS_PER_NODE) if nodes else (1, self.num_ranks)

@@ -1,7 +1,7 @@
-"""The job a user writes, and the facts it resolves to.
+"""The job that a user writes, and the facts that it resolves to.
 
-`job.yaml` names models, a cluster, a workload, settings and data. `Facts` is what planning needs of it, with every
-name looked up; a plan carries its facts, so that it can be checked and asked about without the files it came from.
+`job.yaml` names models, a cluster, a workload, settings and data. `Facts` holds what planning needs, with every name
+looked up. A plan contains its facts, so that it can be verified and explained without the job's files.
 """
 
 from __future__ import annotations
@@ -57,41 +57,42 @@ from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 from meshwright.profiles.workload import Workload
 
-_SCALAR_HEADS = (Role.CRITIC, Role.REWARD)
+_SCALAR_HEAD_ROLES = (Role.CRITIC, Role.REWARD)
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"
 _CACHE = (
-    "what becomes of keys and values of sequences in flight when the weights change: keep those of older weights, or "
-    "recompute them with the new ones before the next token (AReaL, arXiv:2505.24298)"
+    "what happens to the KV cache of sequences in flight when the weights change: keep that of the older weights, or "
+    "recompute it with the new ones before the next token (AReaL, arXiv:2505.24298)"
 )
 _ENGINE = (
-    "what generates: ours, kernel by kernel or with recorded decode steps (default: on a GPU, without experts), or "
+    "generation engine: ours, eager or with decode steps as CUDA graphs (default: on a GPU, without experts), or "
     "that of another trainer, to plan for"
 )
 _GENERATION_WEIGHTS = (
-    "number format of the weights that the actor generates with, and of what they are multiplied with; the precision "
-    "when not given"
+    "number format of the weights that the actor generates with, and of the activations they multiply; default: the "
+    "precision"
 )
 _PRECISION = "number format of weights and activations; moments and main weights are fp32"
-_CLUSTER = "local, a device's name, or what the cluster is made of"
-_STALENESS = "most actor updates that may lie between sampling a token and its use; 0 is synchronous"
+_CLUSTER = "local, a device's name, or a description of the cluster"
+_STALENESS = "largest number of actor updates between sampling a token and training on it; 0 is synchronous"
 _ALGORITHM = (
-    "what a step does: PPO trains a critic too; distill learns what teachers say of the actor's draws; the others "
-    "compare the samples of a step and have none; or the job's own graph of stages"
+    "what a step does: ppo also trains a critic; distill learns the teachers' log-probabilities of the actor's "
+    "samples; the others compare the samples of a step and have no critic; or the job's own graph of stages"
 )
-_REWARDS = "functions and judges that score responses, added up with their weights and the reward model's score"
+_REWARDS = "functions and judges that score responses; the weighted sum with the reward model's score is the reward"
 _REWARD_WEIGHT = "weight of the reward model's score beside the rewards"
-_TOOL = "what answers the turns of a rollout; needed by run where workload.turns is given"
-_LOADS = "rewards on hosts, as planning needs them"
+_TOOL = "tool that answers the turns of a rollout; needed by run where workload.turns is given"
+_LOADS = "rewards that run on hosts"
 _REF_IS_BASE = "the reference is the actor without its adapter, so that one copy of the weights may serve both"
-_RARE_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")  # of models, left out where they are absent
+_OPTIONAL_PARTS = ("adapter", "window", "attention_sinks", "expert_bias")  # keys of a model, left out where absent
 
 CacheAfterRefit: TypeAlias = Literal["keep", "recompute"]
 
 
 class Evaluation(Document):
-    """Held-out prompts under the policy: before the first step, behind the last, and in between as asked here."""
+    """Evaluation of the policy on held-out prompts: before the first step, after the last, and in between as set
+    here."""
 
-    every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0 is none in between")
+    every_steps: int = Field(default=0, ge=0, description="steps between evaluations; 0: only the first and the last")
 
 
 _WEIGHT = "reward_model_weight"
@@ -103,7 +104,7 @@ SETTINGS_KEYS: Mapping[Algorithm, str] = {
     "reinforce++": "reinforce",
     "distill": "distill",
 }
-"""The key of a job under which an algorithm has its settings."""
+"""The key of a job that holds the settings of each algorithm."""
 
 DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
     "ppo": PPO(),
@@ -112,19 +113,20 @@ DEFAULT_SETTINGS: Mapping[str, LearningSettings] = {
     "reinforce": Reinforce(),
     "distill": Distill(),
 }
-"""By the key of a job."""
+"""The default settings, by key of a job."""
 
 
 def settings_key(settings: LearningSettings) -> str:
-    """The key of a job under which it would have these settings."""
+    """The key of a job that holds settings of this type."""
     return next(key for key, default in DEFAULT_SETTINGS.items() if type(default) is type(settings))
 
 
 class Job(Document):
-    """What a user writes: models, cluster, workload, settings of the algorithm and data, each name as it is written."""
+    """The job as a user writes it: models, cluster, workload, settings of the algorithm and data. Names are not yet
+    looked up."""
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
-    models: Models = Field(description="where each model of the algorithm is")
+    models: Models = Field(description="location of each model of the algorithm")
     cluster: AnyClusterSpec = Field(default="local", description=_CLUSTER)
     precision: Literal["fp32", "bf16"] = Field(default="bf16", description=_PRECISION)
     workload: Workload = Field(description="batch sizes and lengths of a step")
@@ -141,23 +143,22 @@ class Job(Document):
     rewards: tuple[Reward, ...] = Field(default=(), max_length=16, description=_REWARDS)
     reward_model_weight: float = Field(default=1.0, description=_REWARD_WEIGHT)
     tool: Tool | None = Field(default=None, description=_TOOL)
-    evaluation: Evaluation = Field(default=Evaluation(), description="when held-out prompts are answered")
+    evaluation: Evaluation = Field(default=Evaluation(), description="when the policy is evaluated on held-out prompts")
     data: Data | None = Field(default=None, description="needed by run, not by plan")
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Jobs are written as they were before there were other algorithms than PPO, and of the settings those of the
-        algorithm."""
-        found = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
-        found = without(found, None, "engine", "tool", "generation_weights")
+        """Leave out defaults, and the settings of other algorithms."""
+        dumped = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
+        dumped = without(dumped, None, "engine", "tool", "generation_weights")
         return {
             key: value
-            for key, value in found.items()
+            for key, value in dumped.items()
             if key not in SETTINGS_KEYS.values() or (self.preset and key == SETTINGS_KEYS[self.preset])
         }
 
     @model_validator(mode="after")
-    def _of_one_algorithm(self) -> Self:
+    def _check_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
         require_no_work_ahead(self.workload, self.staleness)
         require_names_once(self.rewards)
@@ -170,53 +171,54 @@ class Job(Document):
         return self
 
     def _require_settings(self) -> None:
-        """Raises ValueError for settings that are not of the algorithm, or that need a model there is not."""
-        given, own = self._given_settings, [SETTINGS_KEYS[preset] for preset in self.presets]
+        """Raises ValueError for settings of another algorithm, or that need a model that is not named."""
+        keys, allowed = self._settings_keys, [SETTINGS_KEYS[preset] for preset in self.presets]
         if isinstance(self.algorithm, OwnGraph):
-            require_settings_of_graph(own, given)
+            require_settings_of_graph(allowed, keys)
         else:
-            require_own_settings(self.algorithm, own[0], given)
+            require_own_settings(self.algorithm, allowed[0], keys)
         if self.preset:
             require_roles(self.preset, self.models.roles, self.workload, has_environment=bool(self.rewards))
             require_reference(SETTINGS_KEYS[self.preset], self.settings, self.models.roles)
 
     @property
-    def _given_settings(self) -> list[str]:
-        """The keys of settings that the job has."""
+    def _settings_keys(self) -> list[str]:
+        """The keys of the settings that the job gives."""
         keys = SETTINGS_KEYS.values()
         return [key for key in keys if key in self.model_fields_set and getattr(self, key) is not None]
 
     @property
     def presets(self) -> tuple[Algorithm, ...]:
-        """The algorithm, or where the job has its own graph those that have the same."""
+        """The algorithm; for a job with its own graph, the presets with the same graph."""
         if not isinstance(self.algorithm, OwnGraph):
             return (self.algorithm,)
         return presets_alike(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
 
     @property
     def preset(self) -> Algorithm | None:
-        """Whose settings and losses the job has: of several that have its own graph the one whose settings it gives."""
-        given, alike = self._given_settings, self.presets
-        named = alike if len(alike) == 1 else [preset for preset in alike if SETTINGS_KEYS[preset] in given]
+        """The algorithm whose settings and losses apply. Of several presets with the job's own graph, it is the one
+        whose settings the job gives; None where there is no such preset."""
+        keys, presets = self._settings_keys, self.presets
+        named = presets if len(presets) == 1 else [preset for preset in presets if SETTINGS_KEYS[preset] in keys]
         return next(iter(named), None)
 
     @property
     def settings(self) -> LearningSettings:
-        """Those of the algorithm; its defaults where the job gives none."""
+        """The settings of the algorithm, or its defaults where the job gives none."""
         if self.preset is None:
             return LearningSettings()
         key = SETTINGS_KEYS[self.preset]
-        found: LearningSettings | None = getattr(self, key)
-        return DEFAULT_SETTINGS[key] if found is None else found
+        settings: LearningSettings | None = getattr(self, key)
+        return DEFAULT_SETTINGS[key] if settings is None else settings
 
     @property
     def reward_weights(self) -> tuple[float, ...]:
-        """Of the rewards on hosts, in their order."""
+        """The weights of the rewards on hosts, in their order."""
         return tuple(reward.weight for reward in self.rewards)
 
 
 class RoleModels(Document):
-    """The shapes of the models, as many as the algorithm has roles."""
+    """The shapes of the models, one for each role of the algorithm."""
 
     actor: ModelSpec
     critic: ModelSpec | None = None
@@ -230,19 +232,19 @@ class RoleModels(Document):
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         specs = without(written(self), None).items()
-        rare = {name: without(without(spec, None, *_RARE_PARTS), False, *_RARE_PARTS) for name, spec in specs}
+        rare = {name: without(without(spec, None, *_OPTIONAL_PARTS), False, *_OPTIONAL_PARTS) for name, spec in specs}
         return {name: without(spec, "", "planned_rope") for name, spec in rare.items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
-        """Those that there are, by their roles."""
+        """The models that the job has, by role."""
         return {name: spec for name, spec in self if spec is not None}
 
     def spec(self, role: Role) -> ModelSpec:
         return self.by_name[role.value]
 
     def named_as(self, others: RoleModels) -> RoleModels:
-        """These shapes, called as others are in the same roles."""
+        """The same shapes, with the names of other models in the same roles."""
         names = {role: spec.name for role, spec in others.by_name.items()}
         return RoleModels(
             **{role: replace(spec, name=names.get(role, spec.name)) for role, spec in self.by_name.items()}
@@ -250,7 +252,7 @@ class RoleModels(Document):
 
 
 class Facts(Document):
-    """All that a plan is computed from, names resolved."""
+    """All inputs of a plan, with names resolved."""
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: RoleModels
@@ -260,19 +262,19 @@ class Facts(Document):
     staleness: int = Field(default=0, ge=0, le=8, description=_STALENESS)
     controllers: bool = Field(default=False, description=_CONTROLLERS)
     cache_after_refit: CacheAfterRefit = Field(default="keep", description=_CACHE)
-    engine: EngineName = Field(default=EAGER, description="what generates")
+    engine: EngineName = Field(default=EAGER, description="generation engine")
     generation_weights: GenerationWeights | None = Field(default=None, description=_GENERATION_WEIGHTS)
     rewards: tuple[RewardLoad, ...] = Field(default=(), max_length=16, description=_LOADS)
     ref_is_base: bool = Field(default=False, description=_REF_IS_BASE)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans of PPO jobs that keep the cache are written as they were before there was a choice."""
-        found = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return without(without(without(found, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
+        """Leave out defaults."""
+        dumped = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        return without(without(without(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
 
     @model_validator(mode="after")
-    def _of_one_algorithm(self) -> Self:
+    def _check_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
         require_no_work_ahead(self.workload, self.staleness)
@@ -285,14 +287,14 @@ class Facts(Document):
     @cached_property
     def graph(self) -> StageGraph:
         """The stages of a step of this job."""
-        found = graph_for(
+        graph = graph_for(
             self.algorithm,
             tuple(map(Role, self.models.by_name)),
             self.workload,
             has_environment=bool(self.rewards),
             ref_is_base=self.ref_is_base,
         )
-        return found.with_quantised(GENERATE) if self.generation_weights else found
+        return graph.with_quantised(GENERATE) if self.generation_weights else graph
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each part's canonical text."""
@@ -305,12 +307,13 @@ def read_job(path: Path) -> Job:
 
 
 def resolve(job: Job, directory: Path) -> Facts:
-    """The facts of a job whose relative paths start at `directory`. Raises BadInput for what cannot be looked up."""
+    """Return the facts of a job whose paths are relative to `directory`. Raises BadInput for a name or a file that
+    cannot be resolved."""
     directories = {role: directory / job.models.source(role).path for role in job.models.roles}
-    specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEADS) for role in directories}
+    specs = {role: read_model(directories[role], scalar_head=role in _SCALAR_HEAD_ROLES) for role in directories}
     adapter = job.models.actor.adapter
     specs[Role.ACTOR] = replace(specs[Role.ACTOR], adapter=adapter)
-    places = {role: os.path.realpath(path) for role, path in directories.items()}
+    real_paths = {role: os.path.realpath(path) for role, path in directories.items()}
     require_heads(specs, directories)
     require_one_vocabulary(specs, directories)
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
@@ -318,7 +321,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     by_name = {role.value: spec for role, spec in specs.items()}
     require_possible(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
-    own = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
+    own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
     return Facts(
         algorithm=job.algorithm,
         models=RoleModels(**by_name),
@@ -328,30 +331,32 @@ def resolve(job: Job, directory: Path) -> Facts:
         staleness=job.staleness,
         controllers=job.controllers,
         cache_after_refit=job.cache_after_refit,
-        engine=job.engine or own,
+        engine=job.engine or own_engine_name,
         generation_weights=job.generation_weights,
         rewards=tuple(reward.load for reward in job.rewards),
-        ref_is_base=adapter is not None and places.get(Role.REF) == places[Role.ACTOR] and not _trains_ref(job),
+        ref_is_base=adapter is not None and real_paths.get(Role.REF) == real_paths[Role.ACTOR] and not _trains_ref(job),
     )
 
 
 def _trains_ref(job: Job) -> bool:
-    """Whether the reference is no fixed model."""
+    """True if the job's own graph trains the reference."""
     return isinstance(job.algorithm, OwnGraph) and Role.REF in job.algorithm.trained
 
 
 def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
-    """Raises BadInput unless all facts of a plan are those of this job, a bound on staleness that the job has raised
-    or lowered included. The cluster may be another of its kind, for the plan says what it runs on. Where lengths were
-    seen in a trace only the greatest are the job's. Waves of dynamic sampling and latencies that were measured are the
-    plan's where the job leaves them open, and what its models are called: they may lie in other directories now."""
+    """Raises BadInput unless the facts of a plan are those of this job, its bound on staleness included.
+
+    The plan may differ in: the cluster, if it is of the same kind; the distribution of lengths if it was observed in a
+    trace, but not the maximum lengths; waves of dynamic sampling and measured latencies that the job does not state;
+    and the names of the models, whose directories may have moved.
+    """
     job = job.model_copy(update=from_plan(job.rewards, job.workload, planned.rewards, planned.workload))
     facts = resolve(job, directory)
     if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
         facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
-    own, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
-    if own and chosen:
-        sampling = own.as_planned(chosen, shares_are_seen=lengths_are_seen)
+    stated, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
+    if stated and chosen:
+        sampling = stated.as_planned(chosen, shares_are_seen=lengths_are_seen)
         facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"dynamic_sampling": sampling})})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
@@ -364,7 +369,7 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
             "the job; plan this job again."
         )
     facts = facts.model_copy(update={"models": facts.models.named_as(planned.models)})
-    for found in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
+    for difference in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
         raise BadInput(
-            f"the plan was made for another job: {found.between('the plan', 'the job')}; plan this job again."
+            f"the plan was made for another job: {difference.between('the plan', 'the job')}; plan this job again."
         )

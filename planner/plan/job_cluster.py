@@ -1,4 +1,4 @@
-"""The cluster as a job writes it: by names or typed in, of one kind of nodes or of several."""
+"""The cluster of a job: devices and networks by name or typed in, with nodes of one kind or of several."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 
 _GIB = 2**30
-_CPUS = "processors of one host, for rewards; 8 for each GPU or one for each rank of a CPU where none is given"
+_CPUS = "processors of one host, for rewards; default: 8 for each GPU, or one for each rank on CPUs"
 
 
 class ClusterSpec(Document):
-    """Devices by name or typed in, and the network between nodes. `local` is this machine, or `nodes` like it."""
+    """A cluster of one kind of nodes: devices by name or typed in, and the network between nodes. `local` is this
+    machine, or `nodes` like it."""
 
     device: str | Device = Field(default="local", description="a device's name, its facts, or local")
     nodes: int = Field(default=1, gt=0, le=MOST_NODES, description="number of machines")
@@ -29,10 +30,12 @@ class ClusterSpec(Document):
     host_cpus: int | None = Field(default=None, gt=0, le=2**16, description=_CPUS)
 
     def resolve(self) -> Cluster:
-        """The cluster with every name looked up. Raises BadInput for a name that is not known."""
+        """Return the cluster with every name looked up. Raises BadInput for an unknown name."""
         if self.device == "local":
             return self._machines_like_this().model_copy(update={"host_cpus": self.host_cpus})
-        device, intra_node, host = device_named(self.device) if isinstance(self.device, str) else _typed(self.device)
+        device, intra_node, host = (
+            device_named(self.device) if isinstance(self.device, str) else _with_default_links(self.device)
+        )
         return Cluster(
             nodes=self.nodes,
             ranks_per_node=self.ranks_per_node or 8,
@@ -45,50 +48,50 @@ class ClusterSpec(Document):
         )
 
     def _machines_like_this(self) -> Cluster:
-        """As many machines like this one as there are nodes; what joins them cannot be seen from here."""
-        here = local_cluster(self.ranks_per_node)
+        """A cluster of `nodes` machines like this one. Its network cannot be detected, so the job must give it."""
+        this_machine = local_cluster(self.ranks_per_node)
         if self.nodes == 1:
-            return here
+            return this_machine
         if "network" not in self.model_fields_set:
             raise BadInput(
                 f"cluster.nodes={self.nodes}: local is this machine and does not know the network to others like it; "
                 "give cluster.network, by name or as seconds and bytes_per_second."
             )
-        return here.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
+        return this_machine.model_copy(update={"nodes": self.nodes, "inter_node": self._network()})
 
     def _network(self) -> Link:
         return network_named(self.network) if isinstance(self.network, str) else self.network
 
 
 class MixedSpec(Document):
-    """Nodes of several kinds; a stage runs on ranks of one kind."""
+    """A cluster of several kinds of nodes."""
 
     parts: tuple[ClusterSpec, ...] = Field(min_length=2, description="clusters of one kind each; not local")
     network: str | Link = Field(default="ib-hdr-200", description="fabric between the parts, by name or typed in")
 
     def resolve(self) -> MixedCluster:
-        """The clusters with every name looked up. Raises BadInput for a name that is not known, for local, and for
-        parts that are not alike where they must be."""
+        """Return the cluster with every name looked up. Raises BadInput for an unknown name, for `local`, and for parts
+        that differ where they must be equal."""
         if any(part.device == "local" for part in self.parts):
             raise BadInput("cluster.parts: a part is local, which is this machine alone; name the device of each part.")
         between = network_named(self.network) if isinstance(self.network, str) else self.network
-        found = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
-        return parse(MixedCluster, found.model_dump_json(), "cluster")
+        mixed = MixedCluster.model_construct(parts=tuple(part.resolve() for part in self.parts), between=between)
+        return parse(MixedCluster, mixed.model_dump_json(), "cluster")
 
 
-def _typed(device: Device) -> tuple[Device, Link, Link]:
-    """A user's own device, its links those of a CPU's ranks or PCIe 4.0 x16 until links are typed too."""
+def _with_default_links(device: Device) -> tuple[Device, Link, Link]:
+    """A typed-in device with default links: those of CPU ranks, or PCIe 4.0 x16."""
     _, *pcie = device_named("l40s")
     intra_node, host = cpu_links() if device.kind == "cpu" else pcie
     return device, intra_node, host
 
 
-def _spec_of(value: Any) -> str:
+def _cluster_type(value: Any) -> str:
     return one_or_mixed(value, ClusterSpec, MixedSpec) if isinstance(value, dict | Document) else "Name"
 
 
 AnyClusterSpec: TypeAlias = Annotated[
     Annotated[str, Tag("Name")] | Annotated[ClusterSpec, Tag("ClusterSpec")] | Annotated[MixedSpec, Tag("MixedSpec")],
-    Discriminator(_spec_of),
+    Discriminator(_cluster_type),
 ]
-"""A device's name or local, nodes of one kind, or of several."""
+"""A device's name or `local`, nodes of one kind, or nodes of several kinds."""

@@ -1,4 +1,4 @@
-"""Where the prompts of a job are, and what its columns are called."""
+"""The data of a job: its prompts, the names of their columns, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from meshwright.profiles.documents import Document
 
 _PROMPTS = (
-    "JSON lines, a .parquet file, or a directory: one that `datasets` saved to disk, or files of a split as its hub has"
+    "JSON lines, a .parquet file, or a directory: one saved by `datasets`, or the files of a split as on the "
+    "Hugging Face hub"
 )
 _COLUMNS = (
-    "what the columns are called there: prompt, and any others that are to travel with it; a dot leads into a column "
-    "of several parts, as reward_model.ground_truth"
+    "names of the columns in the files: prompt, and any others to pass on with it; a dot selects a field of a nested "
+    "column, as reward_model.ground_truth"
 )
-_LONG_PROMPTS = "a prompt longer than workload.prompt.max is left out, cut to its last tokens, or the job is refused"
-_SPLIT = "split that is read of a directory that has several"
-_CHAT = "a prompt that is a text is a user's message: the tokenizer's chat template is laid around it"
+_LONG_PROMPTS = (
+    "prompts longer than workload.prompt.max are left out (filter), cut to their last tokens (cut), or the job is "
+    "refused"
+)
+_SPLIT = "split to read from a directory that has several"
+_CHAT = "treat a text prompt as a user message and apply the tokenizer's chat template"
 
 PROMPT = "prompt"
 """The column that every row has: a text, messages of a chat, or token ids."""
 
 
 ANSWER = "answer"
-"""A column that a row may have: a text, with which rewards compare a response."""
+"""A column that a row may have: a text with which rewards compare a response."""
 
 
 class Data(Document):
-    """Prompts and the tokenizer that reads them; paths are relative to the job file."""
+    """The prompts of a job and their tokenizer; paths are relative to the job file."""
 
     prompts: str = Field(description=_PROMPTS)
     held_out: str | None = Field(default=None, description="file of held-out prompts, for evaluations")
@@ -42,16 +46,16 @@ class Data(Document):
 
     @property
     def named_columns(self) -> Mapping[str, str]:
-        """The names in the files of all columns that are read, by ours."""
+        """The names in the files of all columns that are read, by our name of the column."""
         return {PROMPT: PROMPT, **self.columns}
 
     @property
     def optional_columns(self) -> Mapping[str, str]:
-        """Those that rows may have although the job does not name them."""
+        """Columns that rows may have although the job does not name them, likewise."""
         return {} if ANSWER in self.columns else {ANSWER: ANSWER}
 
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As it was written before there were other files than JSON lines."""
+        """Leave out defaults."""
         defaults = {"columns": {}, "split": "train", "held_out_split": "test", "chat": False}
         return {key: value for key, value in written(self).items() if defaults.get(key, ...) != value}

@@ -1,6 +1,6 @@
-"""What facts no job of any use has: a typo would take all of a machine's memory, or never end.
+"""Upper limits of the numbers in a job, against typos that would exhaust memory or never finish.
 
-The limits lie far above what is planned today, and every command looks at them before it begins.
+The limits lie far above any real job. Every command checks them first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.workload import Workload
 
 _TINY, _HUGE = 1e-12, 1e24
-"""Between which rates, times above 0 and weights are: beyond, sums of them overflow or vanish."""
+"""The range of rates, of times above 0 and of weights; sums of values outside it overflow or vanish."""
 
-MOST_NODES, MOST_RANKS_PER_NODE, _MOST_RANKS = 2**17, 2**12, 2**20
-"""Of a cluster, far above any that is planned; a plan tells something of every rank."""
+MOST_NODES, MOST_RANKS_PER_NODE, _MAX_RANKS = 2**17, 2**12, 2**20
+"""The largest cluster; a plan has an entry for every rank."""
 
-_CLUSTER = {"nodes": MOST_NODES, "ranks_per_node": MOST_RANKS_PER_NODE, "host_memory_bytes": 2**60}
-_DEVICE = {"memory_bytes": 2**60, "num_processors": 2**20}
-_MODEL = {
+_CLUSTER_MAXIMA = {"nodes": MOST_NODES, "ranks_per_node": MOST_RANKS_PER_NODE, "host_memory_bytes": 2**60}
+_DEVICE_MAXIMA = {"memory_bytes": 2**60, "num_processors": 2**20}
+_MODEL_MAXIMA = {
     "num_layers": 10_000,
     "hidden_size": 2**20,
     "ffn_size": 2**24,
@@ -32,105 +32,118 @@ _MODEL = {
     "vocab_multiple": 2**20,
     "max_positions": 2**40,
 }
-_WORKLOAD = {"batch_size": 2**24, "group_size": 2**24, "best_of": 2**24, "num_minibatches": 2**20, "num_epochs": 1024}
-"""Of each field, the largest value: far above any use, and small enough for memory and for exact sums."""
+_WORKLOAD_MAXIMA = {
+    "batch_size": 2**24,
+    "group_size": 2**24,
+    "best_of": 2**24,
+    "num_minibatches": 2**20,
+    "num_epochs": 1024,
+}
+"""The largest value of each field: far above any use, and small enough for memory and for exact sums."""
 
-_MOST_TOKENS = 2**24
-"""Of a prompt or a response, far above what models take."""
+_MAX_TOKENS = 2**24
+"""The most tokens of a prompt or a response."""
 
-_MOST_PAIRS = 1024
-"""Of a histogram: the sum of two lengths may have as many as their product."""
+_MAX_HISTOGRAM_PAIRS = 1024
+"""The most pairs of a histogram; the histogram of a sum of two lengths can have as many pairs as their product."""
 
-_LONGEST_SECONDS = 3600.0
-"""Of a launch or a message: whoever gives more meant another unit."""
+_MAX_LATENCY_SECONDS = 3600.0
+"""The longest launch or message latency; a larger value is probably in the wrong unit."""
 
 
 def require_possible(models: Mapping[str, ModelSpec], cluster: AnyCluster, workload: Workload, what: str) -> None:
-    """Raises BadInput, beginning with `what`, for the first number that is beyond all use."""
-    require_none((*_of_cluster(cluster), *_of_models(models), *_of_workload(workload)), what)
+    """Raises BadInput, with a message that starts with `what`, for the first number outside the limits."""
+    require_none((*_check_cluster(cluster), *_check_models(models), *_check_workload(workload)), what)
 
 
 def position_violations(models: Mapping[str, ModelSpec], workload: Workload) -> tuple[str, ...]:
-    """One sentence where sequences may be longer than the positions of a model."""
+    """One sentence if sequences may be longer than the positions of a model, else nothing."""
     shortest = min(models.values(), key=lambda spec: spec.max_positions)
     if workload.max_tokens <= shortest.max_positions:
         return ()
     left = shortest.max_positions - workload.prompt.max
-    way = f"response.max to {left}" if left > 0 else "prompt.max and response.max"
+    shortened = f"response.max to {left}" if left > 0 else "prompt.max and response.max"
     return (
         f"prompt.max + response.max = {workload.max_tokens} exceeds the {shortest.max_positions} positions of "
-        f"{shortest.name}; shorten {way}.",
+        f"{shortest.name}; shorten {shortened}.",
     )
 
 
-def _above(where: str, owner: Any, limits: dict[str, int]) -> Iterator[str]:
-    for name, most in limits.items():
+def _check_maxima(where: str, owner: Any, limits: dict[str, int]) -> Iterator[str]:
+    for name, maximum in limits.items():
         value = getattr(owner, name)
-        if value is not None and value > most:
-            yield f"{where}.{name}={value} is above {most}, the most that is planned; use a smaller one."
+        if value is not None and value > maximum:
+            yield f"{where}.{name}={value} is above the limit of {maximum}; use a smaller value."
 
 
-def _beyond(where: str, value: float, least: float = _TINY, most: float = _HUGE) -> Iterator[str]:
-    if value and not least <= value <= most:
-        yield f"{where}={value:g} is not between {least:g} and {most:g}; check its unit."
+def _check_range(where: str, value: float, minimum: float = _TINY, maximum: float = _HUGE) -> Iterator[str]:
+    if value and not minimum <= value <= maximum:
+        yield f"{where}={value:g} is not between {minimum:g} and {maximum:g}; check its unit."
 
 
-def _of_cluster(cluster: AnyCluster) -> Iterator[str]:
+def _check_cluster(cluster: AnyCluster) -> Iterator[str]:
     for part in cluster.parts:
-        yield from _above("cluster", part, _CLUSTER)
-        yield from _of_device(part)
+        yield from _check_maxima("cluster", part, _CLUSTER_MAXIMA)
+        yield from _check_device(part)
         for name in ("intra_node", "inter_node", "host"):
-            yield from _of_link(f"cluster.{name}", getattr(part, name))
-    if cluster.num_ranks > _MOST_RANKS:
+            yield from _check_link(f"cluster.{name}", getattr(part, name))
+    if cluster.num_ranks > _MAX_RANKS:
         yield (
-            f"the cluster has {cluster.num_ranks} ranks, above {_MOST_RANKS}, the most that is planned; use fewer "
-            "nodes or ranks_per_node."
+            f"the cluster has {cluster.num_ranks} ranks, above the limit of {_MAX_RANKS}; use fewer nodes or "
+            "ranks_per_node."
         )
 
 
-def _of_device(part: Cluster) -> Iterator[str]:
+def _check_device(part: Cluster) -> Iterator[str]:
     device = part.device
-    yield from _above("cluster.device", device, _DEVICE)
-    yield from _beyond("cluster.device.memory_bytes_per_second", device.memory_bytes_per_second, least=1.0)
+    yield from _check_maxima("cluster.device", device, _DEVICE_MAXIMA)
+    yield from _check_range("cluster.device.memory_bytes_per_second", device.memory_bytes_per_second, minimum=1.0)
     for name, flops in device.flops_per_second.items():
         if flops <= 0:
             yield f"cluster.device.flops_per_second.{name}={flops:g} is not above 0; give the dense peak."
-        yield from _beyond(f"cluster.device.flops_per_second.{name}", flops, least=1.0)
-    yield from _beyond("cluster.device.launch_seconds", device.launch_seconds, most=_LONGEST_SECONDS)
+        yield from _check_range(f"cluster.device.flops_per_second.{name}", flops, minimum=1.0)
+    yield from _check_range("cluster.device.launch_seconds", device.launch_seconds, maximum=_MAX_LATENCY_SECONDS)
 
 
-def _of_link(where: str, link: Link) -> Iterator[str]:
-    yield from _beyond(f"{where}.seconds", link.seconds, most=_LONGEST_SECONDS)
-    yield from _beyond(f"{where}.bytes_per_second", link.bytes_per_second, least=1.0)
+def _check_link(where: str, link: Link) -> Iterator[str]:
+    yield from _check_range(f"{where}.seconds", link.seconds, maximum=_MAX_LATENCY_SECONDS)
+    yield from _check_range(f"{where}.bytes_per_second", link.bytes_per_second, minimum=1.0)
 
 
-def _of_models(models: Mapping[str, ModelSpec]) -> Iterator[str]:
+def _check_models(models: Mapping[str, ModelSpec]) -> Iterator[str]:
     for role, spec in models.items():
-        yield from _of_model(f"models.{role}", spec)
+        yield from _check_model(f"models.{role}", spec)
 
 
-def _of_model(where: str, spec: ModelSpec) -> Iterator[str]:
-    yield from _above(where, spec, _MODEL)
+def _check_model(where: str, spec: ModelSpec) -> Iterator[str]:
+    yield from _check_maxima(where, spec, _MODEL_MAXIMA)
     if spec.experts:
-        limits = {"num_experts": 2**16, "ffn_size": _MODEL["ffn_size"], "shared_ffn_size": _MODEL["ffn_size"]}
-        yield from _above(f"{where}.experts", spec.experts, limits)
+        limits = {
+            "num_experts": 2**16,
+            "ffn_size": _MODEL_MAXIMA["ffn_size"],
+            "shared_ffn_size": _MODEL_MAXIMA["ffn_size"],
+        }
+        yield from _check_maxima(f"{where}.experts", spec.experts, limits)
     if spec.latent:
         names = ("query_rank", "kv_rank", "nope_dim", "rope_dim", "value_dim")
-        yield from _above(f"{where}.latent", spec.latent, dict.fromkeys(names, _MODEL["hidden_size"]))
+        yield from _check_maxima(f"{where}.latent", spec.latent, dict.fromkeys(names, _MODEL_MAXIMA["hidden_size"]))
 
 
-def _of_workload(workload: Workload) -> Iterator[str]:
-    yield from _above("workload", workload, _WORKLOAD)
+def _check_workload(workload: Workload) -> Iterator[str]:
+    yield from _check_maxima("workload", workload, _WORKLOAD_MAXIMA)
     for name in ("prompt", "response"):
-        yield from _of_lengths(f"workload.{name}", getattr(workload, name))
+        yield from _check_lengths(f"workload.{name}", getattr(workload, name))
 
 
-def _of_lengths(where: str, lengths: LengthSpec) -> Iterator[str]:
-    yield from _above(where, lengths, {"max": _MOST_TOKENS})
+def _check_lengths(where: str, lengths: LengthSpec) -> Iterator[str]:
+    yield from _check_maxima(where, lengths, {"max": _MAX_TOKENS})
     pairs = lengths.histogram or ()
-    if len(pairs) > _MOST_PAIRS:
-        yield f"{where}.histogram has {len(pairs)} pairs, above {_MOST_PAIRS}; put lengths that are near together."
+    if len(pairs) > _MAX_HISTOGRAM_PAIRS:
+        yield (
+            f"{where}.histogram has {len(pairs)} pairs, above the limit of {_MAX_HISTOGRAM_PAIRS}; merge similar "
+            "lengths."
+        )
     for _, weight in pairs:
-        yield from _beyond(f"a weight of {where}.histogram", weight)
+        yield from _check_range(f"a weight of {where}.histogram", weight)
     for name in ("median", "p99"):
-        yield from _beyond(f"{where}.{name}", getattr(lengths, name) or 0.0, least=1e-3, most=1e12)
+        yield from _check_range(f"{where}.{name}", getattr(lengths, name) or 0.0, minimum=1e-3, maximum=1e12)

@@ -1,4 +1,4 @@
-"""The settings that every algorithm has, how a policy is sampled and updated; and how one is paid by scores."""
+"""Settings that all algorithms share (sampling and policy updates), and those of algorithms with rewards."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ StopString = Annotated[str, Field(min_length=1)]
 
 _MISSING_END_SCORE = "final scalar reward of a truncated response, in place of its score"
 _MISSING_END_PENALTY = "subtracted from the score of a truncated response"
-_DECAY_STEPS = "steps of the run, warm-up among them, after which the rate stays at its least"
-_DECAY = "how the rate falls behind the warm-up"
-_MIN_RATIO = "the least learning rate, of the largest"
-_TARGET_KL = "updates of a step are left out once approx_kl exceeds 1.5 times this"
-_MAX_BAD_STEPS = "a run ends behind so many steps in a row with a loss, a score or a gradient that is not finite"
+_DECAY_STEPS = "steps of the run, warm-up included, after which the rate stays at its minimum"
+_DECAY = "decay of the rate after the warm-up"
+_MIN_RATIO = "minimum learning rate as a fraction of the largest"
+_TARGET_KL = "remaining updates of a step are skipped once approx_kl exceeds 1.5 times this"
+_MAX_BAD_STEPS = "consecutive steps with a loss, a score or a gradient that is not finite, after which a run ends"
 _REWARD_CLIP = "scores are clipped to this magnitude, after reward_scale"
 
 
 class LearningRateSchedule(Document):
-    """How a learning rate rises and falls over the steps of a run, each of which has one rate for all its updates.
+    """Warm-up and decay of a learning rate over the steps of a run. All updates of a step have one rate.
 
-    The rate follows from the number of the step alone, and no length of a run is part of it: a run that is resumed, for
-    more steps too, goes on as if it had not been stopped.
+    The rate depends only on the number of the step, not on the length of the run, so a resumed run, even one for more
+    steps, continues as if it had not been stopped.
     """
 
     warmup_steps: int = Field(default=0, ge=0, description="steps over which the rate rises to its largest")
@@ -37,23 +37,26 @@ class LearningRateSchedule(Document):
     @model_validator(mode="after")
     def _decay_over_known_steps(self) -> Self:
         if self.decay == "constant" and (self.decay_steps is not None or self.min_ratio):
-            given = "min_ratio" if self.decay_steps is None else "decay_steps"
-            raise ValueError(f"{given}={getattr(self, given)} says nothing where decay=constant; choose another decay")
+            setting = "min_ratio" if self.decay_steps is None else "decay_steps"
+            raise ValueError(
+                f"{setting}={getattr(self, setting)} has no effect with decay=constant; choose another decay"
+            )
         if self.decay != "constant" and self.decay_steps is None:
             raise ValueError(f"decay={self.decay} needs decay_steps, {_DECAY_STEPS}; add it")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(
-                f"decay_steps={self.decay_steps} counts warmup_steps={self.warmup_steps} in and must be more; raise it"
+                f"decay_steps={self.decay_steps} includes warmup_steps={self.warmup_steps} and must be larger; raise it"
             )
         return self
 
     def ratio(self, step: int) -> float:
-        """Of the largest rate, at a step counted from 0; with w, d and m for warm-up, decay and the least ratio
+        """The fraction of the largest rate at step n, counted from 0. With w, d and m for `warmup_steps`, `decay_steps`
+        and `min_ratio` it is
 
-            (n + 1) / w  where n < w,  else  m + (1 - m) c(x) at x = min((n - w) / (d - w), 1)
+            (n + 1) / w  if n < w,  else  m + (1 - m) c(x) with x = min((n - w) / (d - w), 1)
 
-        and c(x) = 1 - x or (1 + cos(pi x)) / 2 (SGDR, arXiv:1608.03983, equation 5). No step has a rate of nothing but
-        those after the decay.
+        where c(x) = 1 - x or (1 + cos(pi x)) / 2 (SGDR, arXiv:1608.03983, equation 5). Only steps after the decay may
+        have a rate of 0.
         """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
@@ -65,7 +68,8 @@ class LearningRateSchedule(Document):
 
 
 class LearningSettings(Document):
-    """Of an actor that is updated by a clipped surrogate; equations and sources in `runtime.training.ppo`."""
+    """Settings of an actor that is updated with the clipped surrogate loss; equations and sources are in
+    `runtime.training.ppo`."""
 
     actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")
     actor_schedule: LearningRateSchedule = Field(
@@ -76,13 +80,13 @@ class LearningSettings(Document):
     adam_eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon")
     max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are clipped to this global norm")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay; norms and biases have none")
-    clip_ratio: float = Field(default=0.2, gt=0, description="the ratio of policies is clipped to 1 -/+ this")
+    clip_ratio: float = Field(default=0.2, gt=0, description="the policy ratio is clipped to 1 -/+ this")
     target_kl: float | None = Field(default=None, gt=0, description=_TARGET_KL)
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus in the loss")
     importance_cap: float = Field(
         default=2.0, gt=0, description="upper limit of the importance weight of a stale token"
     )
-    temperature: float = Field(default=1.0, gt=0, description="sampling temperature, which the trained policy has too")
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature; training uses the same")
     top_k: int = Field(default=0, ge=0, description="sample from the k likeliest tokens only; 0 is all")
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="sample from the likeliest tokens that together reach probability p only"
@@ -93,17 +97,17 @@ class LearningSettings(Document):
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """Between which ratios of the policies an advantage counts."""
+        """The lower and upper clip of the policy ratio."""
         return 1 - self.clip_ratio, 1 + self.clip_ratio
 
     def learning_rate(self, role: Role, step: int) -> float:
-        """Of a trained role in a step counted from 0."""
+        """The learning rate of a trained role at a step, counted from 0."""
         assert role == Role.ACTOR, role
         return self.actor_learning_rate * self.actor_schedule.ratio(step)
 
 
 class PaidSettings(LearningSettings):
-    """Of an actor whose responses are paid for by their scores."""
+    """Settings of an algorithm whose responses are rewarded by their scores."""
 
     reward_scale: float = Field(default=1.0, gt=0, description="scores are multiplied by this before they are used")
     reward_clip: float | None = Field(default=None, gt=0, description=_REWARD_CLIP)
@@ -111,7 +115,7 @@ class PaidSettings(LearningSettings):
     missing_end_penalty: float = Field(default=0.0, ge=0, description=_MISSING_END_PENALTY)
 
     @model_validator(mode="after")
-    def _pay_a_cut_response_once(self) -> Self:
+    def _one_rule_for_truncated_responses(self) -> Self:
         if self.missing_end_score is not None and self.missing_end_penalty:
             raise ValueError(
                 f"missing_end_score={self.missing_end_score} replaces the score that "
@@ -121,5 +125,5 @@ class PaidSettings(LearningSettings):
 
     @property
     def pays_cut(self) -> bool:
-        """Whether a response that was cut by length is paid for."""
+        """True if a response that was truncated at the length limit gets its score as a reward."""
         return True

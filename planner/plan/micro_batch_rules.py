@@ -1,7 +1,7 @@
-"""How a replica may cut its sequences into micro-batches: by rows or by tokens.
+"""Micro-batch rules: how a replica may split its sequences into micro-batches, by rows or by tokens.
 
-A cap of tokens lets as many sequences meet as there is memory for, whatever their lengths; so many rows at most must
-all have room when they are as long as can be.
+A token cap lets as many sequences into a micro-batch as memory allows, whatever their lengths. A row count must fit in
+memory even if all of its sequences have the maximum length.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from meshwright.profiles.workload import Workload
 
 
 class Wanted(NamedTuple):
-    """What is to be offered beside the usual: every number of rows, these caps of tokens, and every way to deal out
-    experts and layers (`rules.offered_layouts`)."""
+    """Choices to offer besides the usual ones: all row counts, these token caps, and all layouts of experts and layers
+    (`rules.offered_layouts`)."""
 
     by_rows: bool = False
     caps: tuple[int, ...] = ()
@@ -26,12 +26,12 @@ class Wanted(NamedTuple):
 
 
 USUAL = Wanted()
-"""Nothing beside it."""
+"""Only the usual choices."""
 
 
 class Cuts(NamedTuple):
-    """Ways to cut the sequences of a replica, none of which is longer than `longest`: by these rows or caps; and by
-    which rows where they are read in chunks."""
+    """The micro-batches offered to a replica: row counts, token caps, and the row counts where responses are read in
+    chunks. No sequence is longer than `longest` tokens."""
 
     sizes: tuple[int, ...]
     caps: tuple[int, ...]
@@ -39,20 +39,20 @@ class Cuts(NamedTuple):
     longest: int
 
     def schedules(self, chunk_tokens: int) -> list[Schedule]:
-        """Otherwise plain, those that may take less memory first."""
+        """Return a default schedule for each micro-batch, ascending in the memory that it may need."""
         if chunk_tokens:
             return [Schedule(micro_batch_size=size, chunk_tokens=chunk_tokens) for size in self.sizes_in_chunks]
-        every = (*(Schedule(micro_batch_size=size) for size in self.sizes), *map(capped, self.caps))
-        return sorted(every, key=lambda cut: cut.most_tokens(self.longest))
+        all_schedules = (*(Schedule(micro_batch_size=size) for size in self.sizes), *map(capped, self.caps))
+        return sorted(all_schedules, key=lambda cut: cut.most_tokens(self.longest))
 
 
 def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_even: bool, wanted: Wanted) -> Cuts:
-    """Those that are offered to a replica of `rows` rows.
+    """Return the micro-batches that are offered to a replica of `rows` rows.
 
-    Without a pipeline, which may want its micro-batches smaller than memory does, a cap takes the place of the rows
-    that need as much memory: it makes no more micro-batches of them. With context parallelism one sequence at a time is
-    offered: of two, each of twice as many replicas would take one, which is as much work in as much memory and
-    exchanges less. Several are legal where they are wanted.
+    Without pipeline parallelism, a token cap replaces the row count that needs as much memory, since it never makes
+    more micro-batches; a pipeline may want micro-batches smaller than memory requires. With context parallelism a
+    micro-batch is one sequence: in place of two, twice as many replicas could take one each, with the same work and
+    memory and less communication. More are legal, and offered with `wanted.by_rows`.
     """
     usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
     legal = (cap for cap in wanted.caps if not any(token_rules(stage, layout, capped(cap), rows, longest)))
@@ -64,15 +64,15 @@ def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_e
 
 
 def capped(most_tokens: int) -> Schedule:
-    """An otherwise plain schedule of micro-batches of so many tokens."""
+    """A default schedule with micro-batches of up to `most_tokens` tokens."""
     return Schedule(micro_batch_size=0, micro_batch_tokens=most_tokens)
 
 
 def micro_batch_sizes(rows: int, *, is_even: bool) -> tuple[int, ...]:
-    """The rows that a replica of `rows` rows may take at a time, ascending.
+    """The legal micro-batch sizes of a replica of `rows` rows, ascending.
 
-    They divide its rows, where others have as many. Else none divides those of all: for each power of two, and for all
-    rows, the smallest size that makes no more micro-batches of them.
+    With `is_even`, when all replicas have the same number of rows, they are its divisors. Else they are, for each power
+    of two and for `rows`, the smallest size with the same number of micro-batches.
     """
     if is_even:
         return divisors(rows)
@@ -81,23 +81,27 @@ def micro_batch_sizes(rows: int, *, is_even: bool) -> tuple[int, ...]:
 
 
 def token_caps(workload: Workload, stage: Stage, layout: Layout, rows: int) -> tuple[int, ...]:
-    """The caps that are offered to a replica of `rows` rows, ascending: tokens of a power of two of the longest
-    sequences, and fewer than of all rows.
+    """The token caps that are offered to a replica of `rows` rows, ascending: powers of two times the longest sequence,
+    below that of all rows.
 
-    None where all sequences are as long, of which so many rows are as many tokens, where tokens may not decide, and
-    with context parallelism, for which one row at a time is enough.
+    There are none if all sequences have the same length (row counts do the same), if token caps are not legal, and with
+    context parallelism, for which one row at a time is enough.
     """
     longest = workload.max_tokens
-    if workload.sequence_lengths.tokens[0] == longest or layout.cp > 1 or any(_no_caps(stage, layout)):
+    if (
+        workload.sequence_lengths.tokens[0] == longest
+        or layout.cp > 1
+        or any(_reasons_against_token_caps(stage, layout))
+    ):
         return ()
     return tuple(2**k * longest for k in range(rows.bit_length()) if 2**k < rows)
 
 
 def row_rules(layout: Layout, schedule: Schedule, rows: int, *, is_even: bool) -> Iterator[str]:
-    """Rules that micro-batches of so many rows break."""
+    """Rules that micro-batches of a number of rows break."""
     sizes = micro_batch_sizes(rows, is_even=is_even)
     if schedule.micro_batch_size not in sizes:
-        rule = "does not divide" if is_even else f"is none of {', '.join(map(str, sizes))}, which deal out"
+        rule = "does not divide" if is_even else f"is not one of {', '.join(map(str, sizes))}, which split"
         yield (
             f"micro_batch_size={schedule.micro_batch_size} {rule} the {rows} sequences of a replica; "
             f"use {nearest(schedule.micro_batch_size, sizes)}."
@@ -111,11 +115,11 @@ def row_rules(layout: Layout, schedule: Schedule, rows: int, *, is_even: bool) -
 
 
 def token_rules(stage: Stage, layout: Layout, schedule: Schedule, rows: int, longest: int) -> Iterator[str]:
-    """Rules that micro-batches of so many tokens break."""
-    cap, others = schedule.micro_batch_tokens, _no_caps(stage, layout)
+    """Rules that micro-batches of a number of tokens break."""
+    cap, reasons = schedule.micro_batch_tokens, _reasons_against_token_caps(stage, layout)
     if schedule.chunk_tokens:
-        yield f"micro_batch_tokens={cap} with chunk_tokens={schedule.chunk_tokens}, which come row by row; use 0."
-    for reason in others:
+        yield f"micro_batch_tokens={cap} with chunk_tokens={schedule.chunk_tokens}, which are read row by row; use 0."
+    for reason in reasons:
         yield f"micro_batch_tokens={cap} {reason}; use 0, and micro_batch_size."
     if cap < longest:
         yield f"micro_batch_tokens={cap} has no room for the longest sequence, of {longest} tokens; use {longest}."
@@ -125,11 +129,11 @@ def token_rules(stage: Stage, layout: Layout, schedule: Schedule, rows: int, lon
         )
 
 
-def _no_caps(stage: Stage, layout: Layout) -> Iterator[str]:
-    """Why tokens may not decide how many micro-batches there are, or which sequences meet."""
+def _reasons_against_token_caps(stage: Stage, layout: Layout) -> Iterator[str]:
+    """The reasons why micro-batches of a stage may not be capped by tokens, as clauses."""
     if stage.generates:
         yield "on a stage that generates, slot by slot"
     if layout.vpp > 1:
         yield f"with vpp={layout.vpp}, which needs micro-batches in multiples of pp={layout.pp}"
     if layout.expert_replicas > 1 and stage.trains:
-        yield f"with ep={layout.ep}, which needs as many micro-batches on every replica"
+        yield f"with ep={layout.ep}, which needs equally many micro-batches on every replica"

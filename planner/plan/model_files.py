@@ -1,6 +1,6 @@
-"""Which models a job names, and what their directories must have in common, as far as their small files tell.
+"""The models that a job names, and checks that their directories fit together. Only small files are read.
 
-A directory may hold a config.json alone: then it gives a shape to plan with, and there is nothing to compare.
+A directory may hold just a config.json: it then gives a shape to plan with, and nothing else is checked.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHERS, Role
 from meshwright.profiles.values import load_json, read_text
 
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = "tokenizer.json"
-_MOST_BYTES = 2**28
-"""Of a tokenizer: those of large vocabularies have some tens of millions."""
-_OF_WORDS = ("ForCausalLM", "a language model")
-_OF_SCORES = ("ForSequenceClassification", "a model with a scalar head")
+_MAX_TOKENIZER_BYTES = 2**28
+"""The largest tokenizer.json that is read; those of large vocabularies have some tens of megabytes."""
+_LANGUAGE_MODEL = ("ForCausalLM", "a language model")
+_SCALAR_HEAD_MODEL = ("ForSequenceClassification", "a model with a scalar head")
 _REWARD = "a model with a scalar head; needed where rewards names none"
 _TEACHER = "model whose log-probabilities distill learns; it has the actor's vocabulary"
-_MORE_TEACHERS = "as the teacher before it; distill learns the weighted mean of all"
+_MORE_TEACHERS = "another teacher; distill learns the weighted mean of all"
 _ABSENT = "reference policy of the KL penalty; without one there is no penalty; ppo needs one"
 _ADAPTER = (
-    "low-rank adapter of the actor, trained beside its weights, which stay as they are (LoRA); a ref of the same path "
-    "may share them"
+    "low-rank adapter of the actor, trained while its weights are frozen (LoRA); a ref of the same path may share the "
+    "weights"
 )
 
 
 class ModelSource(Document):
-    """Where a model is, and what is trained in place of its weights."""
+    """The location of a model, and the adapter that is trained in place of its weights."""
 
     path: str = Field(
         description="Hugging Face directory, or a config.json when only planning; relative to the job file"
@@ -49,8 +49,8 @@ class ModelSource(Document):
 
 
 class Models(Document):
-    """The models, as many as the algorithm has roles. The critic may name the reward model's directory: it then starts
-    from those weights."""
+    """The models of a job, one for each role of its algorithm. The critic may name the reward model's directory; it
+    then starts from those weights."""
 
     actor: ModelSource = Field(description="the policy that is trained")
     critic: ModelSource | None = Field(default=None, description="trained by ppo, and by no other algorithm")
@@ -67,7 +67,7 @@ class Models(Document):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Those that have a model."""
+        """The roles that have a model."""
         return tuple(role for role in Role if getattr(self, role.value) is not None)
 
     def source(self, role: Role) -> ModelSource:
@@ -78,77 +78,79 @@ class Models(Document):
 
 def require_heads(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
     """Raises BadInput for weights without the head that their role needs. A critic may start from a language model,
-    with a head of zeros; a reward model may not, for all its scores would be zero."""
-    of_words = dict.fromkeys((Role.ACTOR, Role.REF, *TEACHERS), _OF_WORDS)
-    for role, wanted in {**of_words, Role.REWARD: _OF_SCORES}.items():
+    with a zero head; a reward model may not, since all its scores would be zero."""
+    language_models = dict.fromkeys((Role.ACTOR, Role.REF, *TEACHERS), _LANGUAGE_MODEL)
+    for role, required in {**language_models, Role.REWARD: _SCALAR_HEAD_MODEL}.items():
         if role not in specs:
             continue
         architecture, directory = specs[role].architecture, directories[role]
-        if not architecture.endswith(wanted[0]) and any(any(directory.glob(name)) for name in _WEIGHTS):
-            missing = "scalar head (score.weight)" if wanted is _OF_SCORES else "vocabulary head"
+        if not architecture.endswith(required[0]) and any(any(directory.glob(name)) for name in _WEIGHT_FILES):
+            missing = "scalar head (score.weight)" if required is _SCALAR_HEAD_MODEL else "vocabulary head"
             raise BadInput(
                 f"models.{role.value}: {directory} holds a {architecture}, which has no {missing}; the {role.value} "
-                f"must be {wanted[1]}, one of ...{wanted[0]}."
+                f"must be {required[1]}, one of ...{required[0]}."
             )
 
 
 def require_one_vocabulary(specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path]) -> None:
-    """Raises BadInput for a teacher whose vocabulary has another size than the actor's, unless both have tokenizers,
-    which say more: sizes are padded differently from model to model."""
-    tells = {role: (directory / _TOKENIZER).is_file() for role, directory in directories.items()}
+    """Raises BadInput for a teacher whose vocabulary size differs from the actor's. If both have a tokenizer, those are
+    compared instead (`require_one_tokenizer`), because vocabulary sizes are padded differently."""
+    has_tokenizer = {role: (directory / _TOKENIZER).is_file() for role, directory in directories.items()}
     size = specs[Role.ACTOR].vocab_size
     for role in (teacher for teacher in TEACHERS if teacher in specs):
-        if specs[role].vocab_size != size and not (tells[role] and tells[Role.ACTOR]):
+        if specs[role].vocab_size != size and not (has_tokenizer[role] and has_tokenizer[Role.ACTOR]):
             raise BadInput(
                 f"models.{role.value}: its vocabulary has {specs[role].vocab_size} tokens and the actor's {size}, and "
-                f"a teacher says how likely the actor's tokens are; give a teacher of the actor's vocabulary, or a "
-                f"{_TOKENIZER} beside both that says that it is."
+                f"a teacher scores the actor's tokens; give a teacher of the actor's vocabulary, or a {_TOKENIZER} "
+                f"beside both that shows that it is."
             )
 
 
 def require_one_tokenizer(
     specs: Mapping[Role, ModelSpec], directories: Mapping[Role, Path], tokenizer: Path | None
 ) -> None:
-    """Raises BadInput unless a token means the same to all models, and each has a row for it in its vocabulary.
+    """Raises BadInput unless all models share one tokenizer, and each has an embedding row for every token.
 
-    Tokenizers are compared, not sizes, which are padded differently from model to model: all must have the vocabulary
-    and the merges of the job's `tokenizer`, a file or a directory, and no id may stand for two added tokens. Where
-    the job's is not there they are compared with the first model's that is.
+    Tokenizers are compared, not vocabulary sizes, which are padded differently. All must have the vocabulary and the
+    merges of the job's `tokenizer` (a file or a directory), and no id may be two different added tokens. If the job has
+    no tokenizer, they are compared with that of the first model that has one.
     """
     files = {role: path for role, directory in directories.items() if (path := directory / _TOKENIZER).is_file()}
     if tokenizer is not None and tokenizer.is_dir():
         tokenizer /= _TOKENIZER
-    known = tokenizer if tokenizer is not None and tokenizer.is_file() else next(iter(files.values()), None)
-    if known is None:
+    reference = tokenizer if tokenizer is not None and tokenizer.is_file() else next(iter(files.values()), None)
+    if reference is None:
         return
-    text = read_text(known, "tokenizer", _MOST_BYTES)
-    words = _Words.read(known, text)
+    text = read_text(reference, "tokenizer", _MAX_TOKENIZER_BYTES)
+    reference_vocabulary = _TokenizerVocabulary.read(reference, text)
     for role, spec in specs.items():
-        if words.num_ids > spec.vocab_size:
+        if reference_vocabulary.num_ids > spec.vocab_size:
             raise BadInput(
-                f"tokenizer {known} has ids up to {words.num_ids - 1} and the {role.value} has a vocabulary of "
-                f"{spec.vocab_size}; give the tokenizer of the models, or resize the model's embedding."
+                f"tokenizer {reference} has ids up to {reference_vocabulary.num_ids - 1} and the {role.value} has a "
+                f"vocabulary of {spec.vocab_size}; give the tokenizer of the models, or resize the model's embedding."
             )
     for role, path in files.items():
-        other = read_text(path, "tokenizer", _MOST_BYTES)
-        for sentence in () if other == text else words.differences(_Words.read(path, other)):
+        other = read_text(path, "tokenizer", _MAX_TOKENIZER_BYTES)
+        for sentence in (
+            () if other == text else reference_vocabulary.differences(_TokenizerVocabulary.read(path, other))
+        ):
             raise BadInput(
-                f"the models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {known}; "
+                f"the models must share one tokenizer, and that of the {role.value}, {path}, {sentence} {reference}; "
                 "give models that were trained with one tokenizer."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Words:
-    """What a tokenizer.json says of tokens and their ids; how it pads, cuts and adds is left out."""
+class _TokenizerVocabulary:
+    """The tokens and ids of a tokenizer.json, without its padding, truncation and post-processing."""
 
     ids: Mapping[str, int]
     merges: tuple[str, ...]
     added: Mapping[int, str]
 
     @classmethod
-    def read(cls, path: Path, text: str) -> _Words:
-        """Of BPE, WordPiece and WordLevel, whose vocabulary is a mapping, and of Unigram, where it is a list."""
+    def read(cls, path: Path, text: str) -> _TokenizerVocabulary:
+        """Read BPE, WordPiece and WordLevel, whose vocabulary is a mapping, and Unigram, whose vocabulary is a list."""
         try:
             document = load_json(text)
             model: Mapping[str, Any] = document["model"]
@@ -170,8 +172,8 @@ class _Words:
     def num_ids(self) -> int:
         return max((*self.ids.values(), *self.added), default=-1) + 1
 
-    def differences(self, other: _Words) -> Iterator[str]:
-        """In which ways the tokens of another tokenizer are not these, up to the name of this one."""
+    def differences(self, other: _TokenizerVocabulary) -> Iterator[str]:
+        """Clauses on how another tokenizer differs, to be followed by the name of this one."""
         for token in sorted(other.ids.items() ^ self.ids.items(), key=lambda item: (item[1], item[0]))[:1]:
             yield f"has {other.ids.get(token[0])} for the token {token[0]!r} and not {self.ids.get(token[0])} as"
         if other.merges != self.merges:

@@ -1,8 +1,8 @@
-"""The graph of stages that a job states itself, in place of the name of a preset, and what makes one that is planned.
+"""A graph of stages that a job states in place of a preset's name, and the rules for one that can be planned.
 
-A step has one stage that generates, all others work on the tokens that it writes, and what is trained is trained last.
-One stage may be a filter: behind it are the samples that score best of each prompt. Planning knows it by what it does
-to the others, which wait for the scores that it reads; it takes no time itself.
+A step has one stage that generates. All other stages work on the tokens that it writes, and the stages that train come
+last. One stage may be a filter, which keeps the best-scored samples of each prompt. A filter takes no time itself: the
+stages after it wait for the scores that it reads.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ MODES: Mapping[Kind, tuple[Mode, ...]] = {
     "inference": (Mode.FORWARD,),
     "training": (Mode.TRAIN,),
 }
-"""How a stage of a kind uses the hardware; one of the environment uses the processors of hosts."""
+"""The hardware modes of each kind of stage; a stage of the environment uses only processors of hosts."""
 
 _TOKENS = "tokens"
 
 _NAME = "^[a-z][a-z0-9_]*$"
 _ROLE = "model whose weights the stage uses; an environment and a filter have none"
 _KIND = (
-    "generation draws, inference passes forward, training updates its role, environment scores on hosts, a filter "
-    "keeps the best samples of each prompt"
+    "generation samples responses, inference is a forward pass, training updates its role, environment scores on "
+    "hosts, "
+    "filter keeps the best samples of each prompt"
 )
-_FIELD = "fields of the experience that it {}; those of no preset have an fp32 number for each token"
-_STREAM = "whether an inference of tokens alone may read responses in chunks while they are generated"
-_STAGES = "stages of a step, each behind those that it reads from"
+_FIELD = "fields of the experience that the stage {}; a field that no preset has is one fp32 number for each token"
+_STREAM = "true if an inference stage that reads only tokens may read responses in chunks while they are generated"
+_STAGES = "stages of a step, each after those that it reads from"
 
 FieldName: TypeAlias = Annotated[str, Field(pattern=_NAME, max_length=40)]
 
@@ -52,7 +53,7 @@ class OwnStage(Document):
 
 
 class OwnGraph(Document):
-    """The stages of a step in the job's own words, in place of a preset's name."""
+    """The stages of a step, stated by the job in place of a preset's name."""
 
     stages: tuple[OwnStage, ...] = Field(min_length=1, max_length=16, description=_STAGES)
 
@@ -62,7 +63,7 @@ class OwnGraph(Document):
         for rule in rules:
             for sentence in rule(self.stages):
                 raise ValueError(sentence)
-        for sentence in graph_violations(self._placed(), self._hosted):
+        for sentence in graph_violations(self._device_stages(), self._host_stages):
             raise ValueError(sentence)
         return self
 
@@ -75,26 +76,26 @@ class OwnGraph(Document):
         return tuple(stage.role for stage in self.stages if stage.role and stage.kind == "training")
 
     def graph(self, *, ref_is_base: bool = False) -> StageGraph:
-        """The same as planning knows it; the reference may be the actor without its adapter."""
-        return StageGraph(self._placed(ref_is_base), self._hosted)
+        """The graph for planning; with `ref_is_base` the reference is the actor without its adapter."""
+        return StageGraph(self._device_stages(ref_is_base), self._host_stages)
 
     @cached_property
     def filter(self) -> OwnStage | None:
-        """The stage that keeps the best samples, where there is one."""
+        """The stage that keeps the best samples, or None."""
         return next((stage for stage in self.stages if stage.kind == "filter"), None)
 
     @property
-    def _hosted(self) -> tuple[HostStage, ...]:
-        mine = (stage for stage in self.stages if stage.kind == "environment")
-        return tuple(HostStage(name=stage.name, reads=stage.reads, writes=stage.writes) for stage in mine)
+    def _host_stages(self) -> tuple[HostStage, ...]:
+        environments = (stage for stage in self.stages if stage.kind == "environment")
+        return tuple(HostStage(name=stage.name, reads=stage.reads, writes=stage.writes) for stage in environments)
 
-    def _placed(self, ref_is_base: bool = False) -> tuple[Stage, ...]:
+    def _device_stages(self, ref_is_base: bool = False) -> tuple[Stage, ...]:
         return tuple(
             Stage(
                 name=stage.name,
                 role=stage.role,
                 modes=MODES[stage.kind],
-                reads=self._read_by(stage),
+                reads=self._planned_reads(stage),
                 writes=stage.writes,
                 is_trained=stage.role in self.trained,
                 may_stream=stage.may_stream and not self.filter,
@@ -104,26 +105,26 @@ class OwnGraph(Document):
             if stage.role
         )
 
-    def _read_by(self, stage: OwnStage) -> tuple[str, ...]:
-        """The fields of the experience: behind a filter the scores in place of what it writes, which says only that it
-        has chosen."""
+    def _planned_reads(self, stage: OwnStage) -> tuple[str, ...]:
+        """The fields that a stage reads, with the field that a filter writes replaced by the scores that it
+        compares."""
         if not self.filter or not set(stage.reads).intersection(self.filter.writes):
             return stage.reads
-        scores = [field for one in self.stages if one.kind == "inference" for field in one.writes]
+        scores = [field for other in self.stages if other.kind == "inference" for field in other.writes]
         waits = [field for field in self.filter.reads if field in scores and field not in stage.reads]
         return (*(field for field in stage.reads if field not in self.filter.writes), *waits)
 
 
 def is_same(one: StageGraph, other: StageGraph) -> bool:
-    """Whether two graphs have the same stages, in whatever order they and their fields are told."""
+    """True if two graphs have the same stages; the order of stages and of their fields does not matter."""
 
-    def told(graph: StageGraph) -> set[object]:
+    def unordered(graph: StageGraph) -> set[object]:
         stages = {
             (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream) for s in graph.stages
         }
         return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.hosted)}
 
-    return told(one) == told(other)
+    return unordered(one) == unordered(other)
 
 
 def _fields_once(stages: Sequence[OwnStage]) -> Iterator[str]:
@@ -143,13 +144,13 @@ def _roles(stages: Sequence[OwnStage]) -> Iterator[str]:
         if stage.kind not in ("environment", "filter") and stage.role is None:
             yield f"{stage.name} is a stage of {stage.kind} and has no role; say whose weights it uses"
     if not any(stage.kind == "training" and stage.role is Role.ACTOR for stage in stages):
-        yield "no stage trains the actor, whose draws a step learns from; add one of kind=training and role=actor"
+        yield "no stage trains the actor, whose samples a step learns from; add one of kind=training and role=actor"
 
 
 def _generation(stages: Sequence[OwnStage]) -> Iterator[str]:
     for stage in stages:
         if stage.kind == "generation" and stage.reads:
-            yield f"{stage.name} generates and reads {stage.reads[0]}; it is given prompts alone: let it read nothing"
+            yield f"{stage.name} generates and reads {stage.reads[0]}; it is given only prompts: let it read nothing"
         if stage.kind == "generation" and _TOKENS not in stage.writes:
             yield f"{stage.name} generates and does not write {_TOKENS}, which all other stages read; add it"
 
@@ -164,12 +165,12 @@ def _inference(stages: Sequence[OwnStage]) -> Iterator[str]:
     read = {field for stage in stages for field in stage.reads}
     for stage in stages:
         if stage.kind in ("inference", "environment", "filter") and not read.intersection(stage.writes):
-            told = f"writes {', '.join(stage.writes)}, which no stage reads" if stage.writes else "writes nothing"
-            yield f"{stage.name} {told}; let a later stage read what it writes, or remove {stage.name}"
+            problem = f"writes {', '.join(stage.writes)}, which no stage reads" if stage.writes else "writes nothing"
+            yield f"{stage.name} {problem}; let a later stage read what it writes, or remove {stage.name}"
         if stage.may_stream and (stage.kind != "inference" or stage.reads != (_TOKENS,)):
             yield (
-                f"{stage.name} has may_stream=true, and only an inference that reads {_TOKENS} and nothing else can "
-                "begin before the generation ends; set it to false"
+                f"{stage.name} has may_stream=true, and only an inference stage that reads {_TOKENS} and nothing else "
+                "can start before the generation ends; set it to false"
             )
 
 
@@ -179,7 +180,7 @@ def _training(stages: Sequence[OwnStage]) -> Iterator[str]:
         if stage.kind == "training" and stage.writes:
             yield f"{stage.name} trains and writes {stage.writes[0]}; an update ends a step: let it write nothing"
         if stage.kind != "training" and trained:
-            yield f"{stage.name} stands behind {trained[-1].name}, which trains; put the stages that train last"
+            yield f"{stage.name} comes after {trained[-1].name}, which trains; put the stages that train last"
         trained += [stage] if stage.kind == "training" else []
 
 
@@ -188,83 +189,97 @@ def _environment(stages: Sequence[OwnStage]) -> Iterator[str]:
     if len(hosted) > 1:
         names = " and ".join(stage.name for stage in hosted)
         yield f"{names} are stages of the environment; one of them scores for all rewards: keep one"
-    drawn = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
+    generated = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
     for stage in hosted:
         if stage.name != ENVIRONMENT:
             yield f"the stage that scores on hosts is called {stage.name}; call it {ENVIRONMENT}"
         for field in stage.reads:
-            if field not in drawn:
+            if field not in generated:
                 yield f"{stage.name} reads {field}, which the generation does not write; let it read what that writes"
         for reader in stages:
             read = [field for field in reader.reads if field in stage.writes]
             if read and reader.kind not in ("training", "filter"):
                 yield (
-                    f"{reader.name} reads {read[0]}, and what hosts write is read by stages that train alone; let one "
-                    "of those read it"
+                    f"{reader.name} reads {read[0]}, and only stages that train read what hosts write; let one of "
+                    "those read it"
                 )
 
 
 def _sharing(stages: Sequence[OwnStage]) -> Iterator[str]:
     trained = {stage.role for stage in stages if stage.kind == "training"}
     for role in dict.fromkeys(stage.role for stage in stages if stage.role and stage.role not in trained):
-        mine = [stage.name for stage in stages if stage.role is role]
-        if len(mine) > 1:
+        users = [stage.name for stage in stages if stage.role is role]
+        if len(users) > 1:
             yield (
-                f"{' and '.join(mine)} use the {role}, which no stage trains, and only stages of a trained role share "
+                f"{' and '.join(users)} use the {role}, which no stage trains, and only stages of a trained role share "
                 "its weights; let one stage write what all of them do"
             )
 
 
 def _filtering(stages: Sequence[OwnStage]) -> Iterator[str]:
-    """All samples are scored, and all stages but those that score see what is kept."""
+    """Rules about a filter: all samples are scored, and only the stages that score see samples that are not kept."""
     filters = [stage for stage in stages if stage.kind == "filter"]
     if len(filters) > 1:
         names = " and ".join(stage.name for stage in filters)
-        yield f"{names} are filters, and the samples of a prompt are chosen once; keep one"
+        yield f"{names} are filters, and the samples of a prompt are selected once; keep one"
     trained = {stage.role for stage in stages if stage.kind == "training"}
-    for keeps in filters[:1]:
-        if len(keeps.writes) > 1:
-            yield f"{keeps.name} filters and writes {keeps.writes[1]} too; let it write one field, that of what is kept"
-        if not keeps.reads:
-            yield f"{keeps.name} filters and reads nothing; let it read the scores that samples are compared by"
+    for filter_stage in filters[:1]:
+        if len(filter_stage.writes) > 1:
+            yield (
+                f"{filter_stage.name} filters and writes {filter_stage.writes[1]} too; let it write one field, for "
+                "what is kept"
+            )
+        if not filter_stage.reads:
+            yield f"{filter_stage.name} filters and reads nothing; let it read the scores that samples are compared by"
         scorers = [stage for stage in stages if stage.role is Role.REWARD and stage.role not in trained]
         scorers += [stage for stage in stages if stage.kind == "environment"]
-        yield from _compared(keeps, scorers, stages)
-        yield from _behind(keeps, scorers, stages)
+        yield from _filter_reads_all_scores(filter_stage, scorers, stages)
+        yield from _stages_after_the_filter(filter_stage, scorers, stages)
 
 
-def _compared(keeps: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]) -> Iterator[str]:
-    """A filter stands behind what scores, reads of all of that, and of nothing else."""
-    drawn = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
+def _filter_reads_all_scores(
+    filter_stage: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]
+) -> Iterator[str]:
+    """Rules about the filter's inputs: it comes after the stages that score and reads the scores of all of them, and
+    nothing else."""
+    generated = {field for stage in stages if stage.kind == "generation" for field in stage.writes}
     scores = {field: stage for stage in scorers for field in stage.writes}
-    for field in keeps.reads:
+    for field in filter_stage.reads:
         if field not in scores:
             yield (
-                f"{keeps.name} reads {field}, which is no score; samples are compared by what a reward model that no "
-                "stage trains and the environment write: let it read that"
+                f"{filter_stage.name} reads {field}, which is no score; samples are compared by what a reward model "
+                "that no stage trains and the environment write: let it read that"
             )
-        elif stages.index(scores[field]) > stages.index(keeps):
-            yield f"{keeps.name} reads {field} before {scores[field].name} writes it; put {scores[field].name} first"
+        elif stages.index(scores[field]) > stages.index(filter_stage):
+            yield (
+                f"{filter_stage.name} reads {field} before {scores[field].name} writes it; put {scores[field].name} "
+                "first"
+            )
     for scorer in scorers:
-        if not set(keeps.reads).intersection(scorer.writes):
-            yield f"{scorer.name} scores what {keeps.name} compares; let {keeps.name} read what it writes"
+        if not set(filter_stage.reads).intersection(scorer.writes):
+            yield f"{scorer.name} scores what {filter_stage.name} compares; let {filter_stage.name} read what it writes"
         for field in scorer.reads:
-            if field not in drawn:
+            if field not in generated:
                 yield (
-                    f"{scorer.name} reads {field}, and it scores all samples before {keeps.name} keeps some; let it "
-                    "read what the generation writes alone"
+                    f"{scorer.name} reads {field}, and it scores all samples before {filter_stage.name} keeps some; "
+                    "let it read only what the generation writes"
                 )
 
 
-def _behind(keeps: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]) -> Iterator[str]:
-    """Every other stage reads what a filter writes, and stands behind it."""
+def _stages_after_the_filter(
+    filter_stage: OwnStage, scorers: Sequence[OwnStage], stages: Sequence[OwnStage]
+) -> Iterator[str]:
+    """Rules about the other stages: each reads the field that the filter writes, and comes after it."""
     for stage in stages:
-        if stage is keeps or stage in scorers or stage.kind == "generation" or not keeps.writes:
+        if stage is filter_stage or stage in scorers or stage.kind == "generation" or not filter_stage.writes:
             continue
-        if keeps.writes[0] not in stage.reads:
+        if filter_stage.writes[0] not in stage.reads:
             yield (
-                f"{stage.name} does not read {keeps.writes[0]}, and all stages but those that score work on what "
-                f"{keeps.name} keeps; add it to its reads"
+                f"{stage.name} does not read {filter_stage.writes[0]}, and all stages but those that score work on "
+                f"what {filter_stage.name} keeps; add it to its reads"
             )
-        elif stages.index(stage) < stages.index(keeps):
-            yield f"{stage.name} reads {keeps.writes[0]} before {keeps.name} writes it; put {keeps.name} first"
+        elif stages.index(stage) < stages.index(filter_stage):
+            yield (
+                f"{stage.name} reads {filter_stage.writes[0]} before {filter_stage.name} writes it; put "
+                f"{filter_stage.name} first"
+            )

@@ -1,4 +1,4 @@
-"""Pins of a whole job in one file: one to a line as on the command line, or a plan, whose choices they are."""
+"""Pins from a file: one on each line, as on the command line, or all choices of a plan."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Stage, StageGraph
 from meshwright.profiles.values import read_text
 
-_MOST_BYTES = 2**20
-"""Of a file of pins; a plan may have more."""
+_MAX_BYTES = 2**20
+"""The size limit of a file of pins; a plan may be larger."""
 
 
 def read_pins(path: Path, graph: StageGraph) -> tuple[str, ...]:
-    """The pins in a file, of stages of a graph: those of a plan where it is one (`.json`), else its lines.
+    """Return the pins in a file: all choices of a plan (`.json`), or one pin on each line.
 
-    A line is `stage.key=value`, or `stage.key!=value` for what is left out, and may end in a comment (`#`). Raises
-    BadInput naming the line, and for a file without any.
+    A line is `stage.key=value`, or `stage.key!=value` to forbid a choice, and may end in a comment (`#`). Raises
+    BadInput with the number of a malformed line, and for a file without pins.
     """
     if path.suffix == ".json":
         return pins_of(read_plan(path))
-    found = []
-    for number, line in enumerate(read_text(path, "pins", _MOST_BYTES).splitlines(), start=1):
+    pins = []
+    for number, line in enumerate(read_text(path, "pins", _MAX_BYTES).splitlines(), start=1):
         if text := line.partition("#")[0].strip():
             try:
-                found.append(str(parse_pin(text, graph)))
+                pins.append(str(parse_pin(text, graph)))
             except BadInput as error:
                 raise BadInput(f"pins {path}, line {number}: {error}") from None
-    if not found:
+    if not pins:
         raise BadInput(f"pins {path} has none; write one to a line, as actor_train.layout=tp2,pp1,dp4.")
-    return tuple(found)
+    return tuple(pins)
 
 
 def pins_of(plan: Plan) -> tuple[str, ...]:
@@ -39,12 +39,12 @@ def pins_of(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"{placement.stage}.{key}={plan.choice(placement.stage, key)}"
         for placement in plan.placements
-        for key in ("pool", "layout", "offload", *_keys(plan, plan.graph.by_name[placement.stage]))
+        for key in ("pool", "layout", "offload", *_schedule_keys(plan, plan.graph.by_name[placement.stage]))
     )
 
 
-def _keys(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    """The settings of a schedule that concern a stage beside its offload."""
+def _schedule_keys(plan: Plan, stage: Stage) -> tuple[str, ...]:
+    """The fields of a schedule that apply to a stage, without its offload."""
     if stage.generates:
         waiting = ("while_waiting",) if plan.facts.workload.turns else ()
         return "generation_slots", "batches_in_flight", "overcommit", *waiting

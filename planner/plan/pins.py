@@ -1,7 +1,7 @@
-"""What the user fixes or forbids before the search: `actor_generate.layout=tp1,pp2,dp1`, `actor_train.pp=1`,
-`actor_train.recompute!=full`.
+"""Pins: choices that the user fixes or forbids before the search, such as `actor_generate.layout=tp1,pp2,dp1`,
+`actor_train.pp=1` or `actor_train.recompute!=full`.
 
-A pin is read here without any facts; whether its value is legal is found out where the choices are enumerated.
+Pins are parsed without the facts of a job. Illegal values are found where the search enumerates the choices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshwright.profiles.values import whole_number
 
 @dataclass(frozen=True, order=True)
 class Ranks:
-    """Consecutive ranks, written `first:number` in a pin, where `first-last` is read too."""
+    """Consecutive ranks. A pin writes them as `first:number`; `first-last` is read too."""
 
     first_rank: int
     num_ranks: int
@@ -30,7 +30,7 @@ class Ranks:
 
     @property
     def told(self) -> str:
-        """The ranks as they are shown everywhere: 4-7, or 4 alone."""
+        """The ranks as reports show them: `4-7`, or `4` for a single rank."""
         last = self.first_rank + self.num_ranks - 1
         return f"{self.first_rank}-{last}" if self.num_ranks > 1 else str(self.first_rank)
 
@@ -40,14 +40,14 @@ class Ranks:
 
 
 DEGREES = ("tp", "pp", "dp", "ep", "etp", "cp", "vpp")
-"""The parts of a layout that may be pinned alone."""
+"""The degrees of a layout that may be pinned alone."""
 
 Value: TypeAlias = Layout | Ranks | Recompute | Offload | WhileWaiting | int
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One choice of one stage, fixed or forbidden. `str` gives the text it was read from, in one canonical form."""
+    """One choice of one stage, fixed or forbidden. `str` gives its canonical text."""
 
     stage: str
     key: str
@@ -59,23 +59,23 @@ class Pin:
 
     @property
     def told(self) -> str:
-        """The pin in the words of a message."""
-        return _told(str(self))
+        """The pin as error messages quote it."""
+        return _quoted_pin(str(self))
 
     def allows(self, value: object) -> bool:
-        """Whether a choice may have this value under the pin's key."""
+        """True if a choice may have this value under the pin's key."""
         return (value == self.value) is not self.forbids
 
 
 def value_of(layout: Layout, schedule: Schedule, key: str) -> Value:
-    """What a choice has of what a pin is about, its pool apart: its layout, one degree of it, or a field of its
+    """The value of a choice under a pin's key (other than `pool`): its layout, one degree of it, or a field of its
     schedule."""
-    found: Value = layout if key == "layout" else getattr(layout if key in DEGREES else schedule, key)
-    return found
+    value: Value = layout if key == "layout" else getattr(layout if key in DEGREES else schedule, key)
+    return value
 
 
 def forbidden(text: str) -> str:
-    """The pin that forbids what `stage.key=value` says. Raises BadInput for a text of another form."""
+    """Return the text of the pin that forbids `stage.key=value`. Raises BadInput for a text of another form."""
     stage_and_key, equals, value = text.replace(" ", "").partition("=")
     if not equals or stage_and_key.endswith("!"):
         raise BadInput(f"forbid {text!r} is not of the form stage.key=value, such as actor_train.recompute=full.")
@@ -83,27 +83,30 @@ def forbidden(text: str) -> str:
 
 
 def parse_pin(text: str, graph: StageGraph) -> Pin:
-    """The pin written as `stage.key=value`, or `stage.key!=value` for one that forbids.
+    """Parse a pin written as `stage.key=value`, or `stage.key!=value` for one that forbids.
 
     Raises BadInput for an unknown stage or key and a malformed value.
     """
     match = re.match(r"([^.=!]+)\.([^.=!]+)(!?)=(.+)$", text.replace(" ", ""))
     if not match:
-        raise BadInput(f"{_told(text)} is not of the form stage.key=value, such as actor_generate.layout=tp1,pp2,dp1.")
+        raise BadInput(
+            f"{_quoted_pin(text)} is not of the form stage.key=value, such as actor_generate.layout=tp1,pp2,dp1."
+        )
     stage, key, forbids, value = match.groups()
     if stage not in graph.by_name:
-        raise BadInput(f"{_told(text)}: there is no stage {stage!r}; {suggestion(stage, graph.names)}")
-    if key not in _READERS:
-        raise BadInput(f"{_told(text)}: a stage has no {key!r}; {suggestion(key, _READERS)}")
+        raise BadInput(f"{_quoted_pin(text)}: there is no stage {stage!r}; {suggestion(stage, graph.names)}")
+    if key not in _PARSERS:
+        raise BadInput(f"{_quoted_pin(text)}: a stage has no {key!r}; {suggestion(key, _PARSERS)}")
     if key == "recompute" and not graph.by_name[stage].trains:
-        raise BadInput(f"{_told(text)}: {stage} does not train, so nothing is recomputed; remove the pin.")
-    if key in _OF_GENERATION and not graph.by_name[stage].generates:
-        raise BadInput(f"{_told(text)}: {stage} does not generate, so it has no {key}; pin {GENERATE} instead.")
-    return Pin(stage, key, _READERS[key](text, value), forbids=bool(forbids))
+        raise BadInput(f"{_quoted_pin(text)}: {stage} does not train, so nothing is recomputed; remove the pin.")
+    if key in _GENERATION_KEYS and not graph.by_name[stage].generates:
+        raise BadInput(f"{_quoted_pin(text)}: {stage} does not generate, so it has no {key}; pin {GENERATE} instead.")
+    return Pin(stage, key, _PARSERS[key](text, value), forbids=bool(forbids))
 
 
 def parse_pins(texts: Iterable[str], graph: StageGraph) -> tuple[Pin, ...]:
-    """The pins, each once and sorted. Raises BadInput when one choice is fixed twice, or fixed and forbidden."""
+    """Parse pins; the result is sorted and without duplicates. Raises BadInput when one choice is fixed twice, or fixed
+    and forbidden."""
     pins = {str(pin): pin for pin in (parse_pin(text, graph) for text in texts)}
     fixed: dict[tuple[str, str], Pin] = {}
     for pin in pins.values():
@@ -117,25 +120,25 @@ def parse_pins(texts: Iterable[str], graph: StageGraph) -> tuple[Pin, ...]:
     return tuple(pins[text] for text in sorted(pins))
 
 
-def _told(text: str) -> str:
+def _quoted_pin(text: str) -> str:
     return f"forbid {text.replace('!=', '=')!r}" if "!=" in text else f"pin {text!r}"
 
 
-def _whole(text: str, value: str) -> int:
+def _parse_positive(text: str, value: str) -> int:
     number = whole_number(value)
     if not number:
-        raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 1 or more.")
+        raise BadInput(f"{_quoted_pin(text)}: {value!r} is not a whole number; use 1 or more.")
     return number
 
 
-def _count(text: str, value: str) -> int:
+def _parse_count(text: str, value: str) -> int:
     number = whole_number(value)
     if number is None:
-        raise BadInput(f"{_told(text)}: {value!r} is not a whole number; use 0 or more.")
+        raise BadInput(f"{_quoted_pin(text)}: {value!r} is not a whole number; use 0 or more.")
     return number
 
 
-def _ranks(text: str, value: str) -> Ranks:
+def _parse_ranks(text: str, value: str) -> Ranks:
     first, to_last, last = value.partition("-")
     if not to_last:
         first, _, number = value.partition(":")
@@ -145,48 +148,48 @@ def _ranks(text: str, value: str) -> Ranks:
     else:
         num_ranks = None if to_last else whole_number(number)
     if first_rank is None or not num_ranks:
-        raise BadInput(f"{_told(text)}: {value!r} is not a pool; write first:number, such as 0:4, or 0-3.")
+        raise BadInput(f"{_quoted_pin(text)}: {value!r} is not a pool; write first:number, such as 0:4, or 0-3.")
     return Ranks(first_rank, num_ranks)
 
 
-def _recompute(text: str, value: str) -> Recompute:
+def _parse_recompute(text: str, value: str) -> Recompute:
     if value not in set(Recompute):
         hint = suggestion(value, [kind.value for kind in Recompute])
-        raise BadInput(f"{_told(text)}: there is no recomputation {value!r}; {hint}")
+        raise BadInput(f"{_quoted_pin(text)}: there is no recomputation {value!r}; {hint}")
     return Recompute(value)
 
 
-def _offload(text: str, value: str) -> Offload:
+def _parse_offload(text: str, value: str) -> Offload:
     if value not in set(Offload):
         hint = suggestion(value, [kind.value for kind in Offload])
-        raise BadInput(f"{_told(text)}: nothing called {value!r} can be offloaded; {hint}")
+        raise BadInput(f"{_quoted_pin(text)}: nothing called {value!r} can be offloaded; {hint}")
     return Offload(value)
 
 
-def _while_waiting(text: str, value: str) -> WhileWaiting:
+def _parse_while_waiting(text: str, value: str) -> WhileWaiting:
     if value not in set(WhileWaiting):
         hint = suggestion(value, [kind.value for kind in WhileWaiting])
-        raise BadInput(f"{_told(text)}: a sequence cannot {value!r} while it waits; {hint}")
+        raise BadInput(f"{_quoted_pin(text)}: a sequence cannot {value!r} while it waits; {hint}")
     return WhileWaiting(value)
 
 
-def _layout(_text: str, value: str) -> Layout:
+def _parse_layout(_text: str, value: str) -> Layout:
     return Layout.parse(value)
 
 
-_READERS: Mapping[str, Callable[[str, str], Value]] = {
-    "layout": _layout,
-    **dict.fromkeys(DEGREES, _whole),
-    "pool": _ranks,
-    "micro_batch_size": _whole,
-    "micro_batch_tokens": _count,
-    "recompute": _recompute,
-    "generation_slots": _whole,
-    "batches_in_flight": _whole,
-    "overcommit": _count,
-    "chunk_tokens": _count,
-    "offload": _offload,
-    "while_waiting": _while_waiting,
+_PARSERS: Mapping[str, Callable[[str, str], Value]] = {
+    "layout": _parse_layout,
+    **dict.fromkeys(DEGREES, _parse_positive),
+    "pool": _parse_ranks,
+    "micro_batch_size": _parse_positive,
+    "micro_batch_tokens": _parse_count,
+    "recompute": _parse_recompute,
+    "generation_slots": _parse_positive,
+    "batches_in_flight": _parse_positive,
+    "overcommit": _parse_count,
+    "chunk_tokens": _parse_count,
+    "offload": _parse_offload,
+    "while_waiting": _parse_while_waiting,
 }
 
-_OF_GENERATION = ("generation_slots", "batches_in_flight", "overcommit", "while_waiting")
+_GENERATION_KEYS = ("generation_slots", "batches_in_flight", "overcommit", "while_waiting")

@@ -1,9 +1,9 @@
 """The plan: which stage runs where, how, and at what predicted cost. A document that loads without a solver.
 
-A turn is one period of the steady state. In turn n a stage that is a steps ahead works on step n + a. Steps ahead never
-rise along the edges of the stage graph. Where they fall from a producer to its consumer, the consumer reads what an
-earlier turn wrote, and the two may run at the same time on different pools. A plan whose stages are all 0 steps ahead
-is synchronous.
+A plan describes one period of the steady state. In period n, a stage that is `a` steps ahead works on step n + a.
+Steps ahead never increase along the edges of the stage graph. Where a producer is further ahead than its consumer, the
+consumer reads what an earlier period wrote, and the two may run at the same time on different pools. A plan whose
+stages are all 0 steps ahead is synchronous.
 
 Costs are `Cost` records: named terms in seconds or bytes, each with its source.
 """
@@ -30,7 +30,7 @@ from meshwright.profiles.stages import Role, Stage, StageGraph
 from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION: Final = 2
-"""Of the plans that are read and written; another one is refused, and the job planned again."""
+"""The schema version of plans that are read and written; a plan of another version is refused."""
 
 
 class Pool(Document):
@@ -46,34 +46,34 @@ class Pool(Document):
 
 
 class Placement(Document):
-    """One stage: its pool, layout and schedule, when it runs within a turn, and what that costs."""
+    """One stage: its pool, layout and schedule, when it runs within a period, and its predicted costs."""
 
     stage: str
     pool: str
     layout: Layout
     stage_layers: tuple[int, ...] = Field(
-        default=(), description="decoder layers of each pipeline stage, where some hold more than others; see layout"
+        default=(), description="decoder layers of each pipeline stage; left out where all stages have as many"
     )
     schedule: Schedule
     steps_ahead: int = Field(default=0, ge=0, description="steps by which the stage works ahead of the training")
     start_seconds: float = Field(ge=0)
     end_seconds: float = Field(ge=0)
     cost: Cost = Field(description="seconds")
-    tail_seconds: float = Field(default=0.0, ge=0, description="of a stage that streams: left after the last token")
+    tail_seconds: float = Field(default=0.0, ge=0, description="time that a streaming stage takes after the last token")
     resident: Cost = Field(description="bytes on the fullest rank, while any stage runs")
     transient: Cost = Field(description="bytes on the fullest rank, only while this stage runs")
     host: Cost = Field(default=Cost(), description="bytes in host memory for each rank")
-    pace: float = Field(default=1.0, gt=0, description="times longer than by the cost model, as a run has shown it")
+    pace: float = Field(default=1.0, gt=0, description="measured seconds over predicted seconds, from a run")
 
     @model_serializer(mode="wrap")
     def _without_usual(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Nothing is said of stages that hold as many layers as each other, and of the cost model's own pace."""
+        """Leave out `stage_layers` where all pipeline stages have as many layers, and a pace of 1."""
         usual = {"stage_layers": (), "pace": 1.0}
         return {key: value for key, value in written(self).items() if key not in usual or value != usual[key]}
 
 
 class Edge(Document):
-    """Experience handed from one stage to another."""
+    """Experience transferred from one stage to another."""
 
     producer: str
     consumer: str
@@ -83,7 +83,7 @@ class Edge(Document):
 
 
 class Refit(Document):
-    """Weights moved from the training copy of a role to the copy of another stage, before that stage runs."""
+    """Weights moved from the training copy of a role to another stage's copy, before that stage runs."""
 
     role: Role
     source: str
@@ -95,30 +95,32 @@ class Refit(Document):
 
 
 class SearchWork(Document):
-    """What a search did, in numbers that no clock moves: a search that ends by itself has them on every machine."""
+    """Counts of the work of a search. A search that no time limit ends has the same counts on every machine."""
 
-    timed: int = Field(default=0, ge=0, description="questions of a choice's seconds")
-    weighed: int = Field(default=0, ge=0, description="questions of a choice's bytes")
-    generations: int = Field(default=0, ge=0, description="ways to generate that were played, for each scope")
-    too_slow: int = Field(default=0, ge=0, description="choices left out as slower than a plan that is known")
+    timed: int = Field(default=0, ge=0, description="choices whose seconds were computed")
+    weighed: int = Field(default=0, ge=0, description="choices whose bytes were computed")
+    generations: int = Field(default=0, ge=0, description="simulated generation choices, over all search cases")
+    too_slow: int = Field(default=0, ge=0, description="choices pruned as slower than a known plan")
     models: int = Field(default=0, ge=0, description="models that the solver was given")
-    deterministic_time: float = Field(default=0.0, ge=0, description="that it took for them, in its own unit")
+    deterministic_time: float = Field(
+        default=0.0, ge=0, description="deterministic time of the solver, in its own unit"
+    )
 
 
 ROUNDED = 1e-3
-"""Of a plan's seconds: what its tasks may lose where a solver counts them in whole ticks, a hundred tasks of a tick
-each where a step has 100,000 ticks."""
+"""The share of a plan's seconds that rounding to the solver's whole ticks may lose: a hundred tasks lose one tick each
+of the 100,000 that a step has."""
 
 
 class Solver(Document):
-    """How the plan was found and how good it is: `gap` = (objective - bound) / objective."""
+    """The solver's record of how the plan was found and how good it is: `gap` = (objective - bound) / objective."""
 
     name: str
     version: str
     seed: int
     num_workers: int = Field(gt=0)
     max_deterministic_time: float = Field(ge=0)
-    asked_gap: float = Field(default=0.0, ge=0, le=1, description="at which the search was to end")
+    asked_gap: float = Field(default=0.0, ge=0, le=1, description="gap at which the search may end")
     status: Literal["optimal", "feasible", "pinned"]
     objective_seconds: float
     bound_seconds: float
@@ -127,21 +129,23 @@ class Solver(Document):
 
     @property
     def has_asked_gap(self) -> bool:
-        """Whether the plan is as near to its bound as was asked."""
+        """True if the gap is at most the requested one, up to rounding."""
         return self.gap <= self.asked_gap + ROUNDED
 
 
 class Plan(Document):
-    """The decision: which stage runs where, how and when, for which facts, and how near to the best it is proven."""
+    """The decision: which stage runs where, how and when, for which facts, and the proven gap to the best plan."""
 
     schema_version: Literal[2] = 2
     digests: dict[str, str] = Field(description="SHA-256 of each input the plan was computed from")
     facts: Facts
-    staleness: int = Field(ge=0, description="most actor updates between sampling a token and its use")
-    pins: tuple[str, ...] = Field(default=(), description="what the user fixed")
+    staleness: int = Field(
+        ge=0, description="largest number of actor updates between sampling a token and training on it"
+    )
+    pins: tuple[str, ...] = Field(default=(), description="choices that the user fixed or forbade")
     solver: Solver
     pools: tuple[Pool, ...]
-    workers: tuple[HostWorkers, ...] = Field(default=(), description="of the rewards on hosts")
+    workers: tuple[HostWorkers, ...] = Field(default=(), description="workers of each reward that runs on hosts")
     placements: tuple[Placement, ...]
     edges: tuple[Edge, ...]
     refits: tuple[Refit, ...]
@@ -150,23 +154,22 @@ class Plan(Document):
 
     @model_serializer(mode="wrap")
     def _without_workers(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plans without rewards on hosts are written as they were before there were any."""
+        """Leave out `workers` where no reward runs on hosts."""
         return {key: value for key, value in written(self).items() if key != "workers" or value}
 
     @property
     def origins(self) -> dict[str, str]:
-        """The digests of what it was computed from and does not hold: the job, the measured table, the trace."""
+        """The digests of inputs that the plan does not contain: the job, the measured table, the trace."""
         held = self.facts.digests()
         return {name: digest for name, digest in self.digests.items() if name not in held}
 
     @property
     def lengths_are_seen(self) -> bool:
-        """Whether its workload's lengths are those of a trace, rather than what the job expects."""
+        """True if the lengths of the workload were observed in a trace rather than stated by the job."""
         return "trace" in self.digests
 
     def require_of(self, job: Job, directory: Path) -> None:
-        """Raises BadInput unless this is a plan of the job, whose relative paths start at `directory`: see
-        `require_job`."""
+        """Raises BadInput unless this is a plan of the job, whose paths are relative to `directory`."""
         require_job(self.facts, job, directory, lengths_are_seen=self.lengths_are_seen)
 
     @property
@@ -181,11 +184,11 @@ class Plan(Document):
         return next(p for p in self.placements if p.stage == stage)
 
     def part_of(self, stage: str) -> int:
-        """The number of the cluster's part that a stage runs in, or of the pair of them."""
+        """The index of the cluster part, or of the pair of parts, that a stage runs on."""
         return self.facts.cluster.part_of_pool(self.pool_of(stage).ranks)
 
     def replicas_of(self, stage: str) -> tuple[int, ...]:
-        """How many replicas of a stage are on nodes of each kind."""
+        """The number of replicas of a stage on each kind of node."""
         placement = self.placement(stage)
         if not placement.schedule.rows:
             return (placement.layout.dp,)
@@ -193,10 +196,10 @@ class Plan(Document):
         return replicas_of_parts(self.facts.cluster, self.part_of(stage), replica_ranks)
 
     def deal_of(self, stage: str) -> ReplicaDeal:
-        """How the rows that a stage takes at once are dealt to its replicas, where they are all there when it begins.
+        """The split of the rows of a stage over its replicas, for rows that all exist when the stage starts.
 
-        Tokens that cap micro-batches bound memory for any number of rows, but of the passes that a pipeline has in
-        flight, which are as many as its rows may make.
+        Where micro-batches are capped by tokens, memory allows a replica any number of rows, except in a pipeline: its
+        micro-batches in flight grow with the rows.
         """
         placement, model = self.placement(stage), self.facts.models.spec(self.stage(stage).role)
         any_number = placement.schedule.micro_batch_tokens > 0 and placement.layout.pp == 1
@@ -207,7 +210,7 @@ class Plan(Document):
         return {placement.stage: placement.steps_ahead for placement in self.placements}
 
     def waits(self, producer: str, consumer: str) -> bool:
-        """Whether the consumer reads what the producer writes in the same turn."""
+        """True if the consumer reads what the producer writes in the same period."""
         return self.placement(producer).steps_ahead == self.placement(consumer).steps_ahead
 
     def pool(self, name: str) -> Pool:
@@ -217,24 +220,23 @@ class Plan(Document):
         return self.pool(self.placement(stage).pool)
 
     def choice(self, stage: str, key: str) -> Value:
-        """What a stage has of what a pin is about: its pool, its layout or a degree of it, or a setting."""
+        """The value of a stage under a pin's key: its pool, its layout, a degree of it, or a field of its schedule."""
         placement, pool = self.placement(stage), self.pool_of(stage)
         if key == "pool":
             return Ranks(pool.first_rank, pool.num_ranks)
         return value_of(placement.layout, placement.schedule, key)
 
     def copy_of(self, stage: str) -> str:
-        """The stage whose weights this stage uses.
+        """The stage that owns the copy of the weights that this stage uses.
 
-        Stages that copies of one role may serve, with one pool and one layout, share a copy: the training stage's, else
-        that of the first that needs an adapter, else the first one's. What has its
-        linears in 8-bit floats shares none.
+        Stages of one role with the same pool and layout share a copy: that of the training stage, else of the first
+        that needs an adapter, else of the first. A stage with weights in 8-bit floats shares none.
         """
         if self.stage(stage).is_quantised:
             return stage
-        mine, role = self.placement(stage), self.stage(stage).copied_role
-        alike = {p.stage for p in self.placements if (p.pool, p.layout) == (mine.pool, mine.layout)}
-        return next(name for name in self.graph.sharers(role) if name in alike)
+        placement, role = self.placement(stage), self.stage(stage).copied_role
+        colocated = {p.stage for p in self.placements if (p.pool, p.layout) == (placement.pool, placement.layout)}
+        return next(name for name in self.graph.sharers(role) if name in colocated)
 
 
 def read_plan(path: Path) -> Plan:
@@ -247,12 +249,12 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(path: Path, plan: Plan) -> None:
-    """Writes the canonical bytes."""
+    """Write the plan's canonical bytes."""
     write_atomically(path, canonical_json(plan))
 
 
 def _refuse_other_versions(path: Path, value: Any) -> None:
-    """A plan of another schema version is refused in words that say so, before its keys are read."""
+    """Raises BadInput for another schema version, before the keys are read."""
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version is not None and version != SCHEMA_VERSION:
         raise BadInput(

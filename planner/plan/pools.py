@@ -1,7 +1,6 @@
-"""Which ranks may be a pool: how many, from which on, and beside which others; and what a pool of two kinds of nodes
-asks of a stage.
+"""The legal pools of a cluster (sizes, first ranks, overlaps), and the rules for stages on pools of two kinds of nodes.
 
-The search enumerates by these rules and the verifier checks by them; neither knows of the other.
+The search enumerates by these rules and the verifier checks by them; neither uses the other.
 """
 
 from __future__ import annotations
@@ -17,43 +16,43 @@ from meshwright.profiles.layout import Layout, nearest_divisor
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 
-_STEPS = 8
-"""A pool has a number of these parts of the cluster, or a power of two of nodes that divides one. With 16 of them the
-7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, where it takes 33 s."""
+_MAX_POOL_STEPS = 8
+"""The most steps into which the nodes of one kind are divided; a larger pool is a whole number of steps. With 16 in
+place of 8, the 7B job of `benchmarks/search/scale.py` took 147 s of processor time to plan on 16 nodes, not 33 s."""
 
 
 def pool_sizes(cluster: AnyCluster) -> tuple[int, ...]:
-    """How many ranks a pool may have: powers of two within a node, any number of whole nodes of one kind, and all of
-    two neighbouring kinds.
+    """The legal numbers of ranks of a pool, ascending: powers of two within a node, whole nodes of one kind, and all
+    nodes of two neighbouring kinds.
 
-    Of more than eight nodes they are whole steps: the least power of two of nodes that is an eighth of all or more, and
-    the powers of two below it.
+    With more than eight nodes of a kind, numbers of nodes are multiples of a step, or powers of two below it. The step
+    is the least power of two that is at least an eighth of the nodes.
     """
     pairs = (len(ranks) for ranks in _pairs(cluster))
     return tuple(sorted({size for part in cluster.parts for size in _sizes(part)}.union(pairs)))
 
 
 def first_ranks(cluster: AnyCluster, num_ranks: int) -> tuple[int, ...]:
-    """Where a pool of this size may start: among nodes of one kind at every step, and within one at multiples of its
-    size; and where two kinds begin that have so many ranks together."""
-    found = [
+    """The legal first ranks of a pool of this size: multiples of the step (or of the size, if smaller) among nodes of
+    one kind, and the first rank of two neighbouring kinds that have this many ranks together."""
+    starts = [
         before + first
         for before, part in zip(cluster.first_ranks, cluster.parts, strict=True)
         if num_ranks in _sizes(part)
         for first in range(0, part.num_ranks - num_ranks + 1, min(num_ranks, pool_step(part)))
     ]
-    return tuple(sorted([*found, *(ranks.start for ranks in _pairs(cluster) if len(ranks) == num_ranks)]))
+    return tuple(sorted([*starts, *(ranks.start for ranks in _pairs(cluster) if len(ranks) == num_ranks)]))
 
 
 def pool_step(part: Cluster) -> int:
-    """Ranks of which every larger pool on nodes of one kind has a multiple, unless it has all, and which every smaller
-    one divides."""
-    power_of_two: int = 1 << (-(-part.nodes // _STEPS) - 1).bit_length()
+    """The step of pool sizes on nodes of one kind, in ranks. Larger pools are multiples of it, or all ranks; the sizes
+    of smaller pools divide it."""
+    power_of_two: int = 1 << (-(-part.nodes // _MAX_POOL_STEPS) - 1).bit_length()
     return power_of_two * part.ranks_per_node
 
 
 def _pairs(cluster: AnyCluster) -> Iterator[range]:
-    """The ranks of every two neighbouring parts."""
+    """The ranks of each pair of neighbouring parts."""
     for first, (one, other) in zip(cluster.first_ranks, pairwise(cluster.parts), strict=False):
         yield range(first, first + one.num_ranks + other.num_ranks)
 
@@ -66,10 +65,10 @@ def _sizes(part: Cluster) -> set[int]:
 
 
 def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tuple[str, ...]:
-    """Rules that a pool breaks."""
+    """Rules that a pool breaks on its own."""
     if num_ranks not in pool_sizes(cluster):
-        legal, most = nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
-        steps = f", {most // cluster.ranks_per_node} at a time" if most > cluster.ranks_per_node else ""
+        legal, largest_step = nearest(num_ranks, pool_sizes(cluster)), max(map(pool_step, cluster.parts))
+        steps = f", {largest_step // cluster.ranks_per_node} at a time" if largest_step > cluster.ranks_per_node else ""
         return (
             f"{num_ranks} ranks are neither a power of two within a node nor whole nodes{steps}; use {legal} ranks.",
         )
@@ -86,52 +85,53 @@ def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tup
 
 
 def crossing_violations(one: range, other: range) -> tuple[str, ...]:
-    """The rule that two pools break when they have some ranks in common, and each has others."""
+    """The rule that two pools break if they overlap and neither contains the other."""
     common = range(max(one.start, other.start), min(one.stop, other.stop))
     if not common or common in (one, other):
         return ()
     return (
-        f"ranks {one.start}-{one.stop - 1} and ranks {other.start}-{other.stop - 1} have only a part in common; "
-        "of two pools one lies in the other, or they are apart.",
+        f"ranks {one.start}-{one.stop - 1} and ranks {other.start}-{other.stop - 1} overlap in part; "
+        "of two pools one must contain the other, or they must be disjoint.",
     )
 
 
 def may_deal(facts: Facts, stage: Stage) -> bool:
-    """Whether a stage may run on two kinds of nodes: it takes rows that are all there when it begins, as often as it is
-    planned to."""
+    """True if a stage may run on two kinds of nodes: all its rows exist when it starts, and the number of times that it
+    runs in a step is fixed."""
     return not stage.generates and not (facts.workload.chooses and sees_waves(stage))
 
 
 def pair_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
-    """Rules that a layout breaks on two kinds of nodes, which hold whole replicas."""
+    """Rules that a layout breaks on two kinds of nodes; each replica lies within one kind."""
     parts = facts.cluster.parts_of(part)
     if len(parts) == 1:
         return ()
-    found, where = [], " and ".join(one.name for one in parts)
+    sentences, where = [], " and ".join(one.name for one in parts)
     if not may_deal(facts, stage):
-        found.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
+        sentences.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
     if layout.pp > 1:
-        found.append(f"pp={layout.pp} cuts replicas over the kinds of nodes of a pool of {where}; use pp=1.")
+        sentences.append(f"pp={layout.pp} splits replicas over the kinds of nodes of a pool of {where}; use pp=1.")
     if layout.ep > 1:
-        found.append(
-            f"ep={layout.ep} needs as many sequences on every replica, and on {where} some have more; use ep=1."
+        sentences.append(
+            f"ep={layout.ep} needs equally many sequences on every replica, and on {where} some have more; use ep=1."
         )
     replica_ranks = layout.tp * layout.cp
     if any(one.num_ranks % replica_ranks for one in parts):
         legal = nearest_divisor(replica_ranks, *(one.num_ranks for one in parts))
-        found.append(f"replicas of {replica_ranks} ranks do not come out even on {where}; use tp x cp = {legal}.")
-    return tuple(found)
+        sentences.append(f"replicas of {replica_ranks} ranks do not fit {where} evenly; use tp x cp = {legal}.")
+    return tuple(sentences)
 
 
 def dealing_rules(facts: Facts, num_rows: int, layout: Layout, schedule: Schedule, part: int) -> tuple[str, ...]:
-    """Rules that rows dealt by speed break, of `num_rows` that all replicas take at once."""
+    """Rules that `schedule.rows` breaks: the rows of each kind of nodes, out of `num_rows` that all replicas take at
+    once."""
     parts, rows = facts.cluster.parts_of(part), list(schedule.rows)
     if len(parts) == 1:
-        return (f"rows={rows} on nodes of one kind, where replicas take as many; leave it out.",) if rows else ()
+        return (f"rows={rows} on nodes of one kind, which split rows evenly; leave it out.",) if rows else ()
     least = replicas_of_parts(facts.cluster, part, layout.num_ranks // layout.dp)
     if len(rows) != len(least) or sum(rows) != num_rows or any(n < few for n, few in zip(rows, least, strict=True)):
         return (
-            f"rows={rows} does not deal {num_rows} sequences to two kinds of nodes, {least[0]} and {least[1]} of them "
-            "at least; plan the job again.",
+            f"rows={rows} does not split {num_rows} sequences over two kinds of nodes, at least {least[0]} and "
+            f"{least[1]} of them; plan the job again.",
         )
     return ()

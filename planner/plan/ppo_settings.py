@@ -1,4 +1,4 @@
-"""The settings of PPO that a job may give."""
+"""Settings of PPO."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from meshwright.planner.plan.learning_settings import LearningRateSchedule, Paid
 from meshwright.profiles.stages import Role
 
 Truncation = Literal["terminal", "bootstrap"]
-"""What a response that was cut by length means; see `runtime.training.advantages.generalized_advantages`."""
+"""The treatment of a truncated response; see `runtime.training.advantages.generalized_advantages`."""
 
-_TRUNCATION = "terminal: a response cut by length ends there; bootstrap: its score is not paid, the value after it is"
+_TRUNCATION = (
+    "response truncated at the length limit: terminal: it ends there; bootstrap: its score is ignored and the value "
+    "after its last token is used"
+)
 
 
 class PPO(PaidSettings):
-    """Equations and sources in `runtime.training.ppo`."""
+    """Settings of PPO; equations and sources are in `runtime.training.ppo`."""
 
     critic_learning_rate: float = Field(default=5e-6, gt=0, description="largest learning rate of the critic")
     critic_schedule: LearningRateSchedule = Field(
@@ -26,16 +29,18 @@ class PPO(PaidSettings):
     kl_coefficient: float = Field(default=0.05, ge=0, description="KL penalty per token, inside the reward")
     gamma: float = Field(default=1.0, gt=0, le=1, description="discount factor")
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of generalised advantage estimation")
-    whiten_advantages: bool = Field(default=True, description="advantages of a step are scaled to mean 0, variance 1")
+    whiten_advantages: bool = Field(
+        default=True, description="normalise the advantages of a step to mean 0 and variance 1"
+    )
     truncation: Truncation = Field(default="terminal", description=_TRUNCATION)
 
     @model_validator(mode="after")
-    def _pay_nothing_at_a_bootstrapped_cut(self) -> Self:
+    def _bootstrap_excludes_end_scores(self) -> Self:
         if self.truncation == "bootstrap" and (self.missing_end_score is not None or self.missing_end_penalty):
-            given = "missing_end_penalty" if self.missing_end_score is None else "missing_end_score"
+            setting = "missing_end_penalty" if self.missing_end_score is None else "missing_end_score"
             raise ValueError(
-                f"{given}={getattr(self, given)} is paid at a cut, where truncation=bootstrap pays nothing; "
-                "remove it, or choose truncation=terminal"
+                f"{setting}={getattr(self, setting)} applies to truncated responses, whose score truncation=bootstrap "
+                "ignores; remove it, or choose truncation=terminal"
             )
         return self
 

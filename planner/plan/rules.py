@@ -1,7 +1,7 @@
-"""What is legal: which layouts a stage may have on a pool, which schedules a layout may have.
+"""The legal layouts of a stage on a pool, and the legal schedules of a layout.
 
-Each function gives one sentence per broken rule, with the value, the rule and the nearest legal value. The search
-enumerates by these rules and the verifier checks by them; neither knows of the other.
+Each rule function yields one sentence for each violation, with the value, the rule and the nearest legal value. The
+search enumerates choices by these rules and the verifier checks plans by them; neither uses the other.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWait
 from meshwright.profiles.stages import Stage, StageGraph
 
 CHUNKS = (128, 256, 512)
-"""Tokens that a stage may read at a time while they are generated (OPPO, arXiv:2509.25762)."""
+"""Chunk sizes, in tokens, in which a stage may read responses while they are generated (OPPO, arXiv:2509.25762)."""
 
 MIN_CONTEXT_TOKENS = 2048
-"""Of the longest sequence, the least that context parallelism may leave to a rank."""
+"""The fewest tokens of the longest sequence that context parallelism may leave to a rank."""
 
 
 def rows_per_update(facts: Facts, stage: Stage) -> int:
-    """The sequences that all replicas together take at once: a minibatch when training, else the batch, or a wave
-    where all that is drawn is seen."""
+    """The sequences that all replicas together process at once: a minibatch when training, else the batch, or a wave
+    for a stage that sees all samples."""
     workload = facts.workload.wave if sees_waves(stage) else facts.workload
     return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
 
 
 def rows_per_replica(facts: Facts, stage: Stage, layout: Layout) -> int:
-    """The sequences that the fullest replica takes at once; others may have one fewer."""
+    """The sequences that the fullest replica processes at once; others may have one fewer."""
     return -(-rows_per_update(facts, stage) // layout.dp)
 
 
 def has_even_rows(facts: Facts, stage: Stage, layout: Layout) -> bool:
-    """Whether every replica takes as many sequences as the others."""
+    """True if all replicas process the same number of sequences."""
     return rows_per_update(facts, stage) % layout.dp == 0
 
 
 def workload_violations(facts: Facts) -> tuple[str, ...]:
-    """Rules that the workload itself breaks, whatever is planned."""
+    """Rules that the workload itself breaks, whatever the plan."""
     batch_size, num_minibatches = facts.workload.batch_size, facts.workload.num_minibatches
     if batch_size % num_minibatches:
         legal = nearest_divisor(num_minibatches, batch_size)
@@ -59,9 +59,9 @@ def workload_violations(facts: Facts) -> tuple[str, ...]:
 def max_context_parallel(facts: Facts, stage: Stage) -> int:
     """The largest cp that a stage may have.
 
-    A token that is drawn depends on the one before it, so that generation has no sequence to cut. Elsewhere a rank's
-    part of the longest sequence has `MIN_CONTEXT_TOKENS` tokens at least: with fewer, gathering keys and values and
-    computing in smaller kernels cost more than is saved, and what was to fit in memory does so without.
+    Generation samples one token after the other, so it has no sequence to shard. Elsewhere a rank's shard of the
+    longest sequence has at least `MIN_CONTEXT_TOKENS` tokens: with fewer, the gathering of keys and values and the
+    smaller kernels cost more than is saved, and such short sequences fit in memory without it.
     """
     if stage.generates or facts.models.spec(stage.role).experts:
         return 1
@@ -69,10 +69,10 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
 
 
 def offered_layouts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
-    """A layout that says nothing of experts, in every way to deal them out that is offered.
+    """The layouts that are offered for a layout without expert degrees, one for each offered ep and etp.
 
-    Pipelines whose layers do not come out even are offered where they have a power of two stages; others are little
-    better than these, and many (docs/plan_space.md has the figures).
+    Pipelines with uneven layers are offered only for a power of two of stages; the others are many and hardly better
+    (docs/plan_space.md has the figures).
     """
     spec = facts.models.spec(stage.role)
     if wanted.all_layouts or layout.pp.bit_count() == 1 or comes_out_even(spec, layout.pp):
@@ -80,13 +80,13 @@ def offered_layouts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted =
 
 
 def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: Wanted) -> Iterator[Layout]:
-    """A layout that says nothing of experts, in every way to deal them out that is offered.
+    """The layout with each offered degree of expert parallelism, with sharded (etp = tp) or whole (etp = 1) experts.
 
-    Whole experts take as much memory as cut ones on as many replicas, make wider products in fewer kernels, and need
-    no exchange around them of copies that other ranks have; but the busiest of more ranks is busier. Where that is
-    less, cut ones are offered only if they are `wanted`: of fine-grained experts, not half as wide as the hidden state,
-    whose copies are much to move for what they compute, on ranks of one node or with the same tokens. Whole ones are
-    not offered on more replicas than a node has ranks, unless they are wanted (docs/plan_space.md has the figures).
+    On as many replicas, whole experts take as much memory as sharded ones, have wider matrix products in fewer kernels,
+    and need no exchange of tokens that other tensor-parallel ranks hold too; but the load over more ranks is less
+    balanced. For fine-grained experts (less than half as wide as the hidden state) on ranks of one node, or with the
+    same tokens, the exchange weighs more, and sharded experts are offered only with `wanted.all_layouts`. Whole experts
+    on more replicas than a node has ranks are likewise offered only then (docs/plan_space.md has the figures).
     """
     tp, experts = layout.tp, spec.experts
     if experts is None:
@@ -104,42 +104,44 @@ def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: Wanted
 
 
 def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> tuple[str, ...]:
-    """Rules that a stage's layout breaks on a part of the cluster."""
-    found = [
+    """Rules that the layout of a stage breaks on a part of the cluster."""
+    sentences = [
         *(workload_violations(facts) if stage.trains else ()),
         *layout_violations(layout, facts.models.spec(stage.role)),
     ]
     per_node = facts.cluster.ranks_per_node
     if per_node % layout.tp:
         legal = nearest_divisor(layout.tp, per_node)
-        found.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
-    found += _dealing_rules(facts, stage, layout)
+        sentences.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
+    sentences += _batch_split_rules(facts, stage, layout)
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
-        verb = "cuts" if layout.folded == 1 else "deals out"
-        found.append(f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on.")
+        verb = "shards" if layout.folded == 1 else "distributes"
+        sentences.append(
+            f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on."
+        )
     if stage.generates and layout.sp:
-        found.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
-    if stage.is_quantised and facts.cluster.kind != "cpu" and not found:
-        found += odd_sides(facts.models.spec(stage.role), layout.tp)
+        sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
+    if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
+        sentences += odd_sides(facts.models.spec(stage.role), layout.tp)
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
-        found.append(f"cp={layout.cp} cuts sequences, and generation draws one token after the other; use cp=1.")
+        sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
     elif layout.cp > most and not facts.models.spec(stage.role).experts:
         tokens = facts.workload.max_tokens
-        found.append(
+        sentences.append(
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
             f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
         )
-    return (*found, *pair_rules(facts, stage, layout, part))
+    return (*sentences, *pair_rules(facts, stage, layout, part))
 
 
-def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
-    """Rules about how many sequences each replica has."""
+def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
+    """Rules about the number of sequences of each replica."""
     rows, dp, vpp = rows_per_update(facts, stage), layout.dp, layout.vpp
     what = "minibatch" if stage.trains else "batch"
     if dp > rows:
         yield f"dp={dp} is more than the {rows} sequences of a {what}; use dp={rows} at most."
-    uneven = f"as many sequences on every replica, and dp={dp} does not divide the {rows} of a {what}"
+    uneven = f"equally many sequences on every replica, and dp={dp} does not divide the {rows} of a {what}"
     if vpp > 1 and not stage.trains:
         yield f"vpp={vpp} on a stage that does not train; use vpp=1."
     elif vpp > 1 and rows % dp:
@@ -154,24 +156,26 @@ def _dealing_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
 
 
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
-    """Rules that a stage's schedule breaks on a legal layout on a part of the cluster."""
-    found: list[str] = []
+    """Rules that the schedule of a stage breaks on a legal layout on a part of the cluster."""
+    sentences: list[str] = []
     rows, is_even = rows_per_replica(facts, stage, layout), has_even_rows(facts, stage, layout)
     if schedule.micro_batch_tokens:
-        found += token_rules(stage, layout, schedule, rows, facts.workload.max_tokens)
+        sentences += token_rules(stage, layout, schedule, rows, facts.workload.max_tokens)
     else:
-        found += row_rules(layout, schedule, rows, is_even=is_even)
+        sentences += row_rules(layout, schedule, rows, is_even=is_even)
     if schedule.recompute is not Recompute.NONE and not stage.trains:
-        found.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
+        sentences.append(f"recompute={schedule.recompute} on a stage that does not train; use none.")
     if schedule.offload not in offloads(stage):
         legal_kinds = " or ".join(offloads(stage))
-        found.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
+        sentences.append(f"offload={schedule.offload} is not for this stage; use {legal_kinds}.")
     if schedule.chunk_tokens and not stage.may_stream:
         names = ", ".join(facts.graph.streaming) or "no stage of this job"
-        found.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
-    generation = _generation_rules(facts, layout, schedule, rows) if stage.generates else _no_generation(schedule)
+        sentences.append(f"chunk_tokens={schedule.chunk_tokens} is only for {names}; use 0.")
+    generation = (
+        _generation_rules(facts, layout, schedule, rows) if stage.generates else _inference_only_rules(schedule)
+    )
     return (
-        *found,
+        *sentences,
         *streaming_rules(facts, layout, schedule, part),
         *dealing_rules(facts, rows_per_update(facts, stage), layout, schedule, part),
         *generation,
@@ -181,29 +185,33 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
 
 
 def streaming_rules(facts: Facts, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
-    """Rules that a stage breaks when it reads what another generates beside it."""
+    """Rules that a stage breaks when it reads responses in chunks while they are generated."""
     if schedule.chunk_tokens and len(facts.cluster.parts_of(part)) > 1:
-        return (f"chunk_tokens={schedule.chunk_tokens} reads rows where they are drawn, not by speed; use 0.",)
+        return (
+            f"chunk_tokens={schedule.chunk_tokens} reads rows on the replicas that sample them, not by speed; use 0.",
+        )
     if schedule.chunk_tokens and layout.num_ranks == facts.cluster.num_ranks:
-        return (f"a stage on all {layout.num_ranks} ranks has none beside it to stream from; use chunk_tokens=0.",)
+        return (
+            f"a stage on all {layout.num_ranks} ranks cannot stream from a generation beside it; use chunk_tokens=0.",
+        )
     if schedule.chunk_tokens and layout.cp > 1:
-        return (f"cp={layout.cp} cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",)
+        return (f"cp={layout.cp} shards whole sequences, and chunks arrive one by one; use cp=1 or chunk_tokens=0.",)
     if schedule.chunk_tokens and layout.expert_replicas > 1:
         return (
             f"chunk_tokens={schedule.chunk_tokens} lets each replica read at its own pace, and the replicas of "
-            f"ep={layout.ep} pass their experts together; use chunk_tokens=0.",
+            f"ep={layout.ep} exchange tokens in every layer; use chunk_tokens=0.",
         )
     return ()
 
 
 def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: int) -> Iterator[str]:
-    """Rules about what a replica has in flight, and in how many slots."""
+    """Rules about the sequences that a replica has in flight, and its slots."""
     if schedule.micro_batch_size > 1:
-        yield f"micro_batch_size={schedule.micro_batch_size} on a stage that generates, slot by slot; use 1."
+        yield f"micro_batch_size={schedule.micro_batch_size} on a stage that generates slot by slot; use 1."
     batch_size, extra = facts.workload.batch_size, schedule.overcommit
     if extra and facts.workload.group_size > 1:
         yield (
-            f"overcommit={extra} puts single sequences off, and the {facts.workload.group_size} of a prompt are "
+            f"overcommit={extra} defers single sequences, and the {facts.workload.group_size} of a prompt are "
             "compared with each other; use 0."
         )
         return
@@ -220,33 +228,33 @@ def _generation_rules(facts: Facts, layout: Layout, schedule: Schedule, rows: in
 
 
 def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
-    """Rules about rollouts of several turns, which are delivered whole in the step that begins them."""
+    """Rules about multi-turn rollouts, which end in the step that starts them."""
     if not facts.workload.turns:
         if schedule.while_waiting is not WhileWaiting.KEEP:
-            yield f"while_waiting={schedule.while_waiting} where rollouts have one turn; use {WhileWaiting.KEEP}."
+            yield f"while_waiting={schedule.while_waiting} is only for multi-turn rollouts; use {WhileWaiting.KEEP}."
         return
-    yield from _not_plain(schedule, "rollouts of several turns")
+    yield from _unsupported_with(schedule, "multi-turn rollouts")
 
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
-    """Rules about what is chosen by scores, which are of whole groups, wave by wave."""
+    """Rules about best of and dynamic sampling, which select by the scores of whole groups."""
     if facts.workload.chooses:
-        yield from _not_plain(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
+        yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 
-def _not_plain(schedule: Schedule, what: str) -> Iterator[str]:
+def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
     plain = Schedule()
     for name in ("chunk_tokens", "batches_in_flight", "overcommit"):
         if getattr(schedule, name) != getattr(plain, name):
             yield f"{name}={getattr(schedule, name)} with {what}; use {getattr(plain, name)}."
 
 
-def _delivers_at_once(facts: Facts) -> bool:
-    """Whether what is drawn may be read while the rest is."""
+def _may_stream_responses(facts: Facts) -> bool:
+    """True if a stage may read a response while others are generated."""
     return not facts.workload.turns and not facts.workload.chooses
 
 
-def _no_generation(schedule: Schedule) -> Iterator[str]:
+def _inference_only_rules(schedule: Schedule) -> Iterator[str]:
     plain = Schedule()
     for name in ("generation_slots", "batches_in_flight", "overcommit", "while_waiting"):
         if getattr(schedule, name) != getattr(plain, name):
@@ -254,18 +262,18 @@ def _no_generation(schedule: Schedule) -> Iterator[str]:
 
 
 def in_flight(schedule: Schedule, rows: int, dp: int) -> int:
-    """The sequences that a replica with these rows of a batch may have begun and not delivered."""
+    """The most sequences that a replica may have in flight, with `rows` rows of each batch."""
     return rows * schedule.batches_in_flight + schedule.overcommit // dp
 
 
 def slot_counts(num_rows: int, pp: int) -> tuple[int, ...]:
-    """How many sequences a replica may decode at a time: powers of two and all, one per pipeline stage at least."""
+    """The legal numbers of generation slots: powers of two and `num_rows`, at least one for each pipeline stage."""
     counts = {2**k for k in range(num_rows.bit_length()) if 2**k <= num_rows} | {num_rows}
     return tuple(sorted(count for count in counts if count >= pp)) or (num_rows,)
 
 
 def offloads(stage: Stage) -> tuple[Offload, ...]:
-    """What of a stage's state may wait in host memory."""
+    """The kinds of state that a stage may offload to host memory."""
     if stage.trains:
         return (Offload.NONE, Offload.OPTIMIZER)
     return (Offload.NONE,) if stage.may_share or stage.is_trained else (Offload.NONE, Offload.WEIGHTS)
@@ -274,8 +282,9 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
 def schedules(
     facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None, wanted: Wanted = USUAL
 ) -> tuple[Schedule, ...]:
-    """Every schedule of a stage on a legal layout, in the plainest scope where none is given; what is
-    `wanted` of micro-batches is offered beside the usual. Generation admits what slots are free: no micro-batches.
+    """All offered schedules of a stage on a legal layout; without a scope, those of a synchronous plan without offload.
+
+    `wanted` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
     """
     rows, scope = rows_per_replica(facts, stage, layout), scope or plain(facts.graph)
     if stage.generates:
@@ -286,7 +295,7 @@ def schedules(
             for waiting in (WhileWaiting if facts.workload.turns else (WhileWaiting.KEEP,))
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    streams = scope.streams(stage) and layout.cp == 1 and _delivers_at_once(facts)
+    streams = scope.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
     states = offloads(stage) if scope.offload else (Offload.NONE,)
     is_even = has_even_rows(facts, stage, layout)
@@ -294,7 +303,7 @@ def schedules(
     return _schedules(cuts, kinds, chunks, states)
 
 
-@lru_cache(maxsize=1024)  # many layouts of many stages have as many rows
+@lru_cache(maxsize=1024)  # many layouts of many stages have the same number of rows
 def _schedules(
     cuts: Cuts, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
@@ -308,9 +317,11 @@ def _schedules(
 
 
 def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
-    """How generation may run on from turn to turn, as the bound on staleness allows: batches in flight as powers of
-    two, an overcommit of an eighth, a quarter, a half and the whole of a batch, rounded down to equal parts where the
-    replicas' rows are uneven. Groups are delivered whole."""
+    """The schedules of a generation that runs on from period to period, within the bound on staleness.
+
+    Batches in flight are powers of two. The overcommit is an eighth, a quarter, a half or the whole of a batch, rounded
+    down to a multiple of dp where the replicas' rows are uneven; there is none where samples are in groups.
+    """
     batch_size = facts.workload.batch_size
     deferral = max_deferral(scope.ahead, facts.staleness) if scope.runs_on and not facts.workload.turns else 0
     batches = [Schedule(batches_in_flight=2**k) for k in range((deferral + 1).bit_length())]
@@ -322,13 +333,13 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
 
 
 def room_on(facts: Facts, part: int) -> tuple[int, float]:
-    """Bytes that a choice may take of each device of a part, and for each rank of its host's memory; on two kinds of
-    nodes those of the lesser."""
+    """Device bytes that a choice may use on each rank of a part, and bytes of host memory for each rank; on two kinds
+    of nodes, the smaller of each."""
     parts = facts.cluster.parts_of(part)
     return min(one.device.usable_bytes for one in parts), min(host_share(one, facts.graph) for one in parts)
 
 
 def host_share(cluster: Cluster, graph: StageGraph) -> float:
-    """Bytes of host memory that one rank may use for one stage: an equal part for each stage that can offload."""
+    """Bytes of host memory that one rank may use for one stage: an equal share for each stage that can offload."""
     offloading = sum(len(offloads(stage)) > 1 for stage in graph.stages)
     return cluster.host_memory_bytes / cluster.ranks_per_node / offloading

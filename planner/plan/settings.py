@@ -1,4 +1,4 @@
-"""Facts with some fields set otherwise: `cluster.nodes=8`, `workload.response.p99=2048,4096`.
+"""What-if settings: facts with some fields replaced, such as `cluster.nodes=8` or `workload.response.p99=2048,4096`.
 
 A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name.
 """
@@ -23,22 +23,22 @@ Value: TypeAlias = Any
 """Plain data: a number, a text, a list, an object."""
 
 Setting: TypeAlias = Mapping[str, Value]
-"""One value for each of some fields, by dotted path."""
+"""New values of some fields, by dotted path."""
 
-_LEFT_OUT = ("generation_weights",)
-"""What facts do not say where it has its default, and may be set."""
+_OMITTED_DEFAULTS = ("generation_weights",)
+"""Fields that may be set although facts leave them out at their default."""
 
 _LINKS = ("intra_node", "inter_node", "between")
 
-_MOST_NAMES = 3
-"""Of similar fields that an error tells."""
+_MAX_SUGGESTIONS = 3
+"""The most similar fields that an error message lists."""
 
-_MOST_SETTINGS = 1000
-"""Combinations of values: each is costed, and is a row of an answer."""
+_MAX_SETTINGS = 1000
+"""The most combinations of values; each is costed and becomes a row of the answer."""
 
 
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
-    """Every combination of the values of `path=value` texts; several values are separated by commas.
+    """Return all combinations of the values of `path=value` texts; commas separate several values.
 
     Raises BadInput for a text of another form and for a path that is given twice.
     """
@@ -50,22 +50,22 @@ def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
             raise BadInput(f"--set {text!r} is not of the form field=value, such as cluster.nodes=8.")
         if path in ranges:
             raise BadInput(f"--set {path} is given twice; separate several values by commas.")
-        ranges[path] = _values(values)
+        ranges[path] = _parse_values(values)
     number = math.prod(map(len, ranges.values()))
-    if number > _MOST_SETTINGS:
-        raise BadInput(f"--set asks for {number} combinations of values; give {_MOST_SETTINGS} at most.")
+    if number > _MAX_SETTINGS:
+        raise BadInput(f"--set asks for {number} combinations of values; give {_MAX_SETTINGS} at most.")
     return tuple(dict(zip(ranges, combination, strict=True)) for combination in itertools.product(*ranges.values()))
 
 
-def _values(text: str) -> tuple[Value, ...]:
-    """A list or an object is one value; otherwise commas separate values."""
+def _parse_values(text: str) -> tuple[Value, ...]:
+    """Parse one list or object, or values that commas separate."""
     if text.strip()[0] in "[{":
-        return (_value(text),)
-    return tuple(_value(part.strip()) for part in text.split(","))
+        return (_parse_value(text),)
+    return tuple(_parse_value(part.strip()) for part in text.split(","))
 
 
-def _value(text: str) -> Value:
-    """The JSON value, else the text itself. Raises BadInput for a number that is none."""
+def _parse_value(text: str) -> Value:
+    """Parse a JSON value; other text is a string. Raises BadInput for a number that is not finite."""
     try:
         value = load_json(text)
     except DoubledKeyError as error:
@@ -73,42 +73,43 @@ def _value(text: str) -> Value:
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"--set: {text} is no finite number; write one.")
+        raise BadInput(f"--set: {text} is not a finite number; use one.")
     return value
 
 
 def with_setting(facts: Facts, setting: Setting) -> Facts:
-    """The facts with these fields set. Raises BadInput for an unknown field, naming the nearest, or a bad value."""
+    """Return the facts with these fields set. Raises BadInput for an unknown field, naming the nearest, or a bad
+    value."""
     tree = json.loads(facts.model_dump_json())
-    known = tuple(dict.fromkeys((*_paths(tree), *_LEFT_OUT)))
+    known = tuple(dict.fromkeys((*_paths(tree), *_OMITTED_DEFAULTS)))
     for path, value in setting.items():
         if path not in known:
-            raise BadInput(f"--set {path}: the plan's facts have no such field; {_nearest(path, known)}")
+            raise BadInput(f"--set {path}: the plan's facts have no such field; {_suggestion(path, known)}")
         _assign(tree, path, value)
-    told = ", ".join(f"{path}={value}" for path, value in setting.items())
-    found = parse(Facts, json.dumps(tree), f"--set {told}")
-    require_possible(found.models.by_name, found.cluster, found.workload, f"--set {told}")
-    return found
+    described = ", ".join(f"{path}={value}" for path, value in setting.items())
+    changed = parse(Facts, json.dumps(tree), f"--set {described}")
+    require_possible(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
+    return changed
 
 
 def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
-    """Sets one field; a device that is named brings its own links."""
+    """Set one field in place; a device given by name also sets its links."""
     *parents, last = path.split(".")
-    inside: Any = tree
+    parent_node: Any = tree
     for parent in parents:
-        inside = inside[int(parent) if isinstance(inside, list) else parent]
+        parent_node = parent_node[int(parent) if isinstance(parent_node, list) else parent]
     if last == "device" and isinstance(value, str):
         device, intra_node, host = device_named(value)
         links = {"device": device, "intra_node": intra_node, "host": host}
-        inside |= {name: json.loads(link.model_dump_json()) for name, link in links.items()}
+        parent_node |= {name: json.loads(link.model_dump_json()) for name, link in links.items()}
         return
     if last in _LINKS and isinstance(value, str):
         value = json.loads(network_named(value).model_dump_json())
-    inside[last] = value
+    parent_node[last] = value
 
 
 def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted path of every field, those that hold other fields included; members of a list are numbered."""
+    """The dotted paths of all fields, inner nodes included; members of a list are numbered."""
     for name, value in tree.items():
         yield prefix + name
         members = enumerate(value) if isinstance(value, list) else ()
@@ -119,11 +120,12 @@ def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _paths(value, f"{prefix}{name}.")
 
 
-def _nearest(path: str, known: Sequence[str]) -> str:
-    """The clause "did you mean ...?": fields with the same last name, else the most similar paths, else the roots."""
+def _suggestion(path: str, known: Sequence[str]) -> str:
+    """The clause "did you mean ...?" with fields of the same last name, or else the most similar paths; without any,
+    the known roots."""
     last = path.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    close = same or difflib.get_close_matches(path, known, n=_MOST_NAMES)
+    same_last_name = [name for name in known if name.rpartition(".")[2] == last]
+    close = same_last_name or difflib.get_close_matches(path, known, n=_MAX_SUGGESTIONS)
     if close:
-        return f"did you mean {' or '.join(close[:_MOST_NAMES])}?"
+        return f"did you mean {' or '.join(close[:_MAX_SUGGESTIONS])}?"
     return f"known: {', '.join(sorted({name.partition('.')[0] for name in known}))} and the fields in them."

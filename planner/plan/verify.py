@@ -1,4 +1,5 @@
-"""Checks a plan against its own facts, rule by rule. It uses nothing of the search, so it can convict it."""
+"""Verification of a plan against its own facts, rule by rule. It uses no code of the search, so that it can catch its
+errors."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ from meshwright.profiles.layout import Layout, layers_of_stages
 from meshwright.profiles.stages import GENERATE
 
 _TOLERANCE = 1e-9
-"""Relative to the period: what adding the same numbers in another order may change."""
+"""The error, relative to the period, that summing the same numbers in another order may cause."""
 
-_MOST_AMOUNT = 1e24
-"""Of a term, in seconds or bytes: beyond any, and sums of such still end."""
+_MAX_AMOUNT = 1e24
+"""The largest amount of a term, in seconds or bytes: above any real cost, and small enough that sums stay finite."""
 
 ORIGINS = ("job", "profile", "start", "trace")
-"""Of a plan's digests those of documents that it does not hold: the job, the measured table, the plan that its search
-started from, and the lengths of a trace."""
+"""The digests of documents that a plan does not contain: the job, the measured table, the plan that its search started
+from, and the trace whose lengths it uses."""
 
 _SHA_256 = re.compile(r"[0-9a-f]{64}")
 
@@ -42,11 +43,12 @@ Check = Callable[[Plan], Iterator[str]]
 
 
 def verify(plan: Plan) -> tuple[str, ...]:
-    """One sentence per broken rule; empty for a valid plan. What names nothing that exists hides the later rules."""
+    """Return one sentence for each broken rule; empty for a valid plan. Names are checked first, then choices, then
+    their consequences; a group of rules is checked only if the plan keeps the groups before it."""
     for checks in (_NAMES, _CHOICES, _CONSEQUENCES):
-        found = tuple(sentence for check in checks for sentence in check(plan))
-        if found:
-            return found
+        sentences = tuple(sentence for check in checks for sentence in check(plan))
+        if sentences:
+            return sentences
     return ()
 
 
@@ -84,13 +86,13 @@ def _pools_are_named_once(plan: Plan) -> Iterator[str]:
 
 def _edges_are_the_stage_graph(plan: Plan) -> Iterator[str]:
     expected = {(producer, consumer): fields for producer, consumer, fields in plan.graph.edges}
-    given = {(edge.producer, edge.consumer): edge.fields for edge in plan.edges}
-    if len(given) < len(plan.edges):
+    planned_fields = {(edge.producer, edge.consumer): edge.fields for edge in plan.edges}
+    if len(planned_fields) < len(plan.edges):
         yield "an edge is listed twice; list each once."
     for (producer, consumer), fields in expected.items():
-        if sorted(given.get((producer, consumer), ())) != sorted(fields):
+        if sorted(planned_fields.get((producer, consumer), ())) != sorted(fields):
             yield f"the edge {producer} -> {consumer} must carry {', '.join(fields)}."
-    for producer, consumer in given.keys() - expected.keys():
+    for producer, consumer in planned_fields.keys() - expected.keys():
         yield f"the edge {producer} -> {consumer} carries nothing that {consumer} reads; remove it."
 
 
@@ -108,9 +110,9 @@ def _digests_match_the_facts(plan: Plan) -> Iterator[str]:
             yield f"the digest of {name} does not match the plan's facts; plan the job again."
     for name in plan.digests:
         if name not in known and name not in ORIGINS:
-            yield f"the digest of {name} is of nothing that a plan is made of; remove it."
+            yield f"the digest of {name} is of no input of a plan; remove it."
         elif not _SHA_256.fullmatch(plan.digests[name]):
-            yield f"the digest of {name} is {plan.digests[name]!r}, which is no SHA-256; plan the job again."
+            yield f"the digest of {name} is {plan.digests[name]!r}, which is not a SHA-256; plan the job again."
 
 
 def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
@@ -128,28 +130,28 @@ def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
 def _stages_work_ahead_together(plan: Plan) -> Iterator[str]:
     ahead = plan.ahead
     if ahead not in patterns(plan.graph, ahead[GENERATE]):
-        told = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
-        yield f"{told}, which is none of the ways to work ahead; plan the job again."
+        described = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
+        yield f"{described}, which is none of the ways to work ahead; plan the job again."
 
 
-def _streams_are_of_one_turn(plan: Plan) -> Iterator[str]:
+def _streams_are_of_one_period(plan: Plan) -> Iterator[str]:
     generation = plan.placement(GENERATE)
     for placement in plan.placements:
         if placement.schedule.chunk_tokens and placement.steps_ahead != generation.steps_ahead:
             yield (
                 f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens} with "
                 f"steps_ahead={placement.steps_ahead}, and {GENERATE} has steps_ahead={generation.steps_ahead}; "
-                "a stage streams from its own turn: use chunk_tokens=0."
+                "a stage streams only within its own period: use chunk_tokens=0."
             )
 
 
-def _what_runs_on_is_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
+def _sequences_over_periods_are_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
     runs_on = plan.placement(GENERATE).schedule.runs_on
     for placement in plan.placements:
         if runs_on and placement.schedule.chunk_tokens and plan.stage(placement.stage).is_trained:
             yield (
                 f"{placement.stage}: chunk_tokens={placement.schedule.chunk_tokens}, and its weights change between "
-                f"the chunks of a sequence that is in flight for several turns; use chunk_tokens=0."
+                f"the chunks of a sequence that is in flight for several periods; use chunk_tokens=0."
             )
 
 
@@ -157,7 +159,7 @@ def _staleness_keeps_its_bound(plan: Plan) -> Iterator[str]:
     generation, bound = plan.placement(GENERATE), plan.facts.staleness
     used = staleness_of(generation.steps_ahead, generation.schedule, bound)
     if plan.staleness != used:
-        yield f"staleness={plan.staleness} and what {GENERATE} does makes it {used}; plan the job again."
+        yield f"staleness={plan.staleness} is not the {used} that follows from {GENERATE}; plan the job again."
     if used > bound:
         yield f"staleness={used} exceeds the job's bound of {bound}; let {GENERATE} work less ahead."
     if generation.schedule.overcommit and bound == generation.steps_ahead:
@@ -174,7 +176,7 @@ def _pools_are_legal(plan: Plan) -> Iterator[str]:
 
 
 def _layouts_are_legal(plan: Plan) -> Iterator[str]:
-    """One sentence per stage: the first rule that its layout breaks; the rules after it mostly follow from it."""
+    """Yield the first rule that each stage's layout breaks; later violations mostly follow from the first."""
     for placement in plan.placements:
         pool, layout = plan.pool(placement.pool), placement.layout
         broken = layout_rules(plan.facts, plan.stage(placement.stage), layout, plan.part_of(placement.stage))
@@ -188,18 +190,18 @@ def _layouts_are_legal(plan: Plan) -> Iterator[str]:
             )
 
 
-def _stages_hold_the_layers_that_are_dealt_to_them(plan: Plan) -> Iterator[str]:
-    """A plan may leave out how many layers each pipeline stage holds, and then has what is dealt."""
+def _stages_hold_the_layers_assigned_to_them(plan: Plan) -> Iterator[str]:
+    """Check `stage_layers`, which a plan may leave out."""
     for placement in plan.placements:
         model, pp = plan.facts.models.spec(plan.stage(placement.stage).role), placement.layout.pp
         if not placement.stage_layers or pp > model.num_layers:
             continue
-        dealt = layers_of_stages(model, pp)
-        if placement.stage_layers != dealt:
-            given, right = (" ".join(map(str, counts)) for counts in (placement.stage_layers, dealt))
+        assigned = layers_of_stages(model, pp)
+        if placement.stage_layers != assigned:
+            planned, expected = (" ".join(map(str, counts)) for counts in (placement.stage_layers, assigned))
             yield (
-                f"{placement.stage}: stage_layers={given}, and the {model.num_layers} layers of {model.name} are "
-                f"dealt to pp={pp} stages as {right}; use these."
+                f"{placement.stage}: stage_layers={planned}, and the {model.num_layers} layers of {model.name} "
+                f"are split over pp={pp} stages as {expected}; use these."
             )
 
 
@@ -217,11 +219,11 @@ def _schedules_are_legal(plan: Plan) -> Iterator[str]:
 
 def _refits_are_complete(plan: Plan) -> Iterator[str]:
     needed = {p.stage for p in plan.placements if plan.stage(p.stage).is_refit and plan.copy_of(p.stage) == p.stage}
-    given = [refit.target for refit in plan.refits]
-    for target in sorted(needed - set(given)):
+    targets = [refit.target for refit in plan.refits]
+    for target in sorted(needed - set(targets)):
         yield f"{target} has its own copy of the weights and no refit; add one."
     for refit in plan.refits:
-        if refit.target not in needed or given.count(refit.target) > 1:
+        if refit.target not in needed or targets.count(refit.target) > 1:
             yield f"the refit of {refit.target} is not needed; remove it."
         elif refit.source != plan.graph.train_stage.get(refit.role) or plan.stage(refit.target).role is not refit.role:
             yield f"the refit of {refit.target} comes from {refit.source}, which does not train its weights."
@@ -249,8 +251,8 @@ def _costs_are_sums_of_addends(plan: Plan) -> Iterator[str]:
         for term in cost.terms:
             if term.amount < 0:
                 yield f"{name}: the cost term {term.name!r} is {term.amount}; a cost adds up from 0."
-            elif term.amount > _MOST_AMOUNT:
-                yield f"{name}: the cost term {term.name!r} is {term.amount}, above all use; plan the job again."
+            elif term.amount > _MAX_AMOUNT:
+                yield f"{name}: the cost term {term.name!r} is {term.amount}, above any real cost; plan the job again."
 
 
 def _tasks_last_as_long_as_they_cost(plan: Plan) -> Iterator[str]:
@@ -260,7 +262,7 @@ def _tasks_last_as_long_as_they_cost(plan: Plan) -> Iterator[str]:
             yield f"{name_of(item)} lasts {seconds:.6g} s and its cost is {item.cost.total:.6g} s."
 
 
-def _inputs_are_there(plan: Plan) -> Iterator[str]:
+def _inputs_are_ready(plan: Plan) -> Iterator[str]:
     starts = {name_of(i): i.start_seconds for i in items(plan)}
     ends = {name_of(i): i.end_seconds for i in items(plan)}
     for task in tasks(plan):
@@ -288,10 +290,10 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
     rank = fullest_rank(plan.facts.cluster, expected)
     limit = plan.facts.cluster.usable_bytes(rank)
     if expected[rank] > limit:
-        names = ", ".join(_residents(plan, rank))
+        names = ", ".join(_resident_stages(plan, rank))
         yield (
             f"rank {rank} needs {expected[rank] / 2**30:.1f} GiB for {names} and its device can use "
-            f"{limit / 2**30:.1f} GiB; move a stage away or cut it over more ranks."
+            f"{limit / 2**30:.1f} GiB; move a stage away or shard it over more ranks."
         )
 
 
@@ -301,14 +303,14 @@ def _host_memory_suffices(plan: Plan) -> Iterator[str]:
         if placement.host.total > share:
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "
-                f"{share / 2**30:.1f} GiB are for it; set its offload to none."
+                f"{share / 2**30:.1f} GiB are available to it; set its offload to none."
             )
 
 
-def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
+def _the_period_follows_from_the_times(plan: Plan) -> Iterator[str]:
     expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
     if not _equal(plan, plan.period_seconds, expected):
-        yield f"period_seconds is {plan.period_seconds:.6g} and the turn takes {expected:.6g} s."
+        yield f"period_seconds is {plan.period_seconds:.6g} and its tasks take {expected:.6g} s."
     if not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
         yield f"the objective is {plan.solver.objective_seconds:.6g} s and the period {plan.period_seconds:.6g} s."
 
@@ -316,7 +318,7 @@ def _the_period_is_that_of_the_times(plan: Plan) -> Iterator[str]:
 def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
     objective, bound = plan.solver.objective_seconds, plan.solver.bound_seconds
     if objective <= 0:
-        yield f"the objective is {objective:.6g} s; a turn takes more than 0."
+        yield f"the objective is {objective:.6g} s; a period takes more than 0."
     elif not -_TOLERANCE * objective <= bound <= objective * (1 + _TOLERANCE):
         yield f"the bound is {bound:.6g} s; a bound lies between 0 and the objective, {objective:.6g} s."
     elif abs(plan.solver.gap - (objective - bound) / objective) > _TOLERANCE:
@@ -324,11 +326,11 @@ def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
         yield f"gap={plan.solver.gap:.3g} is not (objective - bound) / objective = {expected:.3g}."
 
 
-def _the_status_is_that_of_the_gap(plan: Plan) -> Iterator[str]:
+def _the_status_matches_the_gap(plan: Plan) -> Iterator[str]:
     solver = plan.solver
     if solver.status == "optimal" and not solver.has_asked_gap:
         yield (
-            f"status=optimal and gap={solver.gap:.3g} is above the {solver.asked_gap:g} that was asked for; "
+            f"status=optimal and gap={solver.gap:.3g} is above the requested {solver.asked_gap:g}; "
             "a search that ended there is feasible."
         )
     elif solver.status == "optimal" and solver.bound_seconds <= 0:
@@ -340,16 +342,16 @@ def _the_status_is_that_of_the_gap(plan: Plan) -> Iterator[str]:
         )
 
 
-def _paces_are_of_a_run(plan: Plan) -> Iterator[str]:
+def _paces_come_from_a_run(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
         if placement.pace != 1 and "trace" not in plan.digests:
             yield (
-                f"{placement.stage}: pace={placement.pace:g} is what a run has shown, and the plan names no trace of "
-                "one; plan the job again."
+                f"{placement.stage}: pace={placement.pace:g} must come from a run, and the plan names no trace of one; "
+                "plan the job again."
             )
 
 
-def _residents(plan: Plan, rank: int) -> tuple[str, ...]:
+def _resident_stages(plan: Plan, rank: int) -> tuple[str, ...]:
     return tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
 
 
@@ -364,17 +366,17 @@ _NAMES: tuple[Check, ...] = (
     _refits_name_stages,
     _digests_match_the_facts,
     _costs_are_sums_of_addends,
-    _paces_are_of_a_run,
+    _paces_come_from_a_run,
 )
 _CHOICES: tuple[Check, ...] = (
     _steps_ahead_fall_along_the_edges,
     _stages_work_ahead_together,
     _staleness_keeps_its_bound,
-    _streams_are_of_one_turn,
-    _what_runs_on_is_scored_by_fixed_weights,
+    _streams_are_of_one_period,
+    _sequences_over_periods_are_scored_by_fixed_weights,
     _pools_are_legal,
     _layouts_are_legal,
-    _stages_hold_the_layers_that_are_dealt_to_them,
+    _stages_hold_the_layers_assigned_to_them,
     _schedules_are_legal,
 )
 _CONSEQUENCES: tuple[Check, ...] = (
@@ -382,11 +384,11 @@ _CONSEQUENCES: tuple[Check, ...] = (
     worker_violations,
     _pins_are_kept,
     _tasks_last_as_long_as_they_cost,
-    _inputs_are_there,
+    _inputs_are_ready,
     _ranks_do_one_thing_at_a_time,
     _memory_suffices,
     _host_memory_suffices,
-    _the_period_is_that_of_the_times,
+    _the_period_follows_from_the_times,
     _the_gap_is_the_distance_to_the_bound,
-    _the_status_is_that_of_the_gap,
+    _the_status_matches_the_gap,
 )

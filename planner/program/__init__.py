@@ -1,1 +1,1 @@
-"""The plan lowered to instructions, checked before anything follows them."""
+"""The program of a plan: its instructions, their durations and deadlines, and checks before execution."""

@@ -1,6 +1,6 @@
-"""Checks a program before anything follows it: hand-overs match, every rank has what it reads, no circle of waits.
+"""Checks of a program before it is executed: sends match receives, every rank has what it reads, no deadlock.
 
-It reads only the program and the stages' fields, and nothing of how the program was made.
+The checks use only the program and the stages' fields, and do not depend on how the program was made.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Check = Callable[[Program, StageGraph], Iterator[str]]
 
 
 def check_program(program: Program, graph: StageGraph) -> tuple[str, ...]:
-    """One sentence per fault; empty for a program that every rank can follow to its end, any number of times."""
+    """Return one sentence per fault; empty if every rank can execute the program to its end, any number of times."""
     return tuple(sentence for check in _CHECKS for sentence in check(program, graph))
 
 
 def require_sound(program: Program, graph: StageGraph) -> None:
-    """Raises BadInput with the first fault."""
+    """Check a program. Raises BadInput with the first fault."""
     require_none(check_program(program, graph), "program")
 
 
 def _sends_and_receives_match(program: Program, _graph: StageGraph) -> Iterator[str]:
-    """Each pair of producer and consumer has one send and one receive with the same ends, later in the order or in
-    a later turn."""
+    """Each pair of producer and consumer has one send, and one receive with the same ranks later in the order or in a
+    later period."""
     sends, receives = _by_pair(program, Send), _by_pair(program, Receive)
     for pair, (send, *others) in sends.items():
         if others:
@@ -44,11 +44,11 @@ def _sends_and_receives_match(program: Program, _graph: StageGraph) -> Iterator[
 
 
 def _by_pair(program: Program, kind: type[Instruction]) -> dict[tuple[str, str], list[Instruction]]:
-    found: dict[tuple[str, str], list[Instruction]] = {}
+    by_pair: dict[tuple[str, str], list[Instruction]] = {}
     for instruction in program.instructions:
         if isinstance(instruction, kind) and isinstance(instruction, Send | Receive):
-            found.setdefault((instruction.producer, instruction.consumer), []).append(instruction)
-    return found
+            by_pair.setdefault((instruction.producer, instruction.consumer), []).append(instruction)
+    return by_pair
 
 
 def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _ends_differ(program: Program, send: Instruction, receive: Instruction) -> I
 
 
 def _streams_fit_their_stages(program: Program, _graph: StageGraph) -> Iterator[str]:
-    """A stream goes from the owners of what its producer writes to all ranks of its consumer, of the same turn."""
+    """A stream goes from the owners of its producer's output to all ranks of its consumer in the same period."""
     runs = {i.stage: i for i in program.instructions if isinstance(i, RunStage)}
     sends = {i.producer: i for i in program.instructions if isinstance(i, Send)}
     streamed: set[str] = set()
@@ -92,9 +92,9 @@ def _streams_fit_their_stages(program: Program, _graph: StageGraph) -> Iterator[
 
 
 def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: RunStage) -> Iterator[str]:
-    strangers = set(stream.owners) - set(producer.ranks)
-    if strangers:
-        yield f"{name} comes from {_ranks(strangers)}, where {stream.producer} does not run."
+    foreign = set(stream.owners) - set(producer.ranks)
+    if foreign:
+        yield f"{name} comes from {_ranks(foreign)}, where {stream.producer} does not run."
     if set(stream.targets) != set(consumer.ranks):
         yield f"{name} goes to {_ranks(stream.targets)} and {stream.consumer} runs on {_ranks(consumer.ranks)}."
     if producer.steps_ahead != consumer.steps_ahead:
@@ -105,14 +105,16 @@ def _ends_do_not_fit(name: str, stream: Stream, producer: RunStage, consumer: Ru
 
 
 def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator[str]:
-    """Walks through a step: a field is written where its stage ran, whole where all its owners sent it, and read in
-    chunks where it streams."""
+    """A stage runs after its rank has received every field that it reads.
+
+    A field is written where its stage ran, complete where it was received, and read in chunks where it streams.
+    """
     ran: dict[str, set[int]] = {}
-    whole: dict[str, set[int]] = {}
+    received: dict[str, set[int]] = {}
     for instruction in program.in_order_of_a_step():
         match instruction:
             case RunStage():
-                yield from _missing(instruction, whole, program.stream_to(instruction.stage), graph)
+                yield from _missing(instruction, received, program.stream_to(instruction.stage), graph)
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
                 hosted = graph.hosted if graph.by_name[instruction.stage].generates else ()
                 ran.update({host.name: set(instruction.ranks) for host in hosted})
@@ -122,22 +124,22 @@ def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator
                     yield f"{instruction.name!r} is sent by {_ranks(absent)} before {instruction.producer} ran there."
             case Receive():
                 for name in instruction.fields:
-                    whole.setdefault(name, set()).update(instruction.ranks)
+                    received.setdefault(name, set()).update(instruction.ranks)
             case MoveWeights():
                 pass
 
 
-def _missing(run: RunStage, whole: dict[str, set[int]], stream: Stream | None, graph: StageGraph) -> Iterator[str]:
+def _missing(run: RunStage, received: dict[str, set[int]], stream: Stream | None, graph: StageGraph) -> Iterator[str]:
     for name in graph.by_name[run.stage].reads:
-        lacking = set(run.ranks) - whole.get(name, set())
+        without_field = set(run.ranks) - received.get(name, set())
         if stream and stream.producer == graph.writer[name]:
-            lacking -= set(stream.targets)
-        if lacking:
-            yield f"{run.stage} reads {name} of {graph.writer[name]}, which has not reached {_ranks(lacking)}."
+            without_field -= set(stream.targets)
+        if without_field:
+            yield f"{run.stage} reads {name} of {graph.writer[name]}, which has not reached {_ranks(without_field)}."
 
 
 def _owners_are_one_set(program: Program, _graph: StageGraph) -> Iterator[str]:
-    """All that a producer sends, it sends from the same ranks: each holds a part of the rows."""
+    """A producer sends everything from the same ranks, each of which holds a part of the rows."""
     owners: dict[str, Send] = {}
     for send in program.instructions:
         if isinstance(send, Send):
@@ -150,7 +152,7 @@ def _owners_are_one_set(program: Program, _graph: StageGraph) -> Iterator[str]:
 
 
 def _weights_arrive_before_they_are_used(program: Program, _graph: StageGraph) -> Iterator[str]:
-    """A refit precedes its stage in the turn; every rank of the stage takes part in it."""
+    """A refit precedes its target stage in the period, and includes every rank of that stage."""
     ran: set[str] = set()
     at: dict[str, tuple[int, ...]] = {i.stage: i.ranks for i in program.instructions if isinstance(i, RunStage)}
     for instruction in program.instructions:
@@ -169,13 +171,13 @@ def _no_rank_waits_in_a_circle(program: Program, _graph: StageGraph) -> Iterator
 
 
 def _ranks(ranks: set[int] | tuple[int, ...]) -> str:
-    """Ranks in words: `rank 3`, `ranks 0, 1` or `ranks 0-7`."""
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
-        return f"ranks {found[0]}-{found[-1]}"
-    return f"ranks {', '.join(map(str, found)) or 'none'}"
+    """Return ranks in words: `rank 3`, `ranks 0, 1` or `ranks 0-7`."""
+    ordered = sorted(ranks)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"ranks {ordered[0]}-{ordered[-1]}"
+    return f"ranks {', '.join(map(str, ordered)) or 'none'}"
 
 
 _CHECKS: tuple[Check, ...] = (

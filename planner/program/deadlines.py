@@ -1,11 +1,10 @@
-"""How long an instruction of a run may take before something hangs, by the plan and by what the run has shown.
+"""Deadlines of instructions: how long one may take before a run counts as hanging, from the plan and measured periods.
 
-An instruction waits for ranks that may do anything else of a turn meanwhile, so what it may take is a multiple of a
-whole turn: twenty times the one that the plan predicts and, once turns were measured, five times the longest of them.
-It is never less than a minute, which leaves room for a busy machine and a turn of milliseconds, and before a turn was
-measured ten minutes, for libraries connect their ranks and compile in the first one. Besides, calls of rewards and of a
-tool may fail, each as late as it may. A rank that waits for what dynamic sampling draws may wait for as many waves as a
-step may take.
+An instruction waits for ranks that may do anything else of a period meanwhile, so its deadline is a multiple of a whole
+period: twenty times the predicted one or, once periods were measured, five times the longest. It is at least a minute,
+which allows for a busy machine and periods of milliseconds; before a period was measured it is at least ten minutes,
+since libraries connect their ranks and compile in the first one. Calls of rewards and tools that fail at their timeout
+are added. A rank that waits for dynamic sampling may wait for the most waves that a step may take.
 """
 
 from __future__ import annotations
@@ -20,47 +19,47 @@ from meshwright.profiles.stages import GENERATE
 
 LEAST_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
 _OF_PREDICTED, _OF_MEASURED = 20.0, 5.0
-_PATIENCE_OF_DEADLINE = 2.0
+_TIMEOUT_OF_DEADLINE = 2.0
 
 IMPORT_SECONDS = 120.0
-"""In which a process of a reward or a tool has to have imported its function."""
+"""Seconds within which a reward or tool process must have imported its function."""
 
 
 class Deadlines:
-    """Of one rank."""
+    """The deadline of an instruction on one rank."""
 
     def __init__(self, plan: Plan, away_seconds: float = 0.0) -> None:
-        """`away_seconds` may pass besides."""
-        self._away = away_seconds
+        """`away_seconds` is added to every deadline (see the function `away_seconds`)."""
+        self._extra_seconds = away_seconds
         self._predicted, self._measured = plan.period_seconds, 0.0
 
     def met(self, seconds: float) -> None:
-        """A turn took this long."""
+        """Record the seconds of a period."""
         self._measured = max(self._measured, seconds)
 
     def allowed_seconds(self) -> float:
-        """What an instruction may take, its waiting for other ranks included."""
+        """Return the seconds that an instruction may take, including waiting for other ranks."""
         if self._measured:
-            return self._away + max(LEAST_SECONDS, _OF_MEASURED * self._measured)
-        return self._away + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
+            return self._extra_seconds + max(LEAST_SECONDS, _OF_MEASURED * self._measured)
+        return self._extra_seconds + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
 
 
 def away_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
-    """Seconds that failing calls of a job's rewards and its tool may keep an instruction waiting, at most.
+    """Return the most seconds that failing calls of a job's rewards and tool can delay an instruction.
 
-    A replica has n rollouts that may wait at a time: its rows of a batch for the step under way and each that the
-    generation is ahead, and all sequences beyond a batch. W workers take their calls in order, and whoever takes the
-    next job when it is free has done all after what they take together over W and the longest of them (Graham, Bounds
-    on multiprocessing timing anomalies, 1969).
+    A replica has n rollouts that may wait at a time: its rows of a batch for the current step and for each step that
+    generation is ahead, and all overcommitted sequences. W workers take the calls in order. Workers that always take
+    the next call are done after at most the total time over W plus the longest call (Graham, Bounds on multiprocessing
+    timing anomalies, 1969).
 
-    A sample of a reward is called for once in a batch of b and, where that fails, once alone, each time for
-    `timeout_seconds` at most: 2 n / W + 1 + b times that, and without batches n / W + 1. A judge is asked again
-    besides for `retry_seconds` in all, and one more call may be under way at their end. Rewards do not wait for each
-    other. A rollout of k turns calls the tool k - 1 times, one after the other: (k - 1) (n / W + 1) times its timeout.
-    Before its first call a function is imported. What calls take that are answered is part of turns, and a process
-    that the machine neither starts nor ends is what a watchdog is to find.
+    A reward is called for a sample once in a batch of b and, if that fails, once alone, each time for at most
+    `timeout_seconds`: 2 n / W + 1 + b times that in all, or n / W + 1 times without batches. A judge is retried for up
+    to `retry_seconds`, and one more call may be running at the end. Rewards do not wait for each other. A rollout of k
+    turns calls the tool k - 1 times in sequence: (k - 1) (n / W + 1) times its timeout. A function is imported before
+    its first call. Calls that succeed are part of measured periods. A process that the machine neither starts nor ends
+    is for a watchdog to find.
     """
-    num_rollouts = _most_rollouts(plan)
+    num_rollouts = _max_rollouts(plan)
     seconds = max((_reward_seconds(plan, reward, num_rollouts) for reward in rewards), default=0.0)
     if tool and (turns := plan.facts.workload.turns):
         rounds = num_rollouts / tool.workers + 1
@@ -70,15 +69,15 @@ def away_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> fl
 
 def _reward_seconds(plan: Plan, reward: Reward, num_samples: int) -> float:
     workers = next((one.workers for one in plan.workers if one.reward == reward.name), 1)
-    most = min(reward.batch_size, num_samples)
-    calls = num_samples / workers + 1 if most == 1 else 2 * num_samples / workers + 1 + most
+    max_batch = min(reward.batch_size, num_samples)
+    calls = num_samples / workers + 1 if max_batch == 1 else 2 * num_samples / workers + 1 + max_batch
     if reward.url:
         return reward.retry_seconds + (calls + 1) * reward.timeout_seconds
     return IMPORT_SECONDS + calls * reward.timeout_seconds
 
 
-def _most_rollouts(plan: Plan) -> int:
-    """Of one replica whose calls may wait."""
+def _max_rollouts(plan: Plan) -> int:
+    """Return the most rollouts of one replica whose calls may wait."""
     generation, workload = plan.placement(GENERATE), plan.facts.workload
     batch_size, schedule = max(workload.candidates.batch_size, workload.wave.batch_size), generation.schedule
     batches = max(generation.steps_ahead + 1, schedule.batches_in_flight)
@@ -86,13 +85,15 @@ def _most_rollouts(plan: Plan) -> int:
 
 
 def patience_seconds(plan: Plan, away: float = 0.0) -> float:
-    """How long a collective of the plan waits for its ranks: beyond the deadline of any instruction as it is planned,
-    which names what hangs, while a library can only say that it waited in vain."""
-    return _PATIENCE_OF_DEADLINE * Deadlines(plan, away).allowed_seconds() * waves_beyond(plan)
+    """Return the timeout of a collective, in seconds.
+
+    It exceeds the deadline of every instruction, whose error names what hangs; a library can only report a timeout.
+    """
+    return _TIMEOUT_OF_DEADLINE * Deadlines(plan, away).allowed_seconds() * waves_beyond(plan)
 
 
 def waves_beyond(plan: Plan) -> float:
-    """How many times the expected waves of a step it may take; 1 without dynamic sampling."""
+    """Return the ratio of the most waves of a step to the expected ones; 1 without dynamic sampling."""
     workload = plan.facts.workload
     if not (sampling := workload.dynamic_sampling):
         return 1.0

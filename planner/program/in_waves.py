@@ -1,10 +1,9 @@
-"""The program of a turn whose batch is chosen from what is drawn: what is repeated for every wave of prompts.
+"""The program of a period with dynamic sampling or best-of-n: instructions that are repeated for every wave of prompts.
 
-A simulation and a rehearsal give generation and the reward model the time of all waves at once, and follow the program
-as `lower` makes it. Ranks that compute do not know how many waves there will be: they draw one, score it, tell each
-other the scores, and draw the next one if groups with a signal are missing. All of that comes where generation stood;
-what generation hands to other stages follows, of the groups that are kept. Where the best samples of each prompt are
-kept there is one wave, of all prompts.
+A simulation and a rehearsal give generation and the reward model the time of all waves at once, and execute the program
+as `lower` makes it. Real ranks do not know the number of waves: they sample one, score it, exchange the scores, and
+sample the next one if groups with unequal scores are missing. All of that takes the place of generation; the kept
+groups are then sent to other stages. With best-of-n there is one wave of all prompts.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Instruction, Program, Receive, RunStage, Send, Waves, owners
 from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS, Role
 
-_OF_RESPONSES = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
-"""What is paid for a score depends on these."""
+_RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
+"""Fields of the responses that the reward of a sample depends on, besides its score."""
 
 
 def in_waves(program: Program, plan: Plan) -> Program:
-    """What ranks follow of the whole program of a plan: the same where a step trains on all that it draws."""
+    """Return the program with its waves split off; the same program if a step trains on all of its samples."""
     if not plan.facts.workload.chooses:
         return program
     repeated = [instruction for instruction in program.instructions if _is_repeated(instruction, plan)]
@@ -31,12 +30,12 @@ def in_waves(program: Program, plan: Plan) -> Program:
     return replace(
         program,
         instructions=tuple(one for one in program.instructions if one not in repeated),
-        waves=Waves((*repeated, *_told_scores(plan, ranks)), first),
+        waves=Waves((*repeated, *_score_exchange(plan, ranks)), first),
     )
 
 
 def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
-    """Whether it draws, scores, or gives the one to the other."""
+    """Return True if the instruction samples, scores, or transfers samples to be scored."""
     match instruction:
         case RunStage(stage=stage):
             return sees_waves(plan.stage(stage))
@@ -46,11 +45,11 @@ def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
             return False
 
 
-def _told_scores(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
-    """All that decides what the samples of a wave are paid goes to all ranks that see waves."""
-    drawn = (GENERATE, _OF_RESPONSES)
+def _score_exchange(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
+    """Yield the sends and receives that give all ranks of the waves everything that decides the samples' rewards."""
+    responses = (GENERATE, _RESPONSE_FIELDS)
     scored = [(stage.name, stage.writes) for stage in plan.graph.stages if stage.role is Role.REWARD]
-    for name, fields in (drawn, *scored, *((host.name, host.writes) for host in plan.graph.hosted)):
-        ends = owners(plan, name)
-        yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=ends, targets=ranks)
-        yield Receive(producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=ends)
+    for name, fields in (responses, *scored, *((host.name, host.writes) for host in plan.graph.hosted)):
+        owner_ranks = owners(plan, name)
+        yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=owner_ranks, targets=ranks)
+        yield Receive(producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=owner_ranks)

@@ -1,4 +1,4 @@
-"""How long each instruction of a step takes: what a program needs besides its order to run in time."""
+"""The duration of each instruction of a step, which a program needs to be executed in virtual time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from meshwright.profiles.trace import instruction_name
 
 
 class HeldBlocks(NamedTuple):
-    """Blocks of its cache that a replica's sequences hold while it generates: on average over its seconds, and at the
-    peak."""
+    """KV blocks that a replica's sequences hold while it generates: the mean over its seconds, and the peak."""
 
     mean: float
     most: int
@@ -24,15 +23,16 @@ class HeldBlocks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """One step's work. `seconds` has, by instruction name, one number for all ranks or one for each dp replica.
+    """The durations and other facts of one step.
 
-    `host_seconds` is how long rewards on hosts go on after the step's last response, where not as the plan expects.
-    `tail_seconds` has, by stage, those of stages that stream in other chunks than the plan's, and `setting` what
-    controllers decided about the turn that generates the step.
+    `seconds` has, by instruction name, one number for all ranks or one for each dp replica. `host_seconds` is how long
+    host rewards take after the step's last response; None means as the plan expects. `tail_seconds` has, by stage, the
+    tails of stages that stream in other chunks than the plan's. `setting` is the controllers' decision for the period
+    that generates the step.
 
-    Where lengths are drawn, `live_sequences` has, by stage, how many sequences each replica has in flight on average,
-    `held_blocks` what they hold of its cache, nothing where that is not known, and `tokens_by_staleness` the response
-    tokens by the number of actor updates between their drawing and their use.
+    If lengths are sampled, `live_sequences` has, by stage, the mean number of sequences in flight on each replica,
+    `held_blocks` the KV blocks that they hold (empty if not known), and `tokens_by_staleness` the response tokens by
+    the number of actor updates between sampling and use.
     """
 
     seconds: Mapping[str, tuple[float, ...]]
@@ -46,18 +46,18 @@ class StepWork:
 
 
 class Durations(Protocol):
-    """The work of every step; the same step has the same work however often it is asked."""
+    """The work of every step; asking again for a step returns the same work."""
 
     @property
     def name(self) -> str:
-        """What the seconds are: `planned`, `sampled`."""
+        """The kind of durations: `planned` or `sampled`."""
         ...
 
     def of_step(self, step: int, /) -> StepWork: ...
 
 
 class Planned:
-    """Each stage and refit takes what the plan says it costs."""
+    """Durations in which each stage and refit takes its planned cost."""
 
     name = "planned"
 
@@ -77,7 +77,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Known:
-    """The work of the first steps as another answer had it: no state, so that threads and processes may share it."""
+    """Precomputed work of the first steps; it has no state, so threads and processes can share it."""
 
     name: str
     works: tuple[StepWork, ...]
@@ -87,15 +87,17 @@ class Known:
 
 
 def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
-    """Seconds of each refit of the plan, by the name of its instruction."""
+    """Return the seconds of each refit of the plan, by the name of its instruction."""
     return {instruction_name(MoveWeights.kind, r.source, r.target): (r.cost.total,) for r in plan.refits}
 
 
 @dataclass(frozen=True)
 class Lags:
-    """Seconds that pass after a producer has ended: `whole` until what it hands over has arrived, by producer and
-    consumer, `of_hosts` of these what the plan expects rewards on hosts to take, and `tails` until a consumer that
-    reads the last of it in chunks can end, by consumer."""
+    """Delays after a producer has ended, in seconds.
+
+    `whole` is the delay until its output has arrived, by producer and consumer; `of_hosts` the part of it that the plan
+    expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
+    """
 
     whole: Mapping[tuple[str, str], float]
     tails: Mapping[str, float]
@@ -103,10 +105,13 @@ class Lags:
 
 
 def lags_of(plan: Plan) -> Lags:
-    """The hand-overs of a plan, those from hosts with what their rewards take after the last response; what streams
-    has its tail to read after the last hand-over."""
-    whole = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
+    """Return the delays of a plan's transfers.
+
+    Those from hosts include the time of their rewards after the last response. A streaming stage has its tail to
+    process after the last chunk has arrived.
+    """
+    delays = {(edge.producer, edge.consumer): edge.cost.total - host_seconds(edge) for edge in plan.edges}
     waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
-    whole |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
+    delays |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(whole, tails, max(map(host_seconds, plan.edges), default=0.0))
+    return Lags(delays, tails, max(map(host_seconds, plan.edges), default=0.0))

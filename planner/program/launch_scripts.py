@@ -1,7 +1,7 @@
-"""The scripts that start a plan on its nodes, by torchrun or under Slurm.
+"""Scripts that launch a plan on its nodes, with torchrun or Slurm.
 
-Local rank r of a node computes on the r-th device that the node sees, and ranks of a node are consecutive: the order
-of the devices is the order of the plan's ranks.
+Local rank r of a node uses the r-th visible device, and the ranks of a node are consecutive, so the order of the
+devices is the order of the plan's ranks.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from meshwright.planner.plan.plan import Plan
 
 _INTERFACES = """\
-# Gloo takes the interface that leads to the meeting point and NCCL chooses its own; where that is not the fast one:
+# Gloo uses the interface of the rendezvous and NCCL chooses its own; if that is not the fast one:
 # export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
 """
 
 
 def torchrun_scripts(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, str]:
-    """One script per node by file name; each is started with the meeting point and the options of `meshwright run`."""
+    """Return one script per node, by file name; each takes HOST:PORT and the options of `meshwright run`."""
     return {f"node{node}.sh": _node_script(plan, node, plan_path, job_path) for node in range(plan.facts.cluster.nodes)}
 
 
 def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, str]:
-    """One batch script by file name; it is submitted with the options of `meshwright run`."""
+    """Return one batch script, by file name; it is submitted with the options of `meshwright run`."""
     cluster = plan.facts.cluster
     devices = f"#SBATCH --gpus-per-node={cluster.ranks_per_node}\n" if cluster.kind == "cuda" else ""
     count = cluster.nodes
@@ -39,13 +39,13 @@ def slurm_script(plan: Plan, plan_path: Path, job_path: Path) -> Mapping[str, st
 #SBATCH --signal=USR1@{_notice_seconds(plan)}
 {devices}#
 # Usage: sbatch run.sbatch --steps 20 --out run
-# When little of its time is left, the run saves a checkpoint and ends with code 75; submit it again with --resume.
-# Slurm numbers the nodes of a job, and that number is the node of the plan. PORT is where they meet on the first one.
+# Shortly before its time limit the run saves a checkpoint and exits with code 75; submit it again with --resume.
+# Slurm's number of a node is the plan's. PORT is the rendezvous port on the first node.
 {table}set -euo pipefail
 {_paths(plan_path, job_path)}
 {_environment(plan)}
 {_INTERFACES}
-# By this the nodes know each other; srun hands it to them.
+# The nodes authenticate each other with this token; srun passes it to them.
 export MESHWRIGHT_TOKEN=${{MESHWRIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 meeting=${{hosts%%$'\\n'*}}:${{PORT:-$((20000 + SLURM_JOB_ID % 10000))}}
@@ -62,12 +62,11 @@ def _node_script(plan: Plan, node: int, plan_path: Path, job_path: Path) -> str:
     return f"""\
 #!/usr/bin/env bash
 # Usage: node{node}.sh HOST:PORT --steps 20 --out run
-# HOST:PORT is where the nodes meet: an address of the machine that runs node0.sh, and a free port of it.
-# It is the same on every node. Where machines do not know each other by host name, each is told its own address, as
-# LOCAL_ADDR=10.0.0.1.
+# HOST:PORT is the rendezvous: an address and a free port of the machine that runs node0.sh, the same on every node.
+# If machines cannot resolve each other's host names, set each one's own address, as LOCAL_ADDR=10.0.0.1.
 {_table(plan, node)}set -euo pipefail
 {_paths(plan_path, job_path)}
-meeting=${{1:?give HOST:PORT, where the nodes meet}}
+meeting=${{1:?give HOST:PORT, the rendezvous}}
 shift
 {_environment(plan)}
 {_INTERFACES}
@@ -79,7 +78,7 @@ exec torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.ranks_per_node}
 
 
 def _notice_seconds(plan: Plan) -> int:
-    """Before its time is up a job is told to save: enough for the step that is under way and the saving."""
+    """Return how many seconds before its time limit a job is signalled: enough for a step and a checkpoint."""
     return int(max(300.0, 3 * plan.period_seconds))
 
 
@@ -88,7 +87,7 @@ def _paths(plan_path: Path, job_path: Path) -> str:
 
 
 def _environment(plan: Plan) -> str:
-    """One thread per rank, and devices in the order of the plan's ranks."""
+    """Return the environment: one thread per rank, and devices in the order of the plan's ranks."""
     cluster = plan.facts.cluster
     lines = ["export OMP_NUM_THREADS=1"]
     if cluster.kind == "cuda":
@@ -102,7 +101,7 @@ def _environment(plan: Plan) -> str:
 
 
 def _table(plan: Plan, node: int) -> str:
-    """As comments: each rank of a node with its device and the stages that it takes part in."""
+    """Return comment lines with the device and stages of each rank of a node."""
     cluster = plan.facts.cluster
     first = node * cluster.ranks_per_node
     lines = [f"# Node {node} of {cluster.nodes}:"]
@@ -113,6 +112,6 @@ def _table(plan: Plan, node: int) -> str:
 
 
 def _ranks(plan: Plan, stage: str) -> range:
-    """The ranks that compute a stage: the first of its pool, as many as its layout has."""
+    """Return the ranks that run a stage: the first ones of its pool, as many as its layout has."""
     start = plan.pool_of(stage).first_rank
     return range(start, start + plan.placement(stage).layout.num_ranks)

@@ -1,16 +1,17 @@
-"""The program of one turn: the plan lowered to instructions in one order that every rank follows.
+"""The program of one period: the plan lowered to instructions in one order that every rank follows.
 
-In turn n an instruction that is a steps ahead works on step n + a. Turns run from minus the largest a to the last step,
-and an instruction is left out where its step lies outside the run: the first turns only fill what works ahead.
+In period n an instruction that is `a` steps ahead works on step n + a. Periods run from minus the largest `a` to the
+last step, and an instruction is skipped if its step is outside the run: the first periods only fill the pipeline of
+stages that work ahead.
 
-A stage that streams reads chunks while their producer goes on: it runs beside it, and receives the whole output after
-its own run. Chunks are not instructions, for how many there are is only known when they are drawn.
+A stage that streams reads chunks while their producer is running: it runs at the same time, and receives the whole
+output after its own run. Chunks are not instructions, since their number is only known once they are sampled.
 
-Hosts score responses while ranks go on: they hold nothing up but the stages that read what they write. The ranks that
-generated send it when it is there, which the order notes behind the generation.
+Host workers score responses while ranks continue; only the stages that read the scores wait for them. The ranks that
+generated send the scores when they are ready, by a send after the generation.
 
-A rank executes the instructions that name it and skips the others. Sends never wait, and a receive comes after its
-send, in the order of its turn or in a later turn, so ranks that follow the order never wait for each other in a circle.
+A rank executes the instructions that include it and skips the others. Sends never wait, and a receive comes after its
+send, in the same period or a later one, so ranks that follow the order never deadlock.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from meshwright.profiles.trace import instruction_name
 
 @dataclass(frozen=True, kw_only=True)
 class MoveWeights:
-    """Weights of the `source` stage's copy go to the `target` stage's copy, in every turn.
+    """A refit: the weights of the `source` stage's copy are sent to the `target` stage's copy, in every period.
 
-    A rank of the target waits for them. One of the source alone need not be waited for, nor wait: its device may have
-    given the weights away as soon as they were trained. A simulation and a rehearsal let both sides meet.
+    Ranks of the target wait for the weights. Ranks of the source alone do not wait: their devices may have sent the
+    weights as soon as they were trained. A simulation and a rehearsal synchronize both sides.
     """
 
     source: str
@@ -48,7 +49,7 @@ class MoveWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStage:
-    """A stage runs on the ranks of its pool."""
+    """One run of a stage on the ranks of its pool."""
 
     stage: str
     ranks: tuple[int, ...]
@@ -63,7 +64,7 @@ class RunStage:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """Owners of the producer's rows hand `fields` to the ranks that do not have them yet. `ranks` are the owners."""
+    """The owners of the producer's rows (`ranks`) send `fields` to the ranks that do not have them yet (`targets`)."""
 
     producer: str
     consumer: str
@@ -81,7 +82,7 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Receive:
-    """The other end of the send with the same producer and consumer. `ranks` are the targets."""
+    """The receive that matches the send with the same producer and consumer; `ranks` are the targets."""
 
     producer: str
     consumer: str
@@ -99,10 +100,10 @@ class Receive:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Chunks of responses that go from the `owners` to the `targets` while the producer and the consumer both run.
+    """Chunks of responses that the `owners` send to the `targets` while the producer and the consumer both run.
 
-    An owner sends its rows' prompts, then every `chunk_tokens` tokens of a row as they are drawn, then what is left of
-    it; the consumer's run ends when it has what every owner sent.
+    An owner sends its rows' prompts, then every `chunk_tokens` tokens of a row as they are sampled, then the remainder;
+    the consumer's run ends once it has received everything.
     """
 
     producer: str
@@ -117,22 +118,23 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 
 @dataclass(frozen=True)
 class Waves:
-    """What is done for one wave of prompts after another until a batch has its groups; each instruction works on its
-    wave, and all of them are done behind so many `others` of the turn."""
+    """Instructions that are repeated for wave after wave of prompts until a batch has its groups.
+
+    They are executed after the first `others` instructions of the period.
+    """
 
     instructions: tuple[Instruction, ...]
     others: int
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that see what is drawn, and choose alike."""
+        """The ranks that process the samples; all of them make the same choice."""
         return tuple(sorted({rank for instruction in self.instructions for rank in instruction.ranks}))
 
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of one turn, in the order that every rank follows, what streams between them, and what is done in
-    waves beside them."""
+    """Instructions of one period in the order that every rank follows, with the streams and waves among them."""
 
     instructions: tuple[Instruction, ...]
     streams: tuple[Stream, ...] = ()
@@ -146,47 +148,51 @@ class Program:
         return max((i.steps_ahead for i in self.instructions), default=0)
 
     def turns(self, steps: range) -> range:
-        """The turns that a run of these steps takes."""
+        """Return the periods that a run of these steps takes."""
         return range(steps.start - self.most_ahead, steps.stop)
 
     def in_order_of_a_step(self) -> tuple[Instruction, ...]:
-        """Refits, then all that is done for one step in the order in which it is done, over all of its turns."""
+        """Return the refits, then the other instructions in the order in which they process one step."""
         moves = [i for i in self.instructions if isinstance(i, MoveWeights)]
         others = [i for i in self.instructions if not isinstance(i, MoveWeights)]
         return (*moves, *sorted(others, key=lambda i: -i.steps_ahead))
 
     def of_one_step(self) -> Program:
-        """The program that does all of a step in one turn, with the weights of its beginning; nothing streams, so that
-        what streamed is received before it is read."""
+        """Return the program that does all of a step in one period, with the weights of its start.
+
+        Nothing streams: what streamed is received before the stage that reads it.
+        """
         streamed = {(stream.producer, stream.consumer) for stream in self.streams}
-        found: list[Instruction] = []
+        instructions: list[Instruction] = []
         for instruction in self.in_order_of_a_step():
-            now = replace(instruction, steps_ahead=0)
-            if isinstance(now, Receive) and (now.producer, now.consumer) in streamed:
+            unshifted = replace(instruction, steps_ahead=0)
+            if isinstance(unshifted, Receive) and (unshifted.producer, unshifted.consumer) in streamed:
                 reader = next(
-                    i for i, one in enumerate(found) if isinstance(one, RunStage) and one.stage == now.consumer
+                    i
+                    for i, one in enumerate(instructions)
+                    if isinstance(one, RunStage) and one.stage == unshifted.consumer
                 )
-                found.insert(reader, now)
+                instructions.insert(reader, unshifted)
             else:
-                found.append(now)
-        return Program(tuple(found))
+                instructions.append(unshifted)
+        return Program(tuple(instructions))
 
     @cached_property
     def channels(self) -> Mapping[tuple[str, str], int]:
-        """A number for every producer and consumer: a send shares it with its receive and with no other."""
+        """A number for each pair of producer and consumer, which a send and its receive share."""
         of_waves = self.waves.instructions if self.waves else ()
         pairs = [(i.producer, i.consumer) for i in (*self.instructions, *of_waves) if isinstance(i, Send)]
         return {pair: index for index, pair in enumerate(pairs)}
 
     def stream_to(self, consumer: str) -> Stream | None:
-        """What streams to a stage, if anything does."""
+        """Return the stream to a stage, or None."""
         return next((stream for stream in self.streams if stream.consumer == consumer), None)
 
 
 def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
-    """Updates that the weights have seen with which a turn of a run from `first_step` generates.
+    """Return the version (number of updates) of the weights that period `turn` generates with.
 
-    A refit comes before the training of its turn. Without one, the copy is the one that is trained.
+    A refit comes before the training of its period. Without a refit, generation shares the copy that is trained.
     """
     if turn < first_step:
         return first_step
@@ -196,15 +202,14 @@ def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
 
 
 def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
-    """Whether the instruction is followed in this turn of a run of these steps."""
+    """Return True if the instruction is executed in this period of a run of these steps."""
     return isinstance(instruction, MoveWeights) or turn + instruction.steps_ahead in steps
 
 
 def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
-    """The program of these stages of a verified plan, of all without them: their refits and they, in order of their
-    start.
+    """Return the program of a verified plan, or of some of its stages: stages and their refits in order of start.
 
-    A stage's output goes to a rank once, before the first stage there that reads it.
+    A stage's output is sent to a rank once, before the first stage there that reads it.
     """
     position = plan.graph.position
     tasks = [item for item in items(plan) if stages is None or _stage(item) in stages]
@@ -245,8 +250,10 @@ def _stage(task: Refit | Placement) -> str:
 
 
 def owners(plan: Plan, stage: str) -> tuple[int, ...]:
-    """The rank that holds each replica's output: first of its tensor-parallel group, on the last pipeline stage. What
-    hosts write is with the ranks that generated."""
+    """Return the rank that holds each replica's output: its first tensor-parallel rank on the last pipeline stage.
+
+    The output of host workers is held by the ranks that generated.
+    """
     stage = stage if stage in plan.graph.by_name else GENERATE
     layout, pool = plan.placement(stage).layout, plan.pool_of(stage)
     return tuple(pool.first_rank + layout.index(dp=dp, pp=layout.pp - 1) for dp in range(layout.dp))
@@ -254,7 +261,7 @@ def owners(plan: Plan, stage: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Delivery:
-    """What one producer gives to one consumer: only the ranks that no earlier consumer served."""
+    """One producer's output for one consumer, to the ranks that have not received it for an earlier consumer."""
 
     producer: str
     consumer: str
@@ -287,7 +294,7 @@ class _Delivery:
 
 
 class _Producer(NamedTuple):
-    """A stage that hands over what it writes."""
+    """A stage, the steps that it works ahead, and the fields that it writes."""
 
     stage: str
     steps_ahead: int
@@ -295,23 +302,23 @@ class _Producer(NamedTuple):
 
 
 def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
-    """Every producer's whole output goes to each consuming rank once, with the first consumer there."""
+    """Return the deliveries: every producer's whole output goes to each consuming rank once, for its first consumer."""
     edges = {(edge.producer, edge.consumer) for edge in (*plan.graph.edges, *plan.graph.host_edges)}
     in_order_of_a_step = sorted(tasks, key=lambda placement: -placement.steps_ahead)
     producers = [_Producer(task.stage, task.steps_ahead, plan.stage(task.stage).writes) for task in in_order_of_a_step]
     if any(task.stage == GENERATE for task in tasks):
         ahead = plan.placement(GENERATE).steps_ahead
         producers += [_Producer(host.name, ahead, host.writes) for host in plan.graph.hosted]
-    found = []
+    deliveries = []
     for producer in producers:
-        served: set[int] = set()
+        has_received: set[int] = set()
         for consumer in in_order_of_a_step:
             if (producer.stage, consumer.stage) not in edges:
                 continue
-            targets = tuple(rank for rank in plan.pool(consumer.pool).ranks if rank not in served)
-            served.update(targets)
+            targets = tuple(rank for rank in plan.pool(consumer.pool).ranks if rank not in has_received)
+            has_received.update(targets)
             if targets:
-                found.append(
+                deliveries.append(
                     _Delivery(
                         producer=producer.stage,
                         consumer=consumer.stage,
@@ -321,4 +328,4 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                         ahead=(producer.steps_ahead, consumer.steps_ahead),
                     )
                 )
-    return found
+    return deliveries

@@ -1,1 +1,1 @@
-"""A proof of the bound that a stranger can check, and what makes one."""
+"""Proves the lower bound of a plan in a document that can be checked without the search and the solver."""

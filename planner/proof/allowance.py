@@ -1,4 +1,7 @@
-"""What a turn leaves to one stage beside the least of the others: a choice that takes more is in no plan so fast."""
+"""Computes how much time a stage may take if the other stages take their least and the period stays short enough.
+
+A choice that takes more is in no plan with so short a period.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _ROUNDING = 1e-9
-"""Relative: sums of seconds that are equal may differ by this."""
+"""Relative difference that may occur between equal sums of seconds."""
 
 
 class Least(NamedTuple):
-    """Of all choices of a stage that are left: the least seconds that remain when what they stream has ended, and the
-    least of these times the ranks."""
+    """Lower bounds over the remaining choices of a stage: tail seconds, and tail seconds x ranks."""
 
     seconds: float
     work: float
@@ -20,26 +22,25 @@ class Least(NamedTuple):
 
 @dataclass(frozen=True)
 class Allowance:
-    """The most seconds of one stage, and the most ranks x seconds."""
+    """The longest seconds of one stage, and the largest ranks x seconds."""
 
     seconds: float
     work: float
 
     def allows(self, num_ranks: int, seconds: float) -> bool:
-        """Whether a choice on so many ranks is in a turn that is short enough, as far as is known."""
+        """Return True if a choice on this many ranks may be in a short enough period."""
         return seconds <= self.seconds and num_ranks * seconds <= self.work
 
     def holds(self, other: Allowance) -> bool:
-        """Whether it leaves as much as another, or more."""
+        """Return True if this allowance leaves at least as much as the other."""
         return other.seconds <= self.seconds and other.work <= self.work
 
 
 @dataclass(frozen=True)
 class ShortTurn:
-    """A turn of at most so many seconds on so many ranks.
+    """A period of at most `most_seconds` on `num_ranks` ranks.
 
-    `lags` are the seconds of what is handed over within it, by producer and consumer; `names` has producers before
-    consumers.
+    `lags` are the seconds of the transfers within it, by producer and consumer; `names` has producers before consumers.
     """
 
     most_seconds: float
@@ -48,22 +49,34 @@ class ShortTurn:
     lags: Mapping[tuple[str, str], float]
 
     def left_to(self, stage: str, least: Mapping[str, Least]) -> Allowance:
-        """What is left to a stage beside the least of others that are known: along the longest way through the turn,
-        and of the seconds of all ranks."""
-        others = {name: found for name, found in least.items() if name != stage}
-        edges = [(self.names.index(one), self.names.index(other), lag) for (one, other), lag in self.lags.items()]
-        own = [others[name].seconds if name in others else 0.0 for name in self.names]
-        place, last = self.names.index(stage), len(self.names) - 1
-        before = _longest(own, edges)[place]
-        behind = _longest(own[::-1], [(last - other, last - one, lag) for one, other, lag in edges])[last - place]
-        room = self.most_seconds * (1 + _ROUNDING)
-        return Allowance(room - before - behind, room * self.num_ranks - sum(found.work for found in others.values()))
+        """Return what is left to a stage beside the known least of the others.
+
+        Both the longest path through the period and the total ranks x seconds limit it.
+        """
+        others = {name: stage_least for name, stage_least in least.items() if name != stage}
+        edges = [
+            (self.names.index(producer), self.names.index(consumer), lag)
+            for (producer, consumer), lag in self.lags.items()
+        ]
+        seconds = [others[name].seconds if name in others else 0.0 for name in self.names]
+        position, last = self.names.index(stage), len(self.names) - 1
+        before = _longest_paths(seconds, edges)[position]
+        after = _longest_paths(
+            seconds[::-1], [(last - consumer, last - producer, lag) for producer, consumer, lag in edges]
+        )[last - position]
+        max_seconds = self.most_seconds * (1 + _ROUNDING)
+        return Allowance(
+            max_seconds - before - after,
+            max_seconds * self.num_ranks - sum(stage_least.work for stage_least in others.values()),
+        )
 
 
-def _longest(seconds: list[float], edges: list[tuple[int, int, float]]) -> list[float]:
-    """Of each place the seconds of the longest way that leads to it."""
+def _longest_paths(seconds: list[float], edges: list[tuple[int, int, float]]) -> list[float]:
+    """Return for each stage the length in seconds of the longest path that ends before it."""
     starts = [0.0] * len(seconds)
-    for place in range(len(seconds)):
-        ways = (starts[one] + seconds[one] + lag for one, other, lag in edges if other == place)
-        starts[place] = max(ways, default=0.0)
+    for position in range(len(seconds)):
+        paths = (
+            starts[producer] + seconds[producer] + lag for producer, consumer, lag in edges if consumer == position
+        )
+        starts[position] = max(paths, default=0.0)
     return starts

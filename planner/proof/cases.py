@@ -1,14 +1,15 @@
-"""What no plan can do when every stage keeps to some of its choices: the arithmetic that closes a case.
+"""The arithmetic that closes a case of a proof: bounds on all plans in which every stage uses a subset of its choices.
 
-Memory: pools are equal, apart, or one within the other, so that stages whose pools meet one another all lie on some
-rank. What they keep has to fit there, and what all stages keep has to fit the cluster.
+Memory: pools are equal, disjoint or nested, so that stages whose pools all intersect each other share some rank. What
+they hold has to fit there, and what all stages hold has to fit the cluster.
 
-Time: every stage takes its least ranks for its least seconds, and stages whose pools meet take turns. Of all schedules
-on so many ranks a shortest one comes of taking the stages in some order, each as early as it can (Kolisch, EJOR 90,
-1996, theorem 1). And between two stages the cluster has room for all the ranks x seconds that lie there.
+Time: every stage takes its least ranks for its least seconds, and stages whose pools intersect run one after the other.
+Among all schedules on a number of ranks, some shortest one results from taking the stages in some order, each as early
+as possible (Kolisch, EJOR 90, 1996, theorem 1). Between two stages the cluster has time for all the ranks x seconds
+that must lie there.
 
-What a stage hands to a turn that comes k turns later arrives before its reader starts, and the reader starts while the
-line behind it still fits into its turn: (k + 1) turns last as long as the line up to the arrival and that line.
+A transfer to k periods later arrives before its reader starts, and the reader starts while the chain after it still
+fits into its period: (k + 1) periods are no shorter than the chain up to the arrival plus the chain after the reader.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ Pair: TypeAlias = frozenset[str]
 """Two stages."""
 
 _ROUNDING = 1e-12
-"""Relative: what the order of a sum may change of bytes."""
+"""Relative change of bytes that summing in another order may cause."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Some of the plans of a space: of each stage some of its choices, and of some pairs whether their pools meet."""
+    """A subset of the plans of a space.
+
+    `left` has the remaining choices of each stage, and `related` for some pairs of stages whether their pools
+    intersect.
+    """
 
     space: Space
     left: Mapping[str, Some]
@@ -42,30 +47,30 @@ class Case:
 
     @classmethod
     def whole(cls, space: Space) -> Case:
-        """Every plan of the space."""
-        found = {name: every.some(np.arange(len(every.site))) for name, every in space.choices.items()}
-        return cls(space, found, {})
+        """Return the case of every plan of the space."""
+        all_choices = {name: choices.some(np.arange(len(choices.site))) for name, choices in space.choices.items()}
+        return cls(space, all_choices, {})
 
     def within(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
-        """The plans in which a stage has so much of an amount at most, and the others."""
-        every, left = self.space.choices[stage], self.left[stage].numbers
-        is_within = every.amounts[AMOUNTS.index(amount), left] <= most
-        halves = every.some(left[is_within]), every.some(left[~is_within])
+        """Split the case by a stage's amount: the plans with at most `most`, and the others."""
+        choices, indices = self.space.choices[stage], self.left[stage].numbers
+        is_within = choices.amounts[AMOUNTS.index(amount), indices] <= most
+        halves = choices.some(indices[is_within]), choices.some(indices[~is_within])
         return replace(self, left={**self.left, stage: halves[0]}), replace(self, left={**self.left, stage: halves[1]})
 
     def meeting(self, one: str, other: str) -> tuple[Case, Case]:
-        """The plans in which the pools of two stages meet, and the others."""
+        """Split the case by two stages: the plans in which their pools intersect, and the others."""
         pair = frozenset((one, other))
         return replace(self, related={**self.related, pair: True}), replace(self, related={**self.related, pair: False})
 
     @cached_property
     def least(self) -> Mapping[str, Mapping[str, float]]:
-        """Of every stage the least of each amount."""
-        return {name: some.least for name, some in self.left.items()}
+        """The least of each amount over the remaining choices, by stage."""
+        return {name: subset.least for name, subset in self.left.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the stages."""
+        """The names of the stages."""
         return self.space.graph.names
 
     @cached_property
@@ -73,47 +78,54 @@ class Case:
         return self.space.num_ranks
 
     def meets(self, one: str, other: str) -> bool:
-        """Whether two pools have a rank in common in every plan of the case."""
+        """Return True if two pools have a rank in common in every plan of the case."""
         too_many = self.least[one]["ranks"] + self.least[other]["ranks"] > self.num_ranks
         return too_many or self.related.get(frozenset((one, other)), False)
 
     @property
     def has_choices(self) -> bool:
-        """Whether every stage has some."""
+        """True if every stage has some choice left."""
         return all(self.least.values())
 
     @cached_property
     def is_empty(self) -> bool:
-        """Whether no plan is in the case, or none fits the devices."""
+        """True if no plan is in the case, or none fits the devices."""
         if not self.has_choices:
             return True
-        apart = (pair for pair, meet in self.related.items() if not meet)
-        return any(sum(self.least[name]["ranks"] for name in pair) > self.num_ranks for pair in apart) or self._is_full
+        disjoint = (pair for pair, meet in self.related.items() if not meet)
+        return (
+            any(sum(self.least[name]["ranks"] for name in pair) > self.num_ranks for pair in disjoint) or self._is_full
+        )
 
     @property
     def _is_full(self) -> bool:
-        room = self.space.room_bytes * (1 + _ROUNDING)
-        if self._bytes(self.names, "_in_all") > room * self.num_ranks:
+        limit = self.space.room_bytes * (1 + _ROUNDING)
+        if self._bytes(self.names, "_in_all") > limit * self.num_ranks:
             return True
-        return any(self._bytes(group) > room for group in self._meeting_groups())
+        return any(self._bytes(group) > limit for group in self._meeting_groups())
 
     def _bytes(self, group: Collection[str], over: str = "") -> float:
-        """What stages keep at least, weights that they may share once, and the largest transient of one of them."""
+        """Return the least bytes that stages hold on a common rank.
+
+        Shareable weights count once, and of transient memory the largest of one stage.
+
+        With `over="_in_all"`, the bytes on all ranks together.
+        """
         weights = 0.0
         for role in self.space.graph.train_stage:
-            mine = [name for name in group if self.space.graph.by_name[name].copied_role == role]
-            weights += max((self._weights(some, over) for some in _subsets(mine)), default=0.0)
-        own = math.fsum(self.least[name][f"own{over}"] for name in group)
-        return own + weights + max(self.least[name][f"transient{over}"] for name in group)
+            sharers = [name for name in group if self.space.graph.by_name[name].copied_role == role]
+            weights += max((self._weights(subset, over) for subset in _subsets(sharers)), default=0.0)
+        private = math.fsum(self.least[name][f"own{over}"] for name in group)
+        return private + weights + max(self.least[name][f"transient{over}"] for name in group)
 
     def _weights(self, group: Collection[str], over: str) -> float:
-        """Those of stages of one role if no two of them can share, else nothing."""
+        """Return the least weights of stages of one role if no two of them can share weights, else 0."""
         if any(self._may_share(one, other) for one, other in combinations(group, 2)):
             return 0.0
         return sum(self.least[name][f"weights{over}"] for name in group)
 
     def _may_share(self, one: str, other: str) -> bool:
-        """Whether two stages may have the same layout on the same part of the cluster."""
+        """Return True if two stages may have the same layout on the same part of the cluster."""
         return not self.left[one].sites.isdisjoint(self.left[other].sites)
 
     def _meeting_groups(self) -> tuple[frozenset[str], ...]:
@@ -121,55 +133,55 @@ class Case:
         return _largest_groups(self.names, frozenset(pair for pair in pairs if self.meets(*pair)))
 
     def least_seconds(self, most: float = math.inf) -> float:
-        """Seconds that the turn of every plan of the case takes at least; it need not be more than `most`."""
-        turn = _Turn(self)
-        found = turn.by_work()
-        return found if found >= most else turn.by_order(found, most)
+        """Return a lower bound on the period of every plan of the case; it may stop at `most`."""
+        period = _Turn(self)
+        by_work = period.by_work()
+        return by_work if by_work >= most else period.by_order(by_work, most)
 
     def least_seconds_by_work(self) -> float:
-        """The same by the ranks x seconds alone; infinite where no plan fits."""
+        """Return the weaker bound from ranks x seconds alone; infinite if no plan fits."""
         return math.inf if self.is_empty else _Turn(self).by_work()
 
 
 @lru_cache(maxsize=4096)  # many cases have the same pools meet
 def _largest_groups(names: tuple[str, ...], meeting: frozenset[tuple[str, str]]) -> tuple[frozenset[str], ...]:
-    """The groups of stages that all meet one another and that no other such group holds."""
-    found: list[frozenset[str]] = []
+    """Return the maximal groups of stages whose pools all intersect each other."""
+    groups: list[frozenset[str]] = []
     for group in reversed(list(_subsets(names))):
-        if all(pair in meeting for pair in combinations(group, 2)) and not any(set(group) < other for other in found):
-            found.append(frozenset(group))
-    return tuple(found)
+        if all(pair in meeting for pair in combinations(group, 2)) and not any(set(group) < other for other in groups):
+            groups.append(frozenset(group))
+    return tuple(groups)
 
 
 def _subsets(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (some for size in range(1, len(names) + 1) for some in combinations(names, size))
+    return (subset for size in range(1, len(names) + 1) for subset in combinations(names, size))
 
 
 class _Turn:
-    """The stages of a turn by their positions, each at its least, and what waits for what.
+    """One period of a case: its stages by position, each at its least, and the precedences between them.
 
-    What a stage reads while it is generated may come before the generation ends, unless the two take turns: it counts
-    with the seconds that remain then. Where they take turns it follows the generation at once: what is handed over in
-    chunks is there by then.
+    A stage that streams from generation may start before the generation ends, unless the two share ranks; it then
+    counts with its tail seconds. If they share ranks it follows the generation at once, because the chunks have been
+    transferred by then.
     """
 
     def __init__(self, case: Case) -> None:
         graph, scope = case.space.graph, case.space.scope
         streams = [scope.streams(stage) and not case.meets(stage.name, GENERATE) for stage in graph.stages]
-        rest = ["tail_" if it else "" for it in streams]
+        prefixes = ["tail_" if is_streaming else "" for is_streaming in streams]
         least = [case.least[name] for name in graph.names]
         self.num_ranks = case.num_ranks
-        self.all_work = sum(one["work"] for one in least)
-        self.ranks = [one["ranks"] for one in least]
-        self.seconds = [one[f"{kind}seconds"] for one, kind in zip(least, rest, strict=True)]
-        self.work = [one[f"{kind}work"] for one, kind in zip(least, rest, strict=True)]
-        self.meets = [[case.meets(one, other) for other in graph.names] for one in graph.names]
+        self.all_work = sum(amounts["work"] for amounts in least)
+        self.ranks = [amounts["ranks"] for amounts in least]
+        self.seconds = [amounts[f"{prefix}seconds"] for amounts, prefix in zip(least, prefixes, strict=True)]
+        self.work = [amounts[f"{prefix}work"] for amounts, prefix in zip(least, prefixes, strict=True)]
+        self.meets = [[case.meets(name, other) for other in graph.names] for name in graph.names]
         self.num_stages = len(graph.stages)
         self.ready = [0.0] * self.num_stages
         for target in case.space.refits:
             for reader in graph.refit_readers(target):
-                place = graph.position[reader]
-                self.ready[place] = max(self.ready[place], _refit_seconds(case, target))
+                position = graph.position[reader]
+                self.ready[position] = max(self.ready[position], _refit_seconds(case, target))
         space = case.space
         self.arrival = [space.arrival_seconds if name == GENERATE else 0.0 for name in graph.names]
         self.is_late = [name in space.late for name in graph.names]
@@ -183,97 +195,115 @@ class _Turn:
             is_hidden = takes_turns and scope.streams(graph.by_name[consumer])
             self.after[graph.position[consumer]].append((graph.position[producer], 0.0 if is_hidden else lag))
         self.above = [set[int]() for _ in graph.names]
-        for place in range(self.num_stages):  # a stage comes after those that it reads from
-            self.above[place] = {p for before, _ in self.after[place] for p in (before, *self.above[before])}
+        for position in range(self.num_stages):  # in topological order: a stage comes after those that it reads from
+            self.above[position] = {
+                earlier for before, _ in self.after[position] for earlier in (before, *self.above[before])
+            }
 
     def by_work(self) -> float:
-        """The longest way through the turn, where the work between two stages takes all ranks."""
+        """Return the longest path through the period, where the work between two stages is spread over all ranks."""
         ends: list[float] = []
         starts: list[float] = []
-        for place in range(self.num_stages):
+        for position in range(self.num_stages):
             arrivals = (
-                self._arrives(before, place, starts[before], ends[before], lag) for before, lag in self.after[place]
+                self._arrives(before, position, starts[before], ends[before], lag)
+                for before, lag in self.after[position]
             )
-            start = max([self.ready[place], *arrivals])
-            for first in self.above[place]:
-                start = max(start, ends[first] + self._between(first, self.above[place]))
-            start = max(start, self._between(None, self.above[place]))
+            start = max([self.ready[position], *arrivals])
+            for earlier in self.above[position]:
+                start = max(start, ends[earlier] + self._seconds_between(earlier, self.above[position]))
+            start = max(start, self._seconds_between(None, self.above[position]))
             starts.append(start)
-            ends.append(start + self.seconds[place])
-        rest = (ends[first] + self._between(first, range(self.num_stages)) for first in range(self.num_stages))
-        return max(*ends, *rest, self.all_work / self.num_ranks, *self._carried(starts, ends))
+            ends.append(start + self.seconds[position])
+        remaining_work = (
+            ends[earlier] + self._seconds_between(earlier, range(self.num_stages)) for earlier in range(self.num_stages)
+        )
+        return max(*ends, *remaining_work, self.all_work / self.num_ranks, *self._carried(starts, ends))
 
     def _arrives(self, before: int, place: int, start: float, end: float, lag: float) -> float:
-        """When a stage has what an earlier one hands to it, rewards included."""
+        """Return when a stage has its input from an earlier stage, including rewards."""
         return max(end + lag, start + self.arrival[before]) if self.is_late[place] else end + lag
 
     def _carried(self, starts: list[float], ends: list[float]) -> Iterator[float]:
-        """What turns last at least for what is handed to later ones, from the earliest times of stages."""
-        behind = [0.0] * self.num_stages
-        for place in reversed(range(self.num_stages)):
-            lines = (
-                lag + behind[later]
+        """Yield lower bounds on the period from transfers to later periods, given the earliest times of the stages."""
+        chains_after = [0.0] * self.num_stages
+        for position in reversed(range(self.num_stages)):
+            chains = (
+                lag + chains_after[later]
                 for later in range(self.num_stages)
                 for before, lag in self.after[later]
-                if before == place
+                if before == position
             )
-            behind[place] = self.seconds[place] + max([self._between(place, range(self.num_stages)), *lines])
-        for before, place, turns, lag in self.carried:
-            arrival = self._arrives(before, place, starts[before], ends[before], lag)
-            yield (arrival + behind[place]) / (turns + 1)
+            chains_after[position] = self.seconds[position] + max(
+                [self._seconds_between(position, range(self.num_stages)), *chains]
+            )
+        for before, position, turns, lag in self.carried:
+            arrival = self._arrives(before, position, starts[before], ends[before], lag)
+            yield (arrival + chains_after[position]) / (turns + 1)
 
-    def _between(self, first: int | None, before: Sequence[int] | set[int] | range) -> float:
-        work = sum(self.work[place] for place in before if first is None or first in self.above[place])
+    def _seconds_between(self, first: int | None, before: Sequence[int] | set[int] | range) -> float:
+        work = sum(self.work[position] for position in before if first is None or first in self.above[position])
         return work / self.num_ranks
 
     def by_order(self, least: float, most: float) -> float:
-        """The end of the best order, `least` when one ends by then, and `most` when none ends before."""
+        """Return the end of the best order, no less than `least` and no more than `most`.
+
+        The search stops as soon as some order ends by `least`.
+        """
         self.least, self.most = least, most
         self.rest = [0.0] * self.num_stages
-        for place in reversed(range(self.num_stages)):
-            behind = [
+        for position in reversed(range(self.num_stages)):
+            chains = [
                 lag + self.rest[later]
                 for later in range(self.num_stages)
                 for before, lag in self.after[later]
-                if before == place
+                if before == position
             ]
-            self.rest[place] = self.seconds[place] + max(behind, default=0.0)
-        self._take([None] * self.num_stages, 0.0)
+            self.rest[position] = self.seconds[position] + max(chains, default=0.0)
+        self._extend([None] * self.num_stages, 0.0)
         return max(least, self.most)
 
-    def _take(self, placed: list[tuple[float, float] | None], end: float) -> None:
-        """Goes on with every stage that may come next, and keeps the earliest end of all."""
-        waiting = [place for place, times in enumerate(placed) if times is None]
-        if not waiting:
+    def _extend(self, times_of: list[tuple[float, float] | None], end: float) -> None:
+        """Extend the partial order by every stage that may come next (branch and bound), and keep the earliest end."""
+        unplaced = [position for position, interval in enumerate(times_of) if interval is None]
+        if not unplaced:
             self.most = min(self.most, end)
             return
-        for place in waiting:
-            if self.most <= self.least or any(placed[before] is None for before, _ in self.after[place]):
+        for position in unplaced:
+            if self.most <= self.least or any(times_of[before] is None for before, _ in self.after[position]):
                 continue
-            start = self._start(place, placed)
-            if start + self.rest[place] < self.most:
-                placed[place] = start, start + self.seconds[place]
-                self._take(placed, max(end, start + self.seconds[place]))
-                placed[place] = None
+            start = self._start(position, times_of)
+            if start + self.rest[position] < self.most:
+                times_of[position] = start, start + self.seconds[position]
+                self._extend(times_of, max(end, start + self.seconds[position]))
+                times_of[position] = None
 
-    def _start(self, place: int, placed: Sequence[tuple[float, float] | None]) -> float:
-        """As early as what it reads is there and so many ranks are free."""
-        arrivals = (self._arrives(p, place, *(placed[p] or (0.0, 0.0)), lag) for p, lag in self.after[place])
-        ready = max([self.ready[place], *arrivals])
-        beside = [(times, other) for other, times in enumerate(placed) if times and times[1] > ready]
-        for start in sorted({ready, *(times[1] for times, _ in beside)}):
-            end = start + self.seconds[place]
-            during = [(times, other) for times, other in beside if times[0] < end and times[1] > start]
-            if any(self.meets[place][other] for _, other in during):
+    def _start(self, position: int, times_of: Sequence[tuple[float, float] | None]) -> float:
+        """Return the earliest start at which the stage has its inputs and enough ranks are free."""
+        arrivals = (
+            self._arrives(earlier, position, *(times_of[earlier] or (0.0, 0.0)), lag)
+            for earlier, lag in self.after[position]
+        )
+        ready = max([self.ready[position], *arrivals])
+        running = [(interval, other) for other, interval in enumerate(times_of) if interval and interval[1] > ready]
+        for start in sorted({ready, *(interval[1] for interval, _ in running)}):
+            end = start + self.seconds[position]
+            overlapping = [
+                (interval, other) for interval, other in running if interval[0] < end and interval[1] > start
+            ]
+            if any(self.meets[position][other] for _, other in overlapping):
                 continue
-            instants = [start, *(times[0] for times, _ in during if times[0] > start)]
-            used = (sum(self.ranks[o] for times, o in during if times[0] <= t < times[1]) for t in instants)
-            if max(used) + self.ranks[place] <= self.num_ranks:
+            instants = [start, *(interval[0] for interval, _ in overlapping if interval[0] > start)]
+            used = (
+                sum(self.ranks[o] for interval, o in overlapping if interval[0] <= instant < interval[1])
+                for instant in instants
+            )
+            if max(used) + self.ranks[position] <= self.num_ranks:
                 return start
-        raise AssertionError("behind all stages there is room")
+        raise AssertionError("after all other stages there is always room")
 
 
 def _refit_seconds(case: Case, target: str) -> float:
-    """The least of a refit between the layouts that are left."""
+    """Return the least seconds of a refit between the remaining layouts."""
     source = case.space.graph.trainer_of(target)
     return case.space.refit_seconds(target, case.left[source].sites, case.left[target].sites)

@@ -1,8 +1,9 @@
-"""Checks a proof without the search that made it: computes the bound again, from the rules and the cost model.
+"""Checks a proof without the search that made it: computes the bound again from the rules and the cost model.
 
-All plans of a scope are one case. A node splits its case in two, so that nothing is left out whatever it says; a case
-that is not split has no plan that fits the memory, or a least time (`planner.proof.cases`). The least of these times is
-the bound, or the seconds within which plans are looked at: a choice that is in no plan so fast is in no case.
+All plans of a search case are one case of the proof. A node splits its case into two that together are the whole, so
+that nothing can be left out. A case that is not split has no plan that fits in memory, or has a least period
+(`planner.proof.cases`). The least of these periods, and at most `within_seconds` of the proof, is the bound: choices
+that are in no plan with so short a period are in no case.
 """
 
 from __future__ import annotations
@@ -20,46 +21,50 @@ from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, suggestion
 
 _TOLERANCE = 1e-9
-"""Relative: what adding the same numbers in another order may change."""
+"""Relative difference that adding the same numbers in another order may cause."""
 
 
 def refusals(proof: Proof, plan: Plan, model: CostModel) -> tuple[str, ...]:
-    """Why the proof does not hold of the facts and the solver's word in a plan, whose costs are the model's; empty if
-    it does."""
+    """Return the reasons why the proof does not prove the bound of the plan; an empty tuple if it does.
+
+    `model` is the cost model that the plan was made with.
+    """
     try:
-        return tuple(_wrong(proof, plan)) or tuple(_not_proven(proof, plan, model))
+        return tuple(_differences(proof, plan)) or tuple(_not_proven(proof, plan, model))
     except BadInput as error:
         return (f"proof: {error}",)
 
 
 def every_scope(plan: Plan) -> tuple[Scope, ...]:
-    """The scopes that the bound on staleness of a plan's facts allows: together they are all plans."""
+    """Return all search cases that the staleness bound of the plan's facts allows."""
     bound = plan.facts.staleness
     return tuple(scope for ahead in patterns(plan.graph, bound) for scope in scopes(ahead, bound))
 
 
 def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
-    """What no plan of the space is faster than; infinite where there is none.
+    """Return the proven lower bound on the period of every plan of the space; infinite if there is no plan.
 
-    Raises BadInput for nodes that are no tree, or do not close a case as they say.
+    Raises BadInput for nodes that are not a tree, or do not close a case as they state.
     """
-    waiting = [Case.whole(space)]
+    open_cases = [Case.whole(space)]
     least = math.inf
     for number, node in enumerate(nodes):
-        if not waiting:
-            raise BadInput(f"node {number} follows a tree that is whole; remove it.")
-        case = waiting.pop()
+        if not open_cases:
+            raise BadInput(f"node {number} follows a tree that is complete; remove it.")
+        case = open_cases.pop()
         if isinstance(node, Closed):
-            least = min(least, _closed(case, node, number, least))
+            least = min(least, _closed_seconds(case, node, number, least))
         else:
-            waiting += reversed(split(case, node))
-    if waiting:
-        raise BadInput(f"{len(waiting)} cases are neither split nor closed by the {len(nodes)} nodes; prove it again.")
+            open_cases += reversed(split(case, node))
+    if open_cases:
+        raise BadInput(
+            f"{len(open_cases)} cases are neither split nor closed by the {len(nodes)} nodes; prove it again."
+        )
     return least
 
 
 def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
-    """The two cases of a node, which together are the case. Raises BadInput for a stage or an amount that is none."""
+    """Return the two cases of a node, which together are the case. Raises BadInput for an unknown stage or amount."""
     for name in node.meet if isinstance(node, Meeting) else (node.stage,):
         if name not in case.names:
             raise BadInput(f"there is no stage {name!r}; {suggestion(name, case.names)}")
@@ -70,37 +75,37 @@ def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
     return case.within(node.stage, node.amount, node.most)
 
 
-def _closed(case: Case, node: Closed, number: int, most: float) -> float:
-    """The seconds of a case that is not split."""
+def _closed_seconds(case: Case, node: Closed, number: int, most: float) -> float:
+    """Return the lower bound in seconds of a case that is not split."""
     if node.closed_by == "memory" and not case.is_empty:
-        raise BadInput(f"node {number} says that no plan fits the memory, and some may; prove it again.")
+        raise BadInput(f"node {number} says that no plan fits in memory, but some may; prove it again.")
     if node.closed_by == "memory":
         return math.inf
     if not case.has_choices:
-        raise BadInput(f"node {number} tells the time of plans, and there is none; it is closed by memory.")
+        raise BadInput(f"node {number} is closed by time, but its case has no plan; close it by memory.")
     return case.least_seconds(most)
 
 
-def _wrong(proof: Proof, plan: Plan) -> Iterator[str]:
-    """What the proof is about that the plan is not."""
+def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
+    """Yield what the proof is about that differs from the plan."""
     if proof.facts != digest(plan.facts):
-        yield "the proof is of other facts than the plan's; prove this plan again."
+        yield "the proof is for other facts than the plan's; prove this plan again."
     if proof.profile != plan.digests.get("profile"):
-        yield "the proof is of costs by another measured table than the plan's; prove this plan again."
+        yield "the proof uses another measured table than the plan's; prove this plan again."
     if proof.solver_bound_seconds != plan.solver.bound_seconds:
         yield (
             f"the proof has {proof.solver_bound_seconds:.9g} s as the solver's bound and the plan "
             f"{plan.solver.bound_seconds:.9g} s; prove this plan again."
         )
-    told = [(tree.ahead, tree.runs_on) for tree in proof.trees]
-    if told != [(dict(scope.ahead), scope.runs_on) for scope in every_scope(plan)]:
-        yield "the trees of the proof are not those of all ways to work ahead, each once; prove this plan again."
+    proof_scopes = [(tree.ahead, tree.runs_on) for tree in proof.trees]
+    if proof_scopes != [(dict(scope.ahead), scope.runs_on) for scope in every_scope(plan)]:
+        yield "the proof does not have exactly one tree for each way to work ahead; prove this plan again."
 
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:
-    most = min(plan.period_seconds, proof.within_seconds)
-    spaces = Enumeration(plan.facts, model, most).spaces(every_scope(plan))
+    max_seconds = min(plan.period_seconds, proof.within_seconds)
+    spaces = Enumeration(plan.facts, model, max_seconds).spaces(every_scope(plan))
     trees = zip(spaces, proof.trees, strict=True)
-    found = min(most, *(proven_seconds(space, tree.nodes) for space, tree in trees))
-    if abs(found - proof.bound_seconds) > _TOLERANCE * found:
-        yield f"the proof states {proof.bound_seconds:.12g} s and its trees prove {found:.12g} s; state that."
+    proven = min(max_seconds, *(proven_seconds(space, tree.nodes) for space, tree in trees))
+    if abs(proven - proof.bound_seconds) > _TOLERANCE * proven:
+        yield f"the proof states {proof.bound_seconds:.12g} s and its trees prove {proven:.12g} s; state that."

@@ -1,4 +1,4 @@
-"""The proof of a bound, as a document: for every scope a tree of cases, the nodes in the order of reading."""
+"""The proof of a lower bound as a document: for each search case a tree of cases in depth-first order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshwright.profiles.documents import Document, canonical_json, read_json, w
 
 
 class Split(Document):
-    """The plans in which a stage has so much of an amount at most, which follow first, and the others."""
+    """Splits a case by a stage's amount: first the plans in which it is at most `most`, then the others."""
 
     stage: str
     amount: str
@@ -19,13 +19,13 @@ class Split(Document):
 
 
 class Meeting(Document):
-    """The plans in which the pools of two stages have a rank in common, which follow first, and the others."""
+    """Splits a case by two stages: first the plans in which their pools have a rank in common, then the others."""
 
     meet: tuple[str, str]
 
 
 class Closed(Document):
-    """A case without cases below: no plan of it fits the memory, or all of them take their time."""
+    """A case that is not split: no plan of it fits in memory, or every plan takes at least some time."""
 
     closed_by: Literal["memory", "time"]
 
@@ -34,7 +34,7 @@ Node: TypeAlias = Split | Meeting | Closed
 
 
 class Tree(Document):
-    """The cases of one scope: all of its plans, then those of each node before those beside it."""
+    """The tree of one search case: each node is followed by its first half, then by its second half."""
 
     ahead: dict[str, int]
     runs_on: bool
@@ -42,22 +42,22 @@ class Tree(Document):
 
 
 class Proof(Document):
-    """What no plan of some facts is faster than, and why."""
+    """The proof that no plan of some facts is faster than `bound_seconds`."""
 
     schema_version: Literal[2] = 2
     facts: str = Field(description="SHA-256 of the plan's facts")
     profile: str | None = Field(default=None, description="SHA-256 of the measured table behind the costs")
-    within_seconds: float = Field(gt=0, description="choices that are in no plan so fast are in no tree")
-    bound_seconds: float = Field(gt=0, description="what the trees prove of plans so fast, and these seconds at most")
-    solver_bound_seconds: float = Field(description="what the solver says, for comparison")
+    within_seconds: float = Field(gt=0, description="the trees leave out choices that are in no plan as fast as this")
+    bound_seconds: float = Field(gt=0, description="proven lower bound on the period, at most within_seconds")
+    solver_bound_seconds: float = Field(description="lower bound that the solver states, for comparison")
     trees: tuple[Tree, ...]
 
 
 def read_proof(path: Path) -> Proof:
-    """The proof in a JSON file. Raises BadInput for anything malformed."""
+    """Read a proof from a JSON file. Raises BadInput for anything malformed."""
     return read_json(Proof, path, "proof")
 
 
 def write_proof(path: Path, proof: Proof) -> None:
-    """Writes the canonical bytes."""
+    """Write the proof atomically as canonical JSON."""
     write_atomically(path, canonical_json(proof))

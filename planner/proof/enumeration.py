@@ -1,5 +1,4 @@
-"""Every choice that the rules allow a stage, and what the cost model says of it: enumerated anew, for no search's word
-is taken."""
+"""Enumerates every choice that the rules allow a stage, with its costs, independently of the search."""
 
 from __future__ import annotations
 
@@ -26,16 +25,18 @@ from meshwright.planner.proof.refits import Refits, Site
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage, StageGraph
 
-_PLAIN = ("seconds", "tail_seconds", "own", "weights", "transient")
-AMOUNTS = ("ranks", *_PLAIN, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN[2:]))
-"""Of a choice: ranks; seconds, and those that remain when what it streams has ended; bytes on a rank that stay, but for
-weights that stages of its role may share, these weights, and bytes that are there while it runs; and the last five
-times the ranks."""
+_PLAIN_AMOUNTS = ("seconds", "tail_seconds", "own", "weights", "transient")
+AMOUNTS = ("ranks", *_PLAIN_AMOUNTS, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN_AMOUNTS[2:]))
+"""The amounts of a choice.
+
+They are: ranks; seconds and tail seconds; on a rank, resident bytes except shareable weights, shareable weights, and
+transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds of bytes on all ranks.
+"""
 
 
 @dataclass(frozen=True)
 class Some:
-    """Some of the choices of a stage by their numbers, the least of their amounts, and their sites' numbers."""
+    """A subset of the choices of a stage: their indices, the least of each amount, and the indices of their sites."""
 
     numbers: NDArray[np.int64]
     least: Mapping[str, float]
@@ -44,40 +45,42 @@ class Some:
 
 @dataclass(frozen=True)
 class Choices:
-    """All that a stage may choose: of each its amounts, `[amounts, choices]`, and the number of its site."""
+    """All choices of a stage: their amounts, [amounts, choices], and the index of each one's site."""
 
     amounts: NDArray[np.float64]
     site: NDArray[np.int64]
 
     def some(self, numbers: NDArray[np.int64]) -> Some:
-        """The choices with these numbers."""
+        """Return the subset of the choices with these indices."""
         least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
         return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
 
     @property
     def least(self) -> Least:
-        """What every one of them takes at least; nothing takes forever where there are none."""
+        """The least tail seconds and tail work of all choices; infinite if there are none."""
         kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
         return Least(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
 
     def allowed(self, allowance: Allowance) -> Choices:
-        """Those that are in a turn that leaves so much to them."""
+        """Return the choices within the allowance."""
         seconds, work = (self.amounts[AMOUNTS.index(f"tail_{kind}")] for kind in ("seconds", "work"))
-        kept = (seconds <= allowance.seconds) & (work <= allowance.work)
-        return Choices(self.amounts[:, kept], self.site[kept])
+        is_allowed = (seconds <= allowance.seconds) & (work <= allowance.work)
+        return Choices(self.amounts[:, is_allowed], self.site[is_allowed])
 
     @cached_property
     def sites(self) -> tuple[int, ...]:
-        """The numbers of all, ascending."""
+        """The indices of all sites, ascending."""
         return tuple(sorted(set(self.site.tolist())))
 
 
 @dataclass(frozen=True)
 class Space:
-    """The choices of every stage under a scope; the seconds of what is handed over within a turn, and of what is handed
-    to a turn that comes later, with by how many turns; the least seconds of every refit by the stage that it serves,
-    [sites of the training stage, sites of the stage]; and the seconds from the start of a generation before which the
-    stages that are `late` do not have the rewards that they read."""
+    """The choices of every stage in a search case, and the seconds between stages.
+
+    `lags` are the transfers within a period; `carried` has those to later periods, with the number of periods. `refits`
+    has the least seconds of every refit by its target stage, [sites of the training stage, sites of the target]. Stages
+    that are `late` have the rewards that they read no sooner than `arrival_seconds` after the start of a generation.
+    """
 
     graph: StageGraph
     num_ranks: int
@@ -92,20 +95,22 @@ class Space:
     _known: dict[object, float] = field(default_factory=dict)
 
     def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
-        """The least of a refit of a stage between some sites of the training stage and some of its own."""
+        """Return the least seconds of a stage's refit between some sites of its training stage and some of its own."""
         key = target, sources, targets
         if key not in self._known:
             ends = ((self.graph.trainer_of(target), sources), (target, targets))
-            found = (np.searchsorted(self.choices[name].sites, sorted(some)) for name, some in ends)
-            self._known[key] = float(self.refits[target][np.ix_(*found)].min())
+            indices = (np.searchsorted(self.choices[name].sites, sorted(sites)) for name, sites in ends)
+            self._known[key] = float(self.refits[target][np.ix_(*indices)].min())
         return self._known[key]
 
 
 @dataclass(frozen=True)
 class Enumeration:
-    """The spaces of some facts by a cost model, without what is in no plan of less than `most_seconds` a turn: choices
-    that take longer, alone or with the least of what comes before and after. Those that are the same in two scopes are
-    costed once."""
+    """Builds the spaces of some facts by a cost model, without choices that are in no period below `most_seconds`.
+
+    Such choices take longer alone, or together with the least of what precedes and follows. Choices that two search
+    cases have in common are costed once.
+    """
 
     facts: Facts
     model: CostModel
@@ -115,11 +120,14 @@ class Enumeration:
     _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
 
     def spaces(self, scopes: Sequence[Scope]) -> tuple[Space, ...]:
-        """Those of some scopes; the last come first, where stages work ahead and least is left out."""
+        """Return the spaces of some search cases.
+
+        The last ones are built first: stages work ahead there, so that the fewest choices are pruned.
+        """
         return tuple(self.space(scope) for scope in reversed(scopes))[::-1]
 
     def space(self, scope: Scope) -> Space:
-        """All of a scope."""
+        """Return the space of a search case."""
         facts, ahead = self.facts, scope.ahead
         edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in handovers(facts, self.model)]
         lags = {(edge.producer, edge.consumer): edge.cost.total for edge, turns in edges if not turns}
@@ -146,34 +154,39 @@ class Enumeration:
         return Refits(self.facts, self.model)
 
     def _refits_of(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
-        numbered = list(self.sites)
+        all_sites = list(self.sites)
         ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
-        sources, targets = ([numbered[number] for number in some] for some in ends)
+        sources, targets = ([all_sites[number] for number in indices] for indices in ends)
         return self._refits.seconds(stage, sources, targets)
 
     def _allowed(self, scope: Scope, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
-        """The choices of every stage. What takes most of a turn comes first, and leaves the less to the others."""
+        """Return the choices of every stage within its allowance.
+
+        Stages that take most of a period come first, because they limit the others most.
+        """
         graph = self.facts.graph
-        turn = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
-        found: dict[str, Choices] = {}
+        period = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
+        by_stage: dict[str, Choices] = {}
         least = {stage.name: self._least_of(stage) for stage in graph.stages if not scope.streams(stage)}
         for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
-            found[stage.name] = self._choices_of(stage, scope, turn.left_to(stage.name, least))
-            least[stage.name] = found[stage.name].least
-        return {name: found[name].allowed(turn.left_to(name, least)) for name in graph.names}
+            by_stage[stage.name] = self._choices_of(stage, scope, period.left_to(stage.name, least))
+            least[stage.name] = by_stage[stage.name].least
+        return {name: by_stage[name].allowed(period.left_to(name, least)) for name in graph.names}
 
     def _least_of(self, stage: Stage) -> Least:
-        """By arithmetic, of a stage that streams nothing, on any pool."""
+        """Return an arithmetic lower bound for a stage that streams nothing, on any pool."""
         model = self.facts.models.spec(stage.role)
-        known = [(size, self.model.least_seconds(stage, model, size, part)) for part, size in self._kinds]
-        return Least(min(seconds for _, seconds in known), min(size * seconds for size, seconds in known))
+        seconds_by_size = [(size, self.model.least_seconds(stage, model, size, part)) for part, size in self._kinds]
+        return Least(
+            min(seconds for _, seconds in seconds_by_size), min(size * seconds for size, seconds in seconds_by_size)
+        )
 
     @cached_property
     def _kinds(self) -> list[tuple[int, int]]:
-        """Of pools: the part of the cluster or the pair, and their size."""
+        """The kinds of pools: part of the cluster (or pair of parts), and size."""
         cluster = self.facts.cluster
-        every = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
-        return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in every})
+        all_ranks = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+        return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in all_ranks})
 
     def _choices_of(self, stage: Stage, scope: Scope, allowance: Allowance) -> Choices:
         key = stage.name, scope.of(stage)
@@ -183,13 +196,13 @@ class Enumeration:
                 for row in self._rows(stage, scope, site, allowance):
                     numbers.append(self.sites.setdefault(site, len(self.sites)))
                     rows.append(row)
-            plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN)).T
+            plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN_AMOUNTS)).T
             amounts = np.concatenate([plain, plain[0] * plain[1:]])
             self._choices[key] = allowance, Choices(amounts, np.array(numbers, dtype=np.int64))
         return self._choices[key][1]
 
     def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
-        """Every layout that breaks no rule, on every kind of pool that is not too slow whatever the layout."""
+        """Yield every legal layout on every kind of pool that is not too slow whatever the layout."""
         model = self.facts.models.spec(stage.role)
         for part, size in self._kinds:
             least = self.model.least_seconds(stage, model, size, part)
@@ -198,7 +211,7 @@ class Enumeration:
                     yield Site(part, layout)
 
     def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
-        """The ranks and plain amounts of what a site has that fits, is not too slow and not beaten (`Front`)."""
+        """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated (`Front`)."""
         (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
         device_bytes, host_bytes = room_on(self.facts, part)
         legal = [
@@ -208,8 +221,8 @@ class Enumeration:
         ]
         if not legal:
             return iter(())
-        asked = self._call(stage, scope, site, legal[0].members[0][0])
-        costs = self.model.on_layout(replace(asked, max_deferral=deferral))
+        call = self._call(stage, scope, site, legal[0].members[0][0])
+        costs = self.model.on_layout(replace(call, max_deferral=deferral))
         front = Front(
             num_ranks=layout.num_ranks,
             shares=stage.may_share,
@@ -228,18 +241,21 @@ class Enumeration:
         return call_of(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
     def _families_of(self, stage: Stage, scope: Scope, site: Site) -> tuple[Family, ...]:
-        """All schedules of a site; on two kinds of nodes with their rows dealt."""
+        """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
         facts, (part, layout) = self.facts, site
-        every = schedules(facts, stage, layout, scope)
+        all_schedules = schedules(facts, stage, layout, scope)
         if len(facts.cluster.parts_of(part)) > 1:
-            return families_in(self.model.dealt(self._call(stage, scope, site, one)) for one in every)
-        if id(every) not in self._families:  # very many sites have the same, which is kept with its families
-            self._families[id(every)] = every, families_in(every)
-        return self._families[id(every)][1]
+            return families_in(self.model.dealt(self._call(stage, scope, site, schedule)) for schedule in all_schedules)
+        # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
+        if id(all_schedules) not in self._families:
+            self._families[id(all_schedules)] = all_schedules, families_in(all_schedules)
+        return self._families[id(all_schedules)][1]
 
     def _least_seconds(self, stage: Stage, scope: Scope, site: Site, quickest: Schedule, costs: LayoutCosts) -> float:
-        """Seconds below which no schedule is that differs from this one in what only takes longer: of a generation they
-        are told without playing its turns, and none of what streams."""
+        """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
+
+        For a generation it is computed without simulation; for a schedule that streams it is 0.
+        """
         if stage.generates:
             return self.model.least_generation_seconds(self._call(stage, scope, site, quickest))
         return costs.seconds(quickest) if self.model.seconds_grow and not quickest.chunk_tokens else 0.0

@@ -1,7 +1,7 @@
-"""The choices of one site that take less of something than each that came before.
+"""Collects the Pareto-optimal choices of one site.
 
-One that takes no less of anything is in no better plan than the other in its place: what a plan has on its sites stays
-as it is.
+A dominated choice can be replaced by the one that dominates it in every plan, because the other stages do not depend on
+which choice of the site is used.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from meshwright.planner.proof.legal import Family
 from meshwright.profiles.schedule import Schedule
 
 Row: TypeAlias = tuple[float, float, float, float, float]
-"""Seconds and tail seconds; bytes of its own, of weights that may be shared, and transient ones."""
+"""Seconds and tail seconds; bytes of own memory, of shareable weights, and transient bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Of one stage on one site. `least` tells seconds below which no schedule is that differs from one in what only
-    takes longer; `fits` whether device and host have room."""
+    """The front of one stage on one site.
+
+    `least` returns a lower bound on the seconds of every schedule that differs from the given one only in ways that
+    cost time; `fits` tells if device and host have room.
+    """
 
     num_ranks: int
     shares: bool
@@ -36,7 +39,7 @@ class Front:
     _least: dict[Schedule, float] = field(default_factory=dict)
 
     def add(self, family: Family) -> None:
-        """Those of a family."""
+        """Add the schedules of a family."""
         for schedule, quickest in family.members:
             if quickest not in self._least:
                 self._least[quickest] = self.least(quickest)
@@ -44,22 +47,22 @@ class Front:
             if not self.allowance.allows(self.num_ranks, least):
                 continue
             held = self.costs.bytes(schedule)
-            if self.fits(held):  # of those that do not, others may: no law says that more at a time takes more memory
-                self._weighed(schedule, held, least)
+            if self.fits(held):  # the others are still tried: no law says that more rows at a time take more memory
+                self._add_fitting(schedule, held, least)
 
-    def _weighed(self, schedule: Schedule, held: Bytes, least: float) -> None:
-        """One that fits: its seconds are asked only where its bytes and its least seconds do not say enough."""
+    def _add_fitting(self, schedule: Schedule, held: Bytes, least: float) -> None:
+        """Add a schedule that fits; its seconds are computed only if its bytes and least seconds do not decide."""
         weights = held.weights if self.shares else 0.0
         amounts = held.resident - weights, weights, held.transient
-        if self._is_beaten((least, least, *amounts)):
+        if self._is_dominated((least, least, *amounts)):
             return
         seconds = self.costs.seconds(schedule)
         tail = self.costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
         row = seconds, tail, *amounts
         is_short = seconds <= self.most_seconds and self.allowance.allows(self.num_ranks, tail)
-        if is_short and not self._is_beaten(row):
+        if is_short and not self._is_dominated(row):
             self.rows.append(row)
 
-    def _is_beaten(self, row: Row) -> bool:
-        """Whether some other takes no more of anything."""
+    def _is_dominated(self, row: Row) -> bool:
+        """Return True if some row is no larger in any amount."""
         return any(all(map(le, other, row)) for other in self.rows)

@@ -1,4 +1,4 @@
-"""What the rules allow a stage: every layout, and schedules by what tells their families apart."""
+"""Enumerates what the rules allow a stage: every layout, and its schedules grouped by family."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from meshwright.profiles.stages import Stage
 
 
 class Family(NamedTuple):
-    """Schedules that are the same but for what they take at a time, those that may take less memory first; each with
-    the quickest of those that keep less of its activations and state on the device."""
+    """Schedules that differ only in how much they process at a time, those that may need less memory first.
+
+    Each member is paired with its quickest variant, which recomputes and offloads nothing.
+    """
 
     plain: Schedule
     members: list[tuple[Schedule, Schedule]]
 
 
 def families_in(every: Iterable[Schedule]) -> tuple[Family, ...]:
-    """The families of some schedules."""
-    found: dict[Schedule, Family] = {}
+    """Group schedules into families."""
+    families: dict[Schedule, Family] = {}
     for schedule in every:
         plain = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
         quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
-        found.setdefault(plain, Family(plain, [])).members.append((schedule, quickest))
-    return tuple(found.values())
+        families.setdefault(plain, Family(plain, [])).members.append((schedule, quickest))
+    return tuple(families.values())
 
 
 def legal_layouts(facts: Facts, stage: Stage, num_ranks: int, part: int) -> Iterator[Layout]:
-    """Every legal way to write a number of ranks as tp x pp x cp x dp, with what else a layout has. What a plain one
-    breaks, the same with chunks and experts dealt out breaks too."""
+    """Yield every legal factorisation of `num_ranks` into tp x pp x cp x dp with the other degrees of a layout.
+
+    A rule that the plain layout violates is also violated with chunks and expert parallelism.
+    """
     num_layers, most_cp = facts.models.spec(stage.role).num_layers, max_context_parallel(facts, stage)
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
@@ -50,6 +54,6 @@ def legal_layouts(facts: Facts, stage: Stage, num_ranks: int, part: int) -> Iter
                             divisors(num_layers // pp) if stage.trains and num_layers % pp == 0 and pp > 1 else (1,)
                         )
                         for vpp in chunks:
-                            found = replace(layout, vpp=vpp)
-                            if not layout_rules(facts, stage, found, part):
-                                yield found
+                            chunked = replace(layout, vpp=vpp)
+                            if not layout_rules(facts, stage, chunked, part):
+                                yield chunked

@@ -1,5 +1,7 @@
-"""Finds a tree of cases that proves a bound near the period of a plan: the case with the least bound is split, again
-and again, until enough is proven."""
+"""Finds a tree of cases that proves a lower bound close to the period of a plan.
+
+The case with the least bound is split, again and again, until the bound is close enough.
+"""
 
 from __future__ import annotations
 
@@ -20,138 +22,145 @@ from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.profiles.documents import digest
 
 MOST_SPLITS = 2000
-"""Of all scopes: each is tried in a few milliseconds, and checked in as many."""
+"""Limit on the splits over all search cases; finding one takes a few milliseconds, and so does checking it."""
 
 ENOUGH = 1e-3
-"""Relative distance to the plan within which no more is split."""
+"""Relative distance to the plan's period below which no more cases are split."""
 
-_BY = ("ranks", "own", "weights", "transient", "seconds")
+_SPLIT_AMOUNTS = ("ranks", "own", "weights", "transient", "seconds")
 """The amounts by which choices are split."""
 
-_LIKELY, _LIKELIEST = 14, 3
-"""Splits of a case that are looked at by their work, and of those the ones that are bounded in full."""
+_NUM_BY_WORK, _NUM_BOUNDED = 14, 3
+"""Numbers of splits of a case that are bounded by their work, and, of those, in full."""
 
-_OTHER = 0.3
-"""What the better of two halves counts beside the worse one."""
+_BETTER_HALF_WEIGHT = 0.3
+"""Weight of the better of two halves relative to the worse one in the score of a split."""
 
 
 @dataclass(eq=False)
 class _Branch:
-    """A case, its bound in seconds, and how it is split where it is."""
+    """A case with its bound in seconds, and how it is split, if it is."""
 
     case: Case
     seconds: float
     split: Split | Meeting | None = None
     halves: tuple[_Branch, ...] = ()
 
-    def nodes(self, case: Case, enough: float) -> Iterator[Node]:
-        """Those of the tree from here on for a case with no more plans than its own, as they are read: no case is split
-        that is empty, or takes enough time."""
-        waiting: list[tuple[_Branch, Case]] = [(self, case)]
-        while waiting:
-            branch, left = waiting.pop()
-            if left.is_empty:
+    def nodes(self, case: Case, target: float) -> Iterator[Node]:
+        """Yield the nodes of this subtree for a case with no more plans than the branch's own, depth first.
+
+        A case that is empty, or takes at least `enough` seconds, is closed rather than split.
+        """
+        stack: list[tuple[_Branch, Case]] = [(self, case)]
+        while stack:
+            branch, remaining = stack.pop()
+            if remaining.is_empty:
                 yield Closed(closed_by="memory")
-            elif branch.split is None or left.least_seconds(enough) >= enough:
+            elif branch.split is None or remaining.least_seconds(target) >= target:
                 yield Closed(closed_by="time")
             else:
                 yield branch.split
-                waiting += reversed(list(zip(branch.halves, split(left, branch.split), strict=True)))
+                stack += reversed(list(zip(branch.halves, split(remaining, branch.split), strict=True)))
 
 
 def prove(plan: Plan, model: CostModel, *, most_splits: int = MOST_SPLITS) -> Proof:
-    """What this many splits prove of the plan's facts. The model is the one that the plan was made with."""
+    """Return the proof that `most_splits` splits give. `model` is the cost model that the plan was made with."""
     scopes = every_scope(plan)
     spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(scopes)
-    wanted = plan.period_seconds * (1 - ENOUGH)
-    roots = [_bounded(Case.whole(space), wanted) for space in spaces]
-    _grow(roots, wanted, most_splits)
-    every = [tuple(root.nodes(root.case, wanted)) for root in roots]
-    found = min(plan.period_seconds, *(proven_seconds(*pair) for pair in zip(spaces, every, strict=True)))
-    within = Enumeration(plan.facts, model, found).spaces(scopes)
-    left = [tuple(root.nodes(Case.whole(space), found)) for root, space in zip(roots, within, strict=True)]
+    target = plan.period_seconds * (1 - ENOUGH)
+    roots = [_bounded(Case.whole(space), target) for space in spaces]
+    _grow(roots, target, most_splits)
+    first_trees = [tuple(root.nodes(root.case, target)) for root in roots]
+    proven = min(plan.period_seconds, *(proven_seconds(*pair) for pair in zip(spaces, first_trees, strict=True)))
+    short_spaces = Enumeration(plan.facts, model, proven).spaces(scopes)
+    trees = [tuple(root.nodes(Case.whole(space), proven)) for root, space in zip(roots, short_spaces, strict=True)]
     return Proof(
         facts=digest(plan.facts),
         profile=plan.digests.get("profile"),
-        within_seconds=found,
-        bound_seconds=min(found, *(proven_seconds(*pair) for pair in zip(within, left, strict=True))),
+        within_seconds=proven,
+        bound_seconds=min(proven, *(proven_seconds(*pair) for pair in zip(short_spaces, trees, strict=True))),
         solver_bound_seconds=plan.solver.bound_seconds,
         trees=tuple(
             Tree(ahead=dict(scope.ahead), runs_on=scope.runs_on, nodes=nodes)
-            for scope, nodes in zip(scopes, left, strict=True)
+            for scope, nodes in zip(scopes, trees, strict=True)
         ),
     )
 
 
-def _grow(roots: list[_Branch], wanted: float, most_splits: int) -> None:
-    """Splits the branch with the least bound until it is what is wanted, or cannot be split."""
+def _grow(roots: list[_Branch], target: float, most_splits: int) -> None:
+    """Split the branch with the least bound until it reaches the target, or cannot be split."""
     number = count()
-    open_ = [(root.seconds, next(number), root) for root in roots if root.seconds < wanted]
+    open_ = [(root.seconds, next(number), root) for root in roots if root.seconds < target]
     for _ in range(most_splits):
         if not open_:
             return
         _, _, branch = heappop(open_)
-        found = _best_split(branch, wanted)
-        if found is None:
-            return  # the bound is this one's
-        branch.split, branch.halves = found
+        best = _best_split(branch, target)
+        if best is None:
+            return  # this branch determines the bound
+        branch.split, branch.halves = best
         for half in branch.halves:
             half.seconds = max(half.seconds, branch.seconds)
-            if half.seconds < wanted:
+            if half.seconds < target:
                 heappush(open_, (half.seconds, next(number), half))
 
 
-def _best_split(branch: _Branch, wanted: float) -> tuple[Split | Meeting, tuple[_Branch, ...]] | None:
-    """The split whose halves are bounded best, of those whose halves promise most by their work."""
+def _best_split(branch: _Branch, target: float) -> tuple[Split | Meeting, tuple[_Branch, ...]] | None:
+    """Return the split whose halves have the best bounds, among those that are most promising by their work."""
     case = branch.case
-    promising = sorted(_splits(case), key=lambda pair: -pair[0])[:_LIKELY]
-    likely: list[Split | Meeting] = [one for _, one in promising]
-    if len(promising) < _LIKELY or promising[0][0] < ENOUGH * wanted:
-        likely += _meetings(case)
-    by_work = sorted(likely, key=lambda one: -_worth(*(half.least_seconds_by_work() for half in split(case, one))))
+    by_gain = sorted(_splits(case), key=lambda pair: -pair[0])[:_NUM_BY_WORK]
+    candidates: list[Split | Meeting] = [candidate for _, candidate in by_gain]
+    if len(by_gain) < _NUM_BY_WORK or by_gain[0][0] < ENOUGH * target:
+        candidates += _meetings(case)
+    by_work = sorted(
+        candidates, key=lambda candidate: -_score(*(half.least_seconds_by_work() for half in split(case, candidate)))
+    )
     best: tuple[float, Split | Meeting, tuple[_Branch, ...]] | None = None
-    for one in by_work[:_LIKELIEST]:
-        halves = tuple(_bounded(half, wanted) for half in split(case, one))
-        worth = _worth(*(min(half.seconds, wanted) for half in halves))
-        if best is None or worth > best[0]:
-            best = worth, one, halves
+    for candidate in by_work[:_NUM_BOUNDED]:
+        halves = tuple(_bounded(half, target) for half in split(case, candidate))
+        score = _score(*(min(half.seconds, target) for half in halves))
+        if best is None or score > best[0]:
+            best = score, candidate, halves
     return best[1:] if best else None
 
 
-def _bounded(case: Case, wanted: float) -> _Branch:
-    return _Branch(case, math.inf if case.is_empty else case.least_seconds(wanted))
+def _bounded(case: Case, target: float) -> _Branch:
+    return _Branch(case, math.inf if case.is_empty else case.least_seconds(target))
 
 
-def _worth(one: float, other: float) -> float:
-    return min(one, other) + _OTHER * max(one, other)
+def _score(one: float, other: float) -> float:
+    return min(one, other) + _BETTER_HALF_WEIGHT * max(one, other)
 
 
 def _meetings(case: Case) -> Iterator[Meeting]:
-    """The pairs of stages of which it is open whether their pools meet."""
+    """Yield the pairs of stages for which it is open whether their pools intersect."""
     for one, other in combinations(case.names, 2):
         if not case.meets(one, other) and frozenset((one, other)) not in case.related:
             yield Meeting(meet=(one, other))
 
 
 def _splits(case: Case) -> Iterator[tuple[float, Split]]:
-    """Splits of one stage's choices, each with what its halves add at least to the seconds of all ranks or its own.
+    """Yield splits of one stage's choices, each with the seconds that its halves add at least.
 
-    Around the amounts of the fastest choice: just below and above it, and half-way to the ends.
+    Splits are tried around the amounts of the fastest choice: just below and above it, and half-way to the ends. The
+    added seconds are the larger of the work spread over all ranks and the stage's own seconds.
     """
     for name in case.names:
         amounts = case.space.choices[name].amounts[:, case.left[name].numbers]
         seconds, work = amounts[AMOUNTS.index("seconds")], amounts[AMOUNTS.index("work")] / case.num_ranks
         fastest = int(np.argmin(seconds + work))
-        for by in _BY:
-            row = amounts[AMOUNTS.index(by)]
+        for amount in _SPLIT_AMOUNTS:
+            row = amounts[AMOUNTS.index(amount)]
             values = np.unique(row)
-            at = int(np.searchsorted(values, row[fastest]))
-            cuts = {at, at + 1, (at + 1) // 2, (at + len(values)) // 2} & set(range(1, len(values)))
+            position = int(np.searchsorted(values, row[fastest]))
+            cuts = {position, position + 1, (position + 1) // 2, (position + len(values)) // 2} & set(
+                range(1, len(values))
+            )
             for cut in sorted(cuts):
-                below = np.nextafter(values[cut], -math.inf)  # what lies between two neighbouring floats is rounded
+                below = np.nextafter(values[cut], -math.inf)  # the mean of two neighbouring floats may round up
                 most = float(min((values[cut - 1] + values[cut]) / 2, below))
                 added = [
-                    max(work[kept].min() - work.min(), seconds[kept].min() - seconds.min())
-                    for kept in (row <= most, row > most)
+                    max(work[half].min() - work.min(), seconds[half].min() - seconds.min())
+                    for half in (row <= most, row > most)
                 ]
-                yield _worth(*added), Split(stage=name, amount=by, most=most)
+                yield _score(*added), Split(stage=name, amount=amount, most=most)

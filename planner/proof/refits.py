@@ -1,4 +1,4 @@
-"""The least that refits of a stage take between the sites of the training stage and its own."""
+"""Computes the least seconds of a stage's refits between the sites of its training stage and its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.profiles.stages import Stage
 
 
 class Site(NamedTuple):
-    """A layout on a part of the cluster: stages of a role whose sites are equal may share weights."""
+    """A layout on a part of the cluster; stages of one role on equal sites may share weights."""
 
     part: int
     layout: Layout
@@ -25,53 +25,56 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Refits:
-    """Those of some facts by a cost model, wherever the pools lie; moves that are alike are costed once."""
+    """The refits of some facts by a cost model, wherever the pools lie; equal transfers are costed once."""
 
     facts: Facts
     model: CostModel
     _known: dict[object, float] = field(default_factory=dict)
 
     def seconds(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> NDArray[np.float64]:
-        """The least seconds, [sources, targets]: none where the two may be one copy, a copy within ranks where they are
-        cut alike and may not, and otherwise what depends on their kinds alone (`Move`)."""
-        ours, theirs = _by_kind(sources), _by_kind(targets)
-        found = self._between(stage, list(ours.values()), list(theirs.values()))
-        numbered = ({kind: number for number, kind in enumerate(kinds)} for kinds in (ours, theirs))
+        """Return the least seconds, [sources, targets].
+
+        They are 0 if the two sites may share a copy. If they shard weights in the same way but may not share, they are
+        those of a copy within the ranks. Otherwise they depend only on the kinds of the sites (`Move`).
+        """
+        sources_by_kind, targets_by_kind = _by_kind(sources), _by_kind(targets)
+        seconds = self._between(stage, list(sources_by_kind.values()), list(targets_by_kind.values()))
+        indices = ({kind: index for index, kind in enumerate(kinds)} for kinds in (sources_by_kind, targets_by_kind))
         rows, columns = (
-            [number[_kind(site)] for site in sites] for number, sites in zip(numbered, (sources, targets), strict=True)
+            [index[_kind(site)] for site in sites] for index, sites in zip(indices, (sources, targets), strict=True)
         )
-        found = found[np.ix_(rows, columns)]
-        place = {site: column for column, site in enumerate(targets)}
+        seconds = seconds[np.ix_(rows, columns)]
+        column_of = {site: column for column, site in enumerate(targets)}
         for row, source in enumerate(sources):
-            if source in place:
-                found[row, place[source]] = 0.0 if stage.may_share else self._least(stage, source, source)
-        return found
+            if source in column_of:
+                seconds[row, column_of[source]] = 0.0 if stage.may_share else self._least(stage, source, source)
+        return seconds
 
     def _between(
-        self, stage: Stage, ours: Sequence[Sequence[Site]], theirs: Sequence[Sequence[Site]]
+        self, stage: Stage, source_kinds: Sequence[Sequence[Site]], target_kinds: Sequence[Sequence[Site]]
     ) -> NDArray[np.float64]:
-        """Of different sites of each two kinds; nothing where there are none."""
-        cuts = [targets[0].layout.cut for targets in theirs]
+        """Return the seconds between different sites of every two kinds; 0 if there are none."""
+        cuts = [targets[0].layout.cut for targets in target_kinds]
         slices: dict[object, int] = {}
-        found = np.zeros((len(ours), len(theirs)))
-        for row, sources in enumerate(ours):
+        seconds = np.zeros((len(source_kinds), len(target_kinds)))
+        for row, sources in enumerate(source_kinds):
             part, layout = sources[0]
             size, axes = layout.num_ranks, _axes(layout)
-            for column, (targets, cut) in enumerate(zip(theirs, cuts, strict=True)):
+            for column, (targets, cut) in enumerate(zip(target_kinds, cuts, strict=True)):
                 pair = axes, _axes(cut)
                 if pair not in slices:
                     slices[pair] = layout.slices_for(cut)
                 key = stage.name, part, size, slices[pair], targets[0].part, cut
                 if key not in self._known:
-                    different = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)
-                    if different is None:
+                    distinct_sites = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)
+                    if distinct_sites is None:
                         continue
-                    self._known[key] = self._least(stage, *different)
-                found[row, column] = self._known[key]
-        return found
+                    self._known[key] = self._least(stage, *distinct_sites)
+                seconds[row, column] = self._known[key]
+        return seconds
 
     def _least(self, stage: Stage, source: Site, target: Site) -> float:
-        """Of pools that are apart, and of pools one within the other."""
+        """Return the least over disjoint pools and over pools of which one contains the other."""
         sizes = source.layout.num_ranks, target.layout.num_ranks
         parts_of = self.facts.cluster.parts_of
         may_meet = any(one is other for one, other in product(parts_of(source.part), parts_of(target.part)))
@@ -94,17 +97,17 @@ class Refits:
 
 
 def _kind(site: Site) -> tuple[int, int, tuple[int, int, int, int]]:
-    """What of a site a move of its weights sees."""
+    """Return the properties of a site that a transfer of its weights depends on."""
     return site.part, site.layout.num_ranks, _axes(site.layout)
 
 
 def _axes(layout: Layout) -> tuple[int, int, int, int]:
-    """Those that cut weights."""
+    """Return the degrees that shard weights."""
     return layout.tp, layout.pp, layout.ep, layout.etp
 
 
 def _by_kind(sites: Sequence[Site]) -> dict[object, list[Site]]:
-    """The sites that are the same but for what a move of their weights does not see."""
+    """Group the sites by the properties that a transfer of their weights depends on."""
     kinds: dict[object, list[Site]] = {}
     for site in sites:
         kinds.setdefault(_kind(site), []).append(site)

@@ -1,1 +1,1 @@
-"""The plan, its simulation and its runs drawn as one HTML file."""
+"""HTML reports: a plan, its simulation and its runs drawn in one file."""

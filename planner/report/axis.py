@@ -1,4 +1,4 @@
-"""Where values lie along a picture, in percent of its width, and which of them are marked."""
+"""Axes: the positions of values along a picture, in percent of its width, and their ticks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MOST_TICKS = 8
-"""Of an axis, one more at most where both ends are round: labels beside each other have room on a narrow page."""
+_MAX_TICKS = 8
+"""The most intervals between ticks, so that neighbouring labels fit on a narrow page."""
 
-_RATIO = 4.0
-"""From this ratio between the largest and the smallest, values are spread by their logarithm."""
+_LOG_RATIO = 4.0
+"""The ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` over the whole width."""
+    """An axis from `low` to `high` over the whole width, linear or logarithmic."""
 
     low: float
     high: float
@@ -23,17 +23,17 @@ class Axis:
     logarithmic: bool = False
 
     def percent(self, value: float) -> float:
-        low, high, here = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
-        return 100 * (here - low) / (high - low)
+        low, high, position = (math.log(v) if self.logarithmic else v for v in (self.low, self.high, value))
+        return 100 * (position - low) / (high - low)
 
     def x(self, value: float) -> str:
         return f"{self.percent(value):.4g}%"
 
 
 def linear(low: float, high: float) -> Axis:
-    """From `low` to `high`, ticks at round numbers in between."""
+    """Return a linear axis from `low` to `high` with ticks at round numbers."""
     high = high if high > low else low + 1.0
-    rough = (high - low) / _MOST_TICKS
+    rough = (high - low) / _MAX_TICKS
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(magnitude * m for m in (1, 2, 5, 10) if magnitude * m >= rough)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -41,12 +41,12 @@ def linear(low: float, high: float) -> Axis:
 
 
 def at_values(values: Sequence[float]) -> Axis:
-    """Ticks at the values themselves, with room beside the outer ones; far apart they are spread by logarithm."""
+    """Return an axis with ticks at the values and a margin around them; logarithmic for a wide range."""
     ticks = tuple(sorted(set(values)))
     low, high = ticks[0], ticks[-1]
     if low == high:
         return Axis(low - 1, high + 1, ticks)
-    if low > 0 and high / low >= _RATIO:
+    if low > 0 and high / low >= _LOG_RATIO:
         room = (high / low) ** 0.08
         return Axis(low / room, high * room, ticks, logarithmic=True)
     room = 0.08 * (high - low)

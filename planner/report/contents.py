@@ -1,4 +1,4 @@
-"""What a report is made of, and how it names the runs in it."""
+"""The contents of a report, and the names of its runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from meshwright.profiles.trace import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """`simulation` has its spans; `runs` are measured or rehearsed runs of this plan, each with a name of its own.
+    """The contents of a report on a plan.
 
-    `learned` is what runs learned. `sizes` are plans of the same job on other numbers of ranks, None when they were not
-    asked for.
+    `simulation` includes its spans; `runs` are measured or rehearsed runs of the plan, each with its own name.
+    `learned` has the training curves of runs. `sizes` has plans of the job on other numbers of ranks; None if not
+    requested.
     """
 
     plan: Plan
@@ -30,11 +31,11 @@ _CLOCKS = {"simulated": "SIMULATED", "rehearsed": "REHEARSAL", "measured": "MEAS
 
 
 def clock(run: Run) -> str:
-    """Whose time the run's is, as the report says it everywhere."""
-    told = run.spans[0].clock
-    return _CLOCKS.get(told, told.upper())
+    """The clock of a run as the report labels it: SIMULATED, REHEARSAL or MEASURED."""
+    run_clock = run.spans[0].clock
+    return _CLOCKS.get(run_clock, run_clock.upper())
 
 
 def named(run: Run) -> str:
-    """The clock and the name of the run."""
+    """The clock and the name of a run."""
     return f"{clock(run)} {run.name}".strip()

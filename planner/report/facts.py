@@ -1,4 +1,4 @@
-"""What the plan was made from, how it was found, and how far it can be from the best."""
+"""The sections on a plan's inputs, on its solver record, and on its gap to the best plan."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from meshwright.profiles.workload import Workload
 
 _PROOFS = {
     "optimal": "The search ended: no plan in the space is faster than the bound.",
-    "feasible": "The search was cut short: a faster plan may exist, none faster than the bound.",
+    "feasible": "The search was stopped early: a faster plan may exist, but none faster than the bound.",
     "pinned": "The placements were fixed and nothing was searched, so no bound is known.",
 }
 
 
 def proof(plan: Plan) -> Html:
-    """The solver's record, staleness and pins."""
+    """Return the section with the solver's record, the staleness and the pins."""
     solver = plan.solver
     rows = [
         ("status", solver.status),
@@ -35,14 +35,14 @@ def proof(plan: Plan) -> Html:
         ("limit", f"{solver.max_deterministic_time:g} deterministic seconds"),
         ("pinned", "; ".join(plan.pins) or "nothing"),
         ("staleness", _staleness(plan)),
-        ("works ahead", _ahead(plan)),
+        ("works ahead", _steps_ahead(plan)),
     ]
     return section("proof", "Proof", note(_PROOFS[solver.status]), table(("", ""), rows))
 
 
 def facts(plan: Plan) -> Html:
-    """Models, cluster, workload, and the digests of all that the plan was computed from."""
-    found = plan.facts
+    """Return the section with models, cluster, workload, and the digests of all inputs."""
+    plan_facts = plan.facts
     return section(
         "facts",
         "Facts",
@@ -58,7 +58,7 @@ def facts(plan: Plan) -> Html:
         *_waves(plan),
         tag("h3", "Inputs"),
         table(("", "SHA-256"), sorted(plan.digests.items())),
-        *(note(f"{part.device.name}: {part.device.source}") for part in found.cluster.parts),
+        *(note(f"{part.device.name}: {part.device.source}") for part in plan_facts.cluster.parts),
     )
 
 
@@ -78,7 +78,7 @@ def _models(plan: Plan) -> Iterator[tuple[str, ...]]:
 def _cluster(plan: Plan) -> Iterable[tuple[str, str]]:
     cluster = plan.facts.cluster
     for part in cluster.parts:
-        yield from _part(part)
+        yield from _cluster_part(part)
     if isinstance(cluster, MixedCluster):
         yield "between the parts", _link(cluster.between)
 
@@ -87,7 +87,7 @@ def _link(link: Link) -> str:
     return f"{words.count(link.bytes_per_second)}B/s, {words.seconds(link.seconds)}"
 
 
-def _part(cluster: Cluster) -> Iterable[tuple[str, str]]:
+def _cluster_part(cluster: Cluster) -> Iterable[tuple[str, str]]:
     device = cluster.device
     links = (("in a node", cluster.intra_node), ("between nodes", cluster.inter_node), ("to the host", cluster.host))
     return (
@@ -112,37 +112,37 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _adapter(plan: Plan) -> Iterable[Html]:
-    """What is trained in place of the actor's weights, where that is an adapter."""
-    found = adapted(plan)
-    return (tag("h3", "Adapter"), *map(note, found.sentences)) if found else ()
+    """The adapter of the actor, if it has one."""
+    adapter = adapted(plan)
+    return (tag("h3", "Adapter"), *map(note, adapter.sentences)) if adapter else ()
 
 
 def _rewards(plan: Plan) -> Iterable[Html]:
-    """What is scored on hosts, where anything is."""
-    found = host_rewards(plan)
-    return (tag("h3", "Rewards on hosts"), *map(note, found.sentences)) if found else ()
+    """The rewards on hosts, if there are any."""
+    rewards = host_rewards(plan)
+    return (tag("h3", "Rewards on hosts"), *map(note, rewards.sentences)) if rewards else ()
 
 
 def _latencies(plan: Plan) -> Iterable[Html]:
-    """How long rewards and the tool take, where that was measured."""
-    found = measured_latencies(plan.facts)
-    return (tag("h3", "Measured latencies"), *map(note, found.sentences)) if found else ()
+    """The measured latencies of rewards and of the tool, if there are any."""
+    latencies = measured_latencies(plan.facts)
+    return (tag("h3", "Measured latencies"), *map(note, latencies.sentences)) if latencies else ()
 
 
 def _waves(plan: Plan) -> Iterable[Html]:
-    """How a batch is filled, where it is chosen from what is drawn."""
-    if found := best_samples(plan):
-        return (tag("h3", "Best of several samples"), *map(note, found.sentences))
-    drawn = drawn_waves(plan)
-    return (tag("h3", "Dynamic sampling"), *map(note, drawn.sentences)) if drawn else ()
+    """The samples of a step with best of or dynamic sampling."""
+    if best := best_samples(plan):
+        return (tag("h3", "Best of several samples"), *map(note, best.sentences))
+    sampling_waves = drawn_waves(plan)
+    return (tag("h3", "Dynamic sampling"), *map(note, sampling_waves.sentences)) if sampling_waves else ()
 
 
 def _responses(workload: Workload) -> str:
-    told = f"{_lengths(workload.response)}, mean {workload.response.resolve().mean:.1f}"
+    described = f"{_lengths(workload.response)}, mean {workload.response.resolve().mean:.1f}"
     if not workload.turns:
-        return told
-    turns, whole = _lengths(workload.turns.number), workload.response_lengths.mean
-    return f"in each of {turns} turns {told}; {whole:.1f} with answers"
+        return described
+    turns, mean_tokens = _lengths(workload.turns.number), workload.response_lengths.mean
+    return f"in each of {turns} turns {described}; {mean_tokens:.1f} with answers"
 
 
 def _batch(workload: Workload) -> str:
@@ -163,8 +163,8 @@ def _staleness(plan: Plan) -> str:
     bound = plan.facts.staleness
     if not plan.staleness:
         return f"0 of at most {bound}: synchronous"
-    return f"{plan.staleness} of at most {bound} actor updates between sampling a token and its use"
+    return f"{plan.staleness} of at most {bound} actor updates between sampling a token and training on it"
 
 
-def _ahead(plan: Plan) -> str:
+def _steps_ahead(plan: Plan) -> str:
     return ", ".join(f"{p.stage} by {p.steps_ahead}" for p in plan.placements if p.steps_ahead) or "no stage"

@@ -1,4 +1,4 @@
-"""One page for a job that was planned on several numbers of devices: step time and money against their number."""
+"""The page of a job that was planned on several numbers of devices: step time and cost against their number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.planner.report.sizes_chart import sizes
 
 
 def fit_page(found: WhatIf, least_ranks: int) -> str:
-    """The page: the least number, the plot and the table."""
+    """Return the HTML page: the smallest number of devices, the plot and the table."""
     title = "How many devices"
-    said = f"Predicted: a plan fits on {least_ranks} devices, and on no fewer that were looked at."
-    return page(title, tag("header", tag("h1", title), tag("p", said, class_="lead")), sizes(found))
+    summary = f"Predicted: a plan fits on {least_ranks} devices, and on none of the smaller numbers that were tried."
+    return page(title, tag("header", tag("h1", title), tag("p", summary, class_="lead")), sizes(found))

@@ -1,4 +1,4 @@
-"""The plan at a glance: ranks from top to bottom, the turn from left to right, and what runs where."""
+"""The overview section: a chart of ranks (top to bottom) over one period (left to right), with the stages on them."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
-_LEAST_HEIGHT, _MOST_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
-"""Pixels of the picture, which fits a screen, and of a rank where there are few."""
+_MIN_HEIGHT, _MAX_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
+"""Heights in pixels: limits of the chart, which fits a screen, and of a rank where there are few."""
 
-_MOST_NODE_LABELS = 24
-"""Beside the picture at its largest they would touch each other otherwise."""
+_MAX_NODE_LABELS = 24
+"""The most labels beside a chart of the largest height, so that they do not overlap."""
 
 
 def glance(plan: Plan) -> Html:
-    """The picture, and a table with what it has no room for."""
+    """Return the section: the chart, and a table of all placements."""
     cluster = plan.facts.cluster
     nodes = _nodes(plan)
-    height = min(max(_RANK_HEIGHT * cluster.num_ranks, _LEAST_HEIGHT), _MOST_HEIGHT)
-    drawn = picture(
-        _boxes(plan),
+    height = min(max(_RANK_HEIGHT * cluster.num_ranks, _MIN_HEIGHT), _MAX_HEIGHT)
+    chart = picture(
+        _task_boxes(plan),
         axis=linear(0.0, plan.period_seconds),
         unit="s",
         num_lanes=cluster.num_ranks,
         lane_height=height / cluster.num_ranks,
         labels=nodes,
         rules=[*(label.first for label in nodes), cluster.num_ranks],
-        describe="which stage runs on which ranks at what time of a turn",
+        describe="which stage runs on which ranks at what time of a period",
     )
-    return section("glance", "The plan at a glance", note(_sentence(plan)), drawn, _table(plan))
+    return section("glance", "The plan at a glance", note(_caption(plan)), chart, _placements_table(plan))
 
 
 def works_ahead(plan: Plan) -> bool:
-    """Whether some stage works ahead of the training."""
+    """True if some stage works ahead of training."""
     return any(placement.steps_ahead for placement in plan.placements)
 
 
-def _sentence(plan: Plan) -> str:
-    turn = f"One turn of {words.seconds(plan.period_seconds)}: ranks from top to bottom, grouped by node."
+def _caption(plan: Plan) -> str:
+    period = f"One period of {words.seconds(plan.period_seconds)}: ranks from top to bottom, grouped by node."
     if not works_ahead(plan):
-        return f"{turn} Every stage works on the same step; ranks are idle where nothing is drawn."
-    return f"{turn} Stages that work ahead of the training say on which step; ranks are idle where nothing is drawn."
+        return f"{period} Every stage works on the same step; ranks are idle where nothing is drawn."
+    return f"{period} Stages that work ahead of training name their step; ranks are idle where nothing is drawn."
 
 
-def _boxes(plan: Plan) -> Iterator[Box]:
+def _task_boxes(plan: Plan) -> Iterator[Box]:
     for item in items(plan):
         if item.end_seconds == item.start_seconds:
             continue
@@ -74,19 +74,19 @@ def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
 
 
 def _nodes(plan: Plan) -> list[Label]:
-    """A label for each node, or for some nodes together where there are many."""
+    """A label for each node, or for several nodes together where there are many."""
     cluster = plan.facts.cluster
-    every = -(-cluster.nodes // _MOST_NODE_LABELS)
-    found = []
-    for node in range(0, cluster.nodes, every):
-        first, after = (min(n, cluster.nodes) * cluster.ranks_per_node for n in (node, node + every))
-        nodes = words.ranks(range(node, min(node + every, cluster.nodes)))
-        name = f"node {nodes}: {words.ranks(range(first, after))}" if every == 1 else f"nodes {nodes}"
-        found.append(Label(first, after - 1, name))
-    return found
+    nodes_per_label = -(-cluster.nodes // _MAX_NODE_LABELS)
+    labels = []
+    for node in range(0, cluster.nodes, nodes_per_label):
+        first, stop = (min(n, cluster.nodes) * cluster.ranks_per_node for n in (node, node + nodes_per_label))
+        nodes = words.ranks(range(node, min(node + nodes_per_label, cluster.nodes)))
+        name = f"node {nodes}: {words.ranks(range(first, stop))}" if nodes_per_label == 1 else f"nodes {nodes}"
+        labels.append(Label(first, stop - 1, name))
+    return labels
 
 
-def _table(plan: Plan) -> Html:
+def _placements_table(plan: Plan) -> Html:
     rows = [
         (
             p.stage,

@@ -1,4 +1,4 @@
-"""Markup as a type of its own: text becomes part of a page only escaped."""
+"""HTML building blocks. Markup has its own type, `Html`; any other text is escaped when it enters a page."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ _VOID = ("meta", "rect", "line", "circle")
 
 
 class Html(str):
-    """Text that is markup already. Any other text is escaped where it enters a page."""
+    """A string that is markup already and is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
-    """An element. In attributes `class_` is class and `text_anchor` text-anchor; those that are None are left out."""
-    told = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_plain(value))}"'
+    """Return an element. Attribute names drop a trailing underscore and write others as hyphens (`class_`,
+    `text_anchor`); attributes that are None are left out."""
+    rendered = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_attribute_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(f"<{name}{told}/>" if name in _VOID else f"<{name}{told}>{join(children)}</{name}>")
+    return Html(f"<{name}{rendered}/>" if name in _VOID else f"<{name}{rendered}>{join(children)}</{name}>")
 
 
 def join(parts: Iterable[str]) -> Html:
-    """The parts one after the other, those that are not markup escaped."""
+    """Concatenate parts; those that are not `Html` are escaped."""
     return Html("".join(part if isinstance(part, Html) else html.escape(part) for part in parts))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Html:
-    """A table, without a head where no heading has text; columns at the places `numbers` are aligned to the right.
+    """Return a table; without a head if all headings are empty. The columns `numbers` are aligned to the right.
 
-    One that is wider than the page can be scrolled from the keyboard.
+    A table that is wider than the page can be scrolled with the keyboard.
     """
 
     def cell(name: str, place: int, text: str) -> Html:
@@ -47,19 +48,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Se
 
 
 def section(name: str, heading: str, *content: str) -> Html:
-    """A part of the page that links can name."""
+    """Return a section of the page, with `name` as its anchor."""
     return tag("section", tag("h2", heading), *content, id=name)
 
 
 def note(*text: str) -> Html:
-    """A paragraph that explains a picture."""
+    """Return a paragraph that explains a chart."""
     return tag("p", *text, class_="note")
 
 
 def badge(text: str) -> Html:
-    """A label that says whose time something is."""
+    """Return a label, such as the clock of a run."""
     return tag("span", text, class_="badge")
 
 
-def _plain(value: object) -> str:
+def _attribute_text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What each pool does with its time in the simulation, and what it waits for while it is idle."""
+"""The section on idle time: busy and waiting time of each pool in the simulation, and what it waits for."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from meshwright.planner.report.lanes import Box, Label, legend, picture
 from meshwright.planner.simulation.simulate import Simulation, Use
 from meshwright.profiles.stages import StageGraph
 
-_LANE = 30.0
-"""Pixels of the height of a bar, with room for its text."""
+_POOL_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
 
-_MOST_CAUSES, _LEAST_SHARE = 4, 0.0005
-"""Of what a pool waits for, that are told: so many, and none that rounds to 0.0 %."""
+_MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
+"""The causes of waiting that are listed for a pool: their number, and the smallest share, which does not round to 0."""
 
 
 def idle(simulation: Simulation, graph: StageGraph) -> Html:
-    """A bar of the whole time for each pool: busy in full colour, idle hatched in the colour of what is waited for."""
+    """Return the section: a bar for each pool, busy time in full colour, waiting hatched in the colour of its cause."""
     pools = simulation.pools
-    drawn = picture(
-        [box for lane, use in enumerate(pools) for box in _bar(lane, use, graph)],
+    chart = picture(
+        [box for lane, use in enumerate(pools) for box in _pool_bar(lane, use, graph)],
         axis=linear(0.0, 100.0),
         unit="%",
         num_lanes=len(pools),
-        lane_height=_LANE,
+        lane_height=_POOL_LANE_HEIGHT,
         labels=[Label(lane, lane, use.name) for lane, use in enumerate(pools)],
         describe="what the pools are busy with and what they wait for",
     )
     steps = simulation.steps
-    said = note(
+    summary = note(
         badge("SIMULATED"),
         f"{len(steps.seconds)} steps with {simulation.durations} durations: mean {words.seconds(steps.mean)}, median "
         f"{words.seconds(steps.p50)}, p90 {words.seconds(steps.p90)}, p99 {words.seconds(steps.p99)}; the plan says "
@@ -37,10 +37,10 @@ def idle(simulation: Simulation, graph: StageGraph) -> Html:
     )
     entries = (("c-other", "solid", "busy, in the colour of the stage"), ("c-other", "hatched", "waiting for it"))
     rows = [(use.name, words.percent(use.idle_share), _causes(use)) for use in pools]
-    return section("idle", "Idle time", said, legend(entries), drawn, table(("pool", "idle", "waiting for"), rows))
+    return section("idle", "Idle time", summary, legend(entries), chart, table(("pool", "idle", "waiting for"), rows))
 
 
-def _bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
+def _pool_bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(share, "solid", share.what) for share in use.busy]
     parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
@@ -62,6 +62,6 @@ def _bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
 
 
 def _causes(use: Use) -> str:
-    """The largest first, without those that would be told as 0.0%."""
-    told = [share for share in use.waits[:_MOST_CAUSES] if share.share >= _LEAST_SHARE] or use.waits[:1]
-    return ", ".join(f"{share.what} {words.percent(share.share)}" for share in told) or "nothing"
+    """The largest causes of waiting, without those that round to 0.0%."""
+    shares = [share for share in use.waits[:_MAX_CAUSES] if share.share >= _MIN_CAUSE_SHARE] or use.waits[:1]
+    return ", ".join(f"{share.what} {words.percent(share.share)}" for share in shares) or "nothing"

@@ -1,6 +1,6 @@
-"""Boxes on lanes over an axis: the one form of every timeline and every stacked bar of the report.
+"""Lane charts: boxes on lanes over an axis, used for all timelines and stacked bars of the report.
 
-Positions along the axis are percentages and text keeps its size, so a picture fits any width without being redrawn.
+Positions along the axis are percentages and text keeps its size, so a chart fits any width.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from meshwright.planner.report.axis import Axis
 from meshwright.planner.report.html import Html, join, tag
 
 _AXIS_HEIGHT = 24.0
-"""Pixels below the lanes, for the ticks."""
+"""Height below the lanes in pixels, for the ticks."""
 
-_LEAST_BOX = 1.0
-"""Pixels of the height of a box, however many lanes there are."""
+_MIN_BOX_HEIGHT = 1.0
+"""Smallest height of a box in pixels."""
 
 _LINE_HEIGHT = 14.0
-"""Pixels of a line of text, whose letters are 12 high in the style sheet."""
+"""Height of a line of text in pixels; letters are 12 pixels high in the style sheet."""
 
-_NARROW, _ROOMY = 560.0, 900.0
-"""Pixels of a picture on a narrow page and on a page of full width: a label is shown where it fits."""
+_NARROW_WIDTH, _FULL_WIDTH = 560.0, 900.0
+"""Widths of a chart in pixels on a narrow page and on a page of full width; a label is shown where it fits."""
 
-_LETTER = 6.6
-"""Pixels of a letter, rounded up."""
+_LETTER_WIDTH = 6.6
+"""Width of a letter in pixels, rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Something on the lanes [first, last] from `start` to `end` of the axis. `lines` are shown while there is room."""
+    """A box on the lanes [first, last] from `start` to `end` of the axis. As many of `lines` are shown as fit."""
 
     first: float
     last: float
@@ -44,7 +44,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """Text in the margin beside the lanes [first, last]."""
+    """A text in the margin beside the lanes [first, last]."""
 
     first: float
     last: float
@@ -53,7 +53,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line across all lanes at a value of the axis; a limit must not be crossed."""
+    """A line across all lanes at a value of the axis; `limit` styles it as one that must not be crossed."""
 
     at: float
     text: str
@@ -72,10 +72,11 @@ def picture(
     marks: Sequence[Mark] = (),
     describe: str,
 ) -> Html:
-    """The lanes from top to bottom, `rules` between some of them, `marks` across; `describe` is read aloud."""
+    """Return the chart: lanes from top to bottom, `rules` as lines between lanes, and `marks`. `describe` is the title
+    for screen readers."""
     height = num_lanes * lane_height
     above = _LINE_HEIGHT + 4 if marks else 0.0
-    drawn = [
+    elements = [
         *_grid(axis, height, unit),
         *(tag("line", x1="0", x2="100%", y1=at * lane_height, y2=at * lane_height, class_="rule") for at in rules),
         *(_box(box, axis, lane_height) for box in boxes),
@@ -84,7 +85,7 @@ def picture(
     plot = tag(
         "svg",
         tag("title", describe),
-        tag("svg", *drawn, y=above, overflow="visible"),
+        tag("svg", *elements, y=above, overflow="visible"),
         class_="plot",
         role="img",
         width="100%",
@@ -95,7 +96,7 @@ def picture(
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> Html:
-    """(class of the colour, look, text) of everything that the picture shows."""
+    """Return a legend; each entry is (CSS class of the colour, look, text)."""
     items = [
         tag("li", tag("svg", tag("rect", width="100%", height="100%", **_fill(colour, look)), class_=colour), text)
         for colour, look, text in entries
@@ -116,16 +117,18 @@ def _grid(axis: Axis, height: float, unit: str) -> Iterable[Html]:
 def _box(box: Box, axis: Axis, lane_height: float) -> Html:
     start, end = (min(max(value, axis.low), axis.high) for value in (box.start, box.end))
     width = axis.percent(end) - axis.percent(start)
-    height = max((box.last + 1 - box.first) * lane_height - 1, _LEAST_BOX)
-    place = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
+    height = max((box.last + 1 - box.first) * lane_height - 1, _MIN_BOX_HEIGHT)
+    geometry = {"x": axis.x(start), "y": box.first * lane_height + 0.5, "width": f"{width:.4g}%", "height": height}
     title = tag("title", box.title)
-    fits_narrow, fits_roomy = (_num_lines(box.lines, width / 100 * room, height) for room in (_NARROW, _ROOMY))
+    fits_narrow, fits_roomy = (
+        _num_lines(box.lines, width / 100 * room, height) for room in (_NARROW_WIDTH, _FULL_WIDTH)
+    )
     if not fits_roomy:
-        shape = Html(tag("rect", **place, **_fill(box.colour, box.look)).removesuffix("/>") + f">{title}</rect>")
+        shape = Html(tag("rect", **geometry, **_fill(box.colour, box.look)).removesuffix("/>") + f">{title}</rect>")
         return tag("g", shape, class_=box.colour, opacity=box.opacity if box.opacity < 1 else None)
     top = (height - _LINE_HEIGHT * fits_roomy) / 2 + 11
     shown = join(
-        tag("text", line, x="6", y=top + _LINE_HEIGHT * number, class_=_look_of_line(number, fits_narrow))
+        tag("text", line, x="6", y=top + _LINE_HEIGHT * number, class_=_line_class(number, fits_narrow))
         for number, line in enumerate(box.lines[:fits_roomy])
     )
     shape = tag(
@@ -135,17 +138,17 @@ def _box(box: Box, axis: Axis, lane_height: float) -> Html:
         opacity=box.opacity if box.opacity < 1 else None,
         **_fill(box.colour, box.look),
     )
-    return tag("svg", title, shape, shown, class_=f"box {box.colour} {box.look}", **place)
+    return tag("svg", title, shape, shown, class_=f"box {box.colour} {box.look}", **geometry)
 
 
 def _num_lines(lines: Sequence[str], width: float, height: float) -> int:
-    """How many lines fit, from the first on."""
+    """The number of lines that fit, from the first on."""
     rows = lines[: max(0, int((height + 2) // _LINE_HEIGHT))]
-    too_long = (place for place, line in enumerate(rows) if len(line) * _LETTER > width - 10)
+    too_long = (geometry for geometry, line in enumerate(rows) if len(line) * _LETTER_WIDTH > width - 10)
     return next(too_long, len(rows))
 
 
-def _look_of_line(number: int, fits_narrow: int) -> str | None:
+def _line_class(number: int, fits_narrow: int) -> str | None:
     looks = ["strong"] * (number == 0) + ["roomy"] * (number >= fits_narrow)
     return " ".join(looks) or None
 

@@ -1,4 +1,4 @@
-"""What a run learned, drawn: its curves over the steps, and some of its responses."""
+"""The section on training: curves of the metrics of runs over the steps, and some of their responses."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CURVES = {
     "actor_grad_norm": "gradient norm of the actor",
     "seconds": "seconds of a step",
 }
-"""What is drawn of the metrics of a run, by their names, and how it is called."""
+"""The metrics of a run that are plotted, by name, with the titles of their plots."""
 
 HELD_OUT = "held-out reward"
-"""The curve of the evaluations."""
+"""The name of the curve of evaluations."""
 
-_MOST_POINTS = 200
-"""Of a curve; of more steps each point is the mean of some that follow each other."""
+_MAX_POINTS = 200
+"""The most points of a curve; with more steps, each point is a mean over consecutive steps."""
 
-_MOST_MARKED = 30
-"""Points of a curve that are drawn beside its line."""
+_MAX_MARKED_POINTS = 30
+"""The most points of a curve that are marked on its line."""
 
-_MOST_CHARACTERS = 2000
-"""Of a text that is shown."""
+_MAX_CHARACTERS = 2000
+"""The most characters of a text that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownSample:
-    """A response of a step, what it answers, and its score."""
+    """A prompt with its response and score, from a step of a run."""
 
     step: int
     prompt: str
@@ -47,7 +47,7 @@ class ShownSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """By the name of a curve the step and the value of each of its points; and the last responses that were kept."""
+    """The training curves of a run, by name as (step, value) points, and its last recorded responses."""
 
     run: str
     curves: Mapping[str, Sequence[tuple[int, float]]]
@@ -55,44 +55,46 @@ class Learned:
 
 
 def learning(runs: Sequence[Learned]) -> Html:
-    """A plot for each curve that a run has, and a table of its last responses; or how to get them."""
-    told = [one for one in runs if any(one.curves.values())]
-    if not told:
+    """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint how to get
+    them."""
+    trained_runs = [one for one in runs if any(one.curves.values())]
+    if not trained_runs:
         return section("learning", "Training", note("No run that trains: name the --out of a `meshwright run`."))
-    return section("learning", "Training", *(part for one in told for part in _of_run(one)))
+    return section("learning", "Training", *(part for one in trained_runs for part in _run_parts(one)))
 
 
-def _of_run(learned: Learned) -> Iterator[Html]:
+def _run_parts(learned: Learned) -> Iterator[Html]:
     yield tag("h3", learned.run)
     plots = [_curve(name, points) for name, points in learned.curves.items() if len(points) > 1]
     yield tag("div", *plots, class_="pair")
     if learned.samples:
         rows = [
-            (str(one.step), f"{one.score:.3f}", _shown(one.prompt), _shown(one.response)) for one in learned.samples
+            (str(one.step), f"{one.score:.3f}", _shortened(one.prompt), _shortened(one.response))
+            for one in learned.samples
         ]
         yield table(("step", "score", "prompt", "response"), rows, numbers=range(2))
 
 
 def _curve(name: str, points: Sequence[tuple[int, float]]) -> Html:
-    called = CURVES.get(name, name)
-    drawn = tuple(PlotPoint(x, y, f"step {x:.0f}: {y:.4g}") for x, y in _thinned(points))
-    across = linear(drawn[0].x, drawn[-1].x)
+    title = CURVES.get(name, name)
+    plot_points = tuple(PlotPoint(x, y, f"step {x:.0f}: {y:.4g}") for x, y in _thinned(points))
+    across = linear(plot_points[0].x, plot_points[-1].x)
     return plot(
-        [Series("", words.COLOURS[0], drawn, marked=len(drawn) <= _MOST_MARKED)],
+        [Series("", words.COLOURS[0], plot_points, marked=len(plot_points) <= _MAX_MARKED_POINTS)],
         across=across,
         names=[f"{tick:,g}" for tick in across.ticks],
         what="step",
-        up=called,
-        describe=f"{called} over the steps of the run",
+        up=title,
+        describe=f"{title} over the steps of the run",
     )
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    each = -(-len(points) // _MOST_POINTS)
-    for begin in range(0, len(points), each):
-        some = points[begin : begin + each]
-        yield sum(x for x, _ in some) / len(some), sum(y for _, y in some) / len(some)
+    points_per_mean = -(-len(points) // _MAX_POINTS)
+    for start in range(0, len(points), points_per_mean):
+        chunk = points[start : start + points_per_mean]
+        yield sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)
 
 
-def _shown(text: str) -> str:
-    return printable(text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ...")
+def _shortened(text: str) -> str:
+    return printable(text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ...")

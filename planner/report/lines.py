@@ -1,4 +1,4 @@
-"""Lines over a swept value, one for each series, from zero upwards."""
+"""Line charts: one line for each series over a swept value, with the vertical axis from zero."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from meshwright.planner.report.axis import Axis, linear
 from meshwright.planner.report.html import Html, tag
 
 _HEIGHT = 250.0
-"""Pixels of a plot."""
+"""Height of a plot in pixels."""
 
-_ABOVE, _BELOW = 12.0, 44.0
-"""Pixels around it: for half a label, and for two rows of text."""
+_SPACE_ABOVE, _SPACE_BELOW = 12.0, 44.0
+"""Space above and below the plot in pixels: for half a label, and for two rows of text."""
 
-_POINT = {True: "point", False: "point open"}
+_POINT_CLASS = {True: "point", False: "point open"}
 
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """`sound` is False for a value that breaks a rule, such as one that does not fit; it is drawn open."""
+    """A point of a plot. `sound` is False for a value that breaks a rule, such as one that does not fit in memory; it
+    is drawn as an open circle."""
 
     x: float
     y: float
@@ -30,8 +31,8 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class Series:
-    """Points from left to right, as circles where they are `marked`. A guide only leads the eye: dashed, without its
-    points."""
+    """A series of points from left to right, drawn as circles if `marked` and connected if `joined`. A guide is a
+    dashed line without points."""
 
     name: str
     colour: str
@@ -42,28 +43,30 @@ class Series:
 
 
 def plot(series: Sequence[Series], *, across: Axis, names: Sequence[str], what: str, up: str, describe: str) -> Html:
-    """`names` are the texts of the ticks across, `what` is swept, `up` says what is drawn and in which unit. Upwards it
-    goes from zero, or from the lowest value below it."""
+    """Return a plot. `names` are the labels of the ticks of the axis `across`, `what` is the swept quantity, and `up`
+    is the plotted quantity with its unit. The vertical axis starts at zero, or at the lowest negative value."""
     values = [point.y for one in series for point in one.points]
     lowest, highest = min(0.0, *values, 0.0), max(values, default=1.0)
-    room = 0.08 * (highest - lowest)
-    upwards = linear(lowest - room if lowest < 0 else 0.0, highest + room or 1.0)
-    drawn = [
-        *_grid(across, upwards, names),
+    margin = 0.08 * (highest - lowest)
+    upwards = linear(lowest - margin if lowest < 0 else 0.0, highest + margin or 1.0)
+    elements = [
+        *_plot_grid(across, upwards, names),
         *(_line(one, across, upwards) for one in series),
         tag("text", what, x="100%", y=_HEIGHT + 36, text_anchor="end", class_="tick"),
     ]
     title = tag("title", describe)
-    inner = tag("svg", *drawn, y=_ABOVE, overflow="visible")
-    plotted = tag("svg", title, inner, class_="plot", role="img", width="100%", height=_ABOVE + _HEIGHT + _BELOW)
+    inner = tag("svg", *elements, y=_SPACE_ABOVE, overflow="visible")
+    chart = tag(
+        "svg", title, inner, class_="plot", role="img", width="100%", height=_SPACE_ABOVE + _HEIGHT + _SPACE_BELOW
+    )
     ticks = (
-        tag("span", f"{tick:,g}", style=f"top:{_ABOVE + _y(upwards, tick) - 9:.1f}px;height:18px")
+        tag("span", f"{tick:,g}", style=f"top:{_SPACE_ABOVE + _y(upwards, tick) - 9:.1f}px;height:18px")
         for tick in upwards.ticks
     )
-    return tag("div", tag("h3", up), tag("div", tag("div", *ticks, class_="margin"), plotted, class_="picture lines"))
+    return tag("div", tag("h3", up), tag("div", tag("div", *ticks, class_="margin"), chart, class_="picture lines"))
 
 
-def _grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
+def _plot_grid(across: Axis, upwards: Axis, names: Sequence[str]) -> Iterator[Html]:
     for tick in upwards.ticks:
         yield tag("line", x1="0", x2="100%", y1=_y(upwards, tick), y2=_y(upwards, tick), class_="grid")
     for tick, name in zip(across.ticks, names, strict=True):
@@ -82,7 +85,7 @@ def _line(series: Series, across: Axis, upwards: Axis) -> Html:
         tag(
             "g",
             tag("title", f"{series.name} {point.title}".strip()),
-            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT[point.sound]),
+            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT_CLASS[point.sound]),
         )
         for point in (series.points if series.marked and not series.guide else ())
     ]

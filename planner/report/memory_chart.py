@@ -1,4 +1,4 @@
-"""Memory of every rank at its worst instant: the copies that stay, the stage that needs most on top, and the limit."""
+"""The section on memory: the peak of every rank from resident copies and the largest transient stage, and the limit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
 
-_LANE = 30.0
-"""Pixels of the height of a bar, with room for its text."""
+_RANKS_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
 
-_LONGEST_NAME = 20
-"""Letters that the margin beside a bar has room for."""
+_MAX_NAME_LENGTH = 20
+"""The most letters that fit in the margin beside a bar."""
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-"""Of the axis, the largest that a device fills."""
+"""Units of the axis; the largest that a device fills is used."""
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What some ranks hold alike: bytes of each copy that stays, and the stage that needs most while it runs."""
+    """The equal contents of some ranks: resident bytes of each stage, and the stage with the most transient bytes."""
 
     ranks: tuple[int, ...]
     resident: tuple[tuple[str, float], ...]
@@ -44,44 +44,44 @@ class Filling:
 
 
 def fillings(plan: Plan) -> tuple[Filling, ...]:
-    """The memory of all ranks, those of equal contents together."""
-    alike: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+    """Return the memory of all ranks, grouped by equal contents."""
+    ranks_by_contents: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for rank in range(plan.facts.cluster.num_ranks):
         stages = tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
-        alike[plan.facts.cluster.part_of(rank), stages].append(rank)
-    return tuple(_filling(plan, stages, ranks) for (_, stages), ranks in alike.items())
+        ranks_by_contents[plan.facts.cluster.part_of(rank), stages].append(rank)
+    return tuple(_filling(plan, stages, ranks) for (_, stages), ranks in ranks_by_contents.items())
 
 
 def memory(plan: Plan) -> Html:
-    """A bar for all ranks of equal contents, against what a device can hold."""
-    cluster, found = plan.facts.cluster, fillings(plan)
+    """Return the section: a bar for each group of ranks with equal contents, against the usable memory of a device."""
+    cluster, memory_fillings = plan.facts.cluster, fillings(plan)
     limits = sorted({part.device.usable_bytes for part in cluster.parts})
     usable = limits[-1]
-    fullest = max((f.peak_bytes for f in found), default=0.0)
+    fullest = max((f.peak_bytes for f in memory_fillings), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
-    drawn = picture(
-        [box for lane, filling in enumerate(found) for box in _bar(plan, lane, filling, scale)],
+    chart = picture(
+        [box for lane, filling in enumerate(memory_fillings) for box in _memory_bar(plan, lane, filling, scale)],
         axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
         unit=unit,
-        num_lanes=len(found),
-        lane_height=_LANE,
-        labels=[Label(lane, lane, _named(filling)) for lane, filling in enumerate(found)],
+        num_lanes=len(memory_fillings),
+        lane_height=_RANKS_LANE_HEIGHT,
+        labels=[Label(lane, lane, _ranks_label(filling)) for lane, filling in enumerate(memory_fillings)],
         marks=[Mark(limit / scale, f"usable: {words.size(limit)}", limit=True) for limit in limits],
-        describe="memory of the ranks at their worst instant against the limit",
+        describe="peak memory of the ranks against the limit",
     )
-    owners = dict.fromkeys(stage for filling in found for stage, _ in filling.resident)
+    owners = dict.fromkeys(stage for filling in memory_fillings for stage, _ in filling.resident)
     entries = [(words.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners]
     entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
-    rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in found]
+    rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in memory_fillings]
     headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
-    said = note(
-        f"{_device(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
+    summary = note(
+        f"{_device_memory(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
         "Stages that share weights count them once."
     )
-    return section("memory", "Memory", said, legend(entries), drawn, table(headings, rows, numbers=(1, 3, 5, 6)))
+    return section("memory", "Memory", summary, legend(entries), chart, table(headings, rows, numbers=(1, 3, 5, 6)))
 
 
-def _device(plan: Plan) -> str:
+def _device_memory(plan: Plan) -> str:
     devices = {part.device.name: part.device for part in plan.facts.cluster.parts}
     return "; ".join(
         f"{name} has {words.size(device.memory_bytes)}, of which {words.size(device.usable_bytes)} are usable"
@@ -90,22 +90,22 @@ def _device(plan: Plan) -> str:
 
 
 def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> Filling:
-    here = [plan.placement(stage) for stage in stages]
-    resident = [(p.stage, resident_bytes(plan, p)) for p in here]
+    placements = [plan.placement(stage) for stage in stages]
+    resident = [(p.stage, resident_bytes(plan, p)) for p in placements]
     return Filling(
         ranks=tuple(ranks),
         resident=tuple((stage, num_bytes) for stage, num_bytes in resident if num_bytes),
-        worst=max(here, key=lambda p: p.transient.total, default=None),
+        worst=max(placements, key=lambda p: p.transient.total, default=None),
     )
 
 
-def _named(filling: Filling) -> str:
-    """The ranks, or only their number where they are scattered."""
+def _ranks_label(filling: Filling) -> str:
+    """The ranks of a group, or only their number where they are scattered."""
     name = f"ranks {words.ranks(filling.ranks)}"
-    return name if len(name) <= _LONGEST_NAME else f"{len(filling.ranks)} ranks"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{len(filling.ranks)} ranks"
 
 
-def _bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
+def _memory_bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
     if filling.worst:

@@ -1,4 +1,4 @@
-"""The frame of every page: one file with its style inside, which fetches nothing."""
+"""The frame of every HTML page: a single file that includes its styles and loads no other resource."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from importlib.resources import files
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, tag
 
-_NOTHING_FETCHED = "default-src 'none'; style-src 'unsafe-inline'"
+_CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _COLOURS = (*words.COLOURS, "c-refit", "c-other")
 
 
 def page(title: str, *content: str) -> str:
-    """The text of an HTML file."""
+    """Return the text of an HTML file with this title and content."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_NOTHING_FETCHED),
+        tag("meta", http_equiv="Content-Security-Policy", content=_CONTENT_SECURITY_POLICY),
         tag("title", title),
         tag("style", Html(_style())),
     )
@@ -31,7 +31,7 @@ def _style() -> str:
 
 
 def _patterns() -> Html:
-    """A hatching in every colour, for the whole page."""
+    """Hatch patterns in every colour, for the charts of the page."""
     return tag("svg", tag("defs", *(_pattern(colour) for colour in _COLOURS)), class_="patterns", width="0", height="0")
 
 

@@ -1,4 +1,4 @@
-"""The report of a plan as one HTML file: the entry to open first. It draws what it is given and computes no cost."""
+"""The report of a plan as one HTML file. It draws its contents and computes no costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.planner.report.turn import turn
 
 _SECTIONS = (
     ("glance", "The plan at a glance"),
-    ("turn", "The turn"),
+    ("turn", "The period"),
     ("timelines", "Timelines"),
     ("memory", "Memory"),
     ("idle", "Idle time"),
@@ -37,7 +37,7 @@ _SECTIONS = (
 
 
 def report(contents: Contents) -> str:
-    """The text of the file."""
+    """Return the text of the HTML file."""
     plan = contents.plan
     return page(
         _title(plan),
@@ -58,8 +58,8 @@ def report(contents: Contents) -> str:
 
 def _title(plan: Plan) -> str:
     algorithm = plan.facts.algorithm
-    told = f"A plan of {algorithm}" if isinstance(algorithm, OwnGraph) else f"A {algorithm.upper()} plan"
-    return f"{told} for {plan.facts.cluster.name}".replace(" x ", " × ")
+    prefix = f"A plan of {algorithm}" if isinstance(algorithm, OwnGraph) else f"A {algorithm.upper()} plan"
+    return f"{prefix} for {plan.facts.cluster.name}".replace(" x ", " × ")
 
 
 def _head(contents: Contents) -> Html:
@@ -77,15 +77,15 @@ def _head(contents: Contents) -> Html:
 
 def _cards(contents: Contents) -> list[Html]:
     plan, simulation = contents.plan, contents.simulation
-    seen = outlook(plan)
+    plan_outlook = outlook(plan)
     fullest = fullest_rank(plan.facts.cluster, plan.peak_bytes_per_rank)
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return [
         _card(words.seconds(plan.period_seconds), "a step, predicted"),
         _card(words.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"),
-        _card(words.count(seen.tokens_per_second), "response tokens/s, predicted"),
-        _card(words.percent(seen.idle_share), "of the ranks' time idle, predicted"),
+        _card(words.count(plan_outlook.tokens_per_second), "response tokens/s, predicted"),
+        _card(words.percent(plan_outlook.idle_share), "of the ranks' time idle, predicted"),
         _card(words.size(peak), f"on the fullest rank, of {words.size(usable)}"),
         _card(words.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
         _card(str(plan.staleness), f"staleness, {staleness}"),

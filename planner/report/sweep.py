@@ -1,4 +1,5 @@
-"""A what-if over ranges: step time and tokens/s against the first range, a line for each value of the others."""
+"""The page of a what-if over ranges: step time and tokens/s against the first range, one line for each combination of
+the others."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from meshwright.profiles.errors import BadInput
 
 @dataclass(frozen=True)
 class _Swept:
-    """`field` goes across; each of `lines` is one combination of the other fields' values, with its answers."""
+    """The answers of a sweep. `field` is on the horizontal axis; each of `lines` is one combination of the values of
+    the other fields."""
 
     field: str
     lines: Mapping[str, tuple[Consequence, ...]]
 
 
 def swept_field(settings: Sequence[Setting]) -> str:
-    """The first field that has several values. Raises BadInput when every field has one."""
+    """Return the first field that has several values. Raises BadInput if there is none."""
     paths = tuple(settings[0])
     field = next((path for path in paths if len({str(setting[path]) for setting in settings}) > 1), None)
     if field is None:
@@ -36,70 +38,72 @@ def swept_field(settings: Sequence[Setting]) -> str:
     return field
 
 
-def _swept(found: WhatIf) -> _Swept:
-    field = swept_field([answer.setting for answer in found.answers])
+def _swept(answered: WhatIf) -> _Swept:
+    field = swept_field([answer.setting for answer in answered.answers])
     lines: dict[str, list[Consequence]] = {}
-    for answer in found.answers:
-        rest = {path: value for path, value in answer.setting.items() if path != field}
-        lines.setdefault(words.setting(rest), []).append(answer)
+    for answer in answered.answers:
+        other_values = {path: value for path, value in answer.setting.items() if path != field}
+        lines.setdefault(words.setting(other_values), []).append(answer)
     return _Swept(field, {name: tuple(answers) for name, answers in lines.items()})
 
 
 def sweep(found: WhatIf) -> str:
-    """The page: two plots and a table. Raises BadInput when no field has several values."""
-    over = _swept(found)
-    kind = "planned again for each value" if found.replanned else "the same placements costed again"
+    """Return the HTML page: two plots and a table. Raises BadInput if no field has several values."""
+    swept = _swept(found)
+    method = "planned again for each value" if found.replanned else "the same placements re-evaluated"
     return page(
-        f"What if {over.field} changes",
-        tag("header", tag("h1", f"What if {over.field} changes"), tag("p", f"Predicted, {kind}.", class_="lead")),
-        _plots(over),
-        _table(found),
+        f"What if {swept.field} changes",
+        tag("header", tag("h1", f"What if {swept.field} changes"), tag("p", f"Predicted, {method}.", class_="lead")),
+        _plots(swept),
+        _sweep_table(found),
         *(
             note(f"{words.setting(answer.setting)}: {sentence}")
             for answer in found.answers
-            for sentence in _said(answer)
+            for sentence in _answer_notes(answer)
         ),
         *(note(sentence) for sentence in found.notes),
     )
 
 
-def _plots(over: _Swept) -> Html:
-    """Step time and tokens/s beside each other where there is room."""
-    places = _places(over)
-    drawn = [
-        _plot(over, places, up, of) for up, of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+def _plots(swept: _Swept) -> Html:
+    """The plots of step time and tokens/s, side by side where there is room."""
+    places = _places(swept)
+    plots = [
+        _sweep_plot(swept, places, up, value_of)
+        for up, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
     ]
-    entries = [(colour, "solid", name) for colour, name in zip(words.COLOURS, over.lines, strict=False) if name]
-    return tag("div", legend(entries), tag("div", *drawn, class_="pair"), note("Open circles do not fit in memory."))
+    entries = [(colour, "solid", name) for colour, name in zip(words.COLOURS, swept.lines, strict=False) if name]
+    return tag("div", legend(entries), tag("div", *plots, class_="pair"), note("Open circles do not fit in memory."))
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where each value goes, by its text. Values without an order, such as devices, are not joined by lines."""
+    """The horizontal position of each value, by its text. Values without an order, such as devices, are not joined by
+    lines."""
 
-    of: Mapping[str, float]
+    positions: Mapping[str, float]
     ordered: bool
 
     @property
     def names(self) -> list[str]:
-        return sorted(self.of, key=self.of.__getitem__)
+        return sorted(self.positions, key=self.positions.__getitem__)
 
 
-def _places(over: _Swept) -> _Places:
-    values = tuple(dict.fromkeys(a.setting[over.field] for answers in over.lines.values() for a in answers))
+def _places(swept: _Swept) -> _Places:
+    values = tuple(dict.fromkeys(a.setting[swept.field] for answers in swept.lines.values() for a in answers))
     ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return _Places({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
 
 
-def _plot(over: _Swept, places: _Places, up: str, of: Callable[[Outlook], float]) -> Html:
-    """A plot of one number of the outlooks."""
+def _sweep_plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook], float]) -> Html:
+    """A plot of one number of the answers."""
     series = []
-    for number, (name, answers) in enumerate(over.lines.items()):
+    for number, (name, answers) in enumerate(swept.lines.items()):
         points = [
             PlotPoint(
-                places.of[str(answer.setting[over.field])],
-                of(answer.outlook),
-                f"{words.setting(answer.setting)}: {of(answer.outlook):,.4g}",
+                places.positions[str(answer.setting[swept.field])],
+                value_of(answer.outlook),
+                f"{words.setting(answer.setting)}: {value_of(answer.outlook):,.4g}",
                 answer.fits,
             )
             for answer in answers
@@ -107,20 +111,26 @@ def _plot(over: _Swept, places: _Places, up: str, of: Callable[[Outlook], float]
         ]
         ordered = tuple(sorted(points, key=lambda point: point.x))
         series.append(Series(name, words.COLOURS[number % len(words.COLOURS)], ordered, joined=places.ordered))
-    across = at_values(tuple(places.of.values()))
-    return plot(series, across=across, names=places.names, what=over.field, up=up, describe=f"{up} by {over.field}")
+    across = at_values(tuple(places.positions.values()))
+    return plot(series, across=across, names=places.names, what=swept.field, up=up, describe=f"{up} by {swept.field}")
 
 
-def _table(found: WhatIf) -> Html:
+def _sweep_table(answered: WhatIf) -> Html:
     headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
-    rows = [("as planned", *_numbers(found.baseline, None), "yes" if found.baseline.headroom_bytes >= 0 else "no")]
-    for answer in found.answers:
-        numbers = _numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
+    rows = [
+        (
+            "as planned",
+            *_sweep_numbers(answered.baseline, None),
+            "yes" if answered.baseline.headroom_bytes >= 0 else "no",
+        )
+    ]
+    for answer in answered.answers:
+        numbers = _sweep_numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
         rows.append((words.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
     return table(headings, rows, numbers=range(1, 7))
 
 
-def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+def _sweep_numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
     return (
         f"{outlook.step_seconds:.3f}",
         words.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))
@@ -133,7 +143,7 @@ def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
     )
 
 
-def _said(answer: Consequence) -> Iterator[str]:
+def _answer_notes(answer: Consequence) -> Iterator[str]:
     yield from answer.notes
     if answer.extrapolated:
         yield f"extrapolated: {', '.join(answer.extrapolated)}."

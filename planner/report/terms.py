@@ -1,4 +1,4 @@
-"""What each task's predicted time is made of, where each part of it comes from, and what is a guess."""
+"""The section on costs: the terms of the predicted time of each task, their sources, and extrapolated costs."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table, tag
 from meshwright.planner.report.lanes import Box, Label, legend, picture
 
-_LANE = 30.0
-"""Pixels of the height of a bar, with room for its text."""
+_TASK_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
 
 _OPACITIES = (1.0, 0.8, 0.62, 0.47, 0.35)
-"""Of the terms of a bar, the largest first; further ones are as pale as the last."""
+"""Opacities of the terms of a bar, the largest term first; further terms have the last opacity."""
 
-_LEAST_SHARE = 0.001
-"""Of a cost, below which a term is not told in the table."""
+_MIN_TERM_SHARE = 0.001
+"""The smallest share of a cost with which a term is listed in the table."""
 
 
 def terms(plan: Plan) -> Html:
-    """A bar for each task, its terms from the largest to the smallest; extrapolated ones are hatched."""
+    """Return the section: a bar for each task with its terms from the largest to the smallest; extrapolated terms are
+    hatched."""
     shown = sorted((item for item in items(plan) if item.cost.total), key=lambda item: item.start_seconds)
-    drawn = picture(
-        [box for lane, item in enumerate(shown) for box in _bar(plan, lane, item)],
+    chart = picture(
+        [box for lane, item in enumerate(shown) for box in _task_bar(plan, lane, item)],
         axis=linear(0.0, max(item.cost.total for item in shown)),
         unit="s",
         num_lanes=len(shown),
-        lane_height=_LANE,
+        lane_height=_TASK_LANE_HEIGHT,
         labels=[Label(lane, lane, name_of(item)) for lane, item in enumerate(shown)],
         describe="the terms of the cost of each task",
     )
-    rows = [(name_of(item), f"{item.cost.total:.3f}", _told(item), item.cost.source.value) for item in shown]
+    rows = [(name_of(item), f"{item.cost.total:.3f}", _terms_text(item), item.cost.source.value) for item in shown]
     headings = ("task", "seconds", "terms", "least trusted source")
-    guessed = [name_of(item) for item in shown if item.cost.source is Source.EXTRAPOLATED]
-    said = f"Extrapolated, so a guess beyond what was measured: {', '.join(guessed)}." if guessed else ""
+    extrapolated_tasks = [name_of(item) for item in shown if item.cost.source is Source.EXTRAPOLATED]
+    warning = f"Extrapolated beyond the measurements: {', '.join(extrapolated_tasks)}." if extrapolated_tasks else ""
     entries = (("c-other", "solid", "a term, the largest first"), ("c-other", "hatched", "extrapolated"))
     return section(
         "terms",
         "Costs",
-        note("Every predicted time is a sum of named terms. ", tag("span", said, class_="alarm")),
+        note("Every predicted time is a sum of named terms. ", tag("span", warning, class_="alarm")),
         legend(entries),
-        drawn,
+        chart,
         table(headings, rows, numbers=(1,)),
     )
 
@@ -53,7 +54,7 @@ def _largest_first(item: Item) -> Sequence[Term]:
     return sorted(item.cost.merged().terms, key=lambda term: -term.amount)
 
 
-def _bar(plan: Plan, lane: int, item: Item) -> list[Box]:
+def _task_bar(plan: Plan, lane: int, item: Item) -> list[Box]:
     boxes, start = [], 0.0
     for place, term in enumerate(_largest_first(item)):
         extrapolated = term.source is Source.EXTRAPOLATED
@@ -74,11 +75,11 @@ def _bar(plan: Plan, lane: int, item: Item) -> list[Box]:
     return boxes
 
 
-def _told(item: Item) -> str:
-    """The terms with their seconds, and their source where it is not that of the whole."""
-    whole = item.cost.source
+def _terms_text(item: Item) -> str:
+    """The terms with their seconds, and with their source where it differs from that of the whole cost."""
+    source = item.cost.source
     return ", ".join(
-        f"{term.name} {words.seconds(term.amount)}" + (f" ({term.source})" if term.source is not whole else "")
+        f"{term.name} {words.seconds(term.amount)}" + (f" ({term.source})" if term.source is not source else "")
         for term in _largest_first(item)
-        if term.amount >= _LEAST_SHARE * item.cost.total
+        if term.amount >= _MIN_TERM_SHARE * item.cost.total
     )

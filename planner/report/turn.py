@@ -1,4 +1,4 @@
-"""The predicted timeline of a turn: its tasks one below the other, and those that decide how long it takes."""
+"""The section on the period: the predicted timeline of its tasks, and the critical path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from meshwright.planner.report.glance import works_ahead
 from meshwright.planner.report.html import Html, note, section, table
 from meshwright.planner.report.lanes import Box, Label, picture
 
-_LANE = 24.0
-"""Pixels of the height of a task, with room for its text."""
+_PERIOD_LANE_HEIGHT = 24.0
+"""Height of a task in pixels, with room for its text."""
 
 
 def turn(plan: Plan) -> Html:
-    """Tasks in the order of their start; those off the critical path are pale."""
+    """Return the section: tasks in the order of their start, those off the critical path pale."""
     path = explain(plan).critical_path
     critical = {wait.task for wait in path}
     shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
@@ -36,14 +36,14 @@ def turn(plan: Plan) -> Html:
                 look="solid" if name in critical else "faint",
             )
         )
-    drawn = picture(
+    chart = picture(
         boxes,
         axis=linear(0.0, plan.period_seconds),
         unit="s",
         num_lanes=len(shown),
-        lane_height=_LANE,
+        lane_height=_PERIOD_LANE_HEIGHT,
         labels=[Label(lane, lane, name_of(item)) for lane, item in enumerate(shown)],
-        describe="when each task of a turn runs, as predicted",
+        describe="when each task of a period runs, as predicted",
     )
     rows = [
         (
@@ -56,5 +56,5 @@ def turn(plan: Plan) -> Html:
         for wait in path
     ]
     headings = ("start s", "seconds", "task", "because it", "mostly")
-    said = note("As predicted. What is on the critical path is in full colour, what has time to spare is pale.")
-    return section("turn", "The turn", said, drawn, table(headings, rows, numbers=(0, 1)))
+    caption = note("Predicted. Tasks on the critical path are in full colour, tasks with slack are pale.")
+    return section("turn", "The period", caption, chart, table(headings, rows, numbers=(0, 1)))

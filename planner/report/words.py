@@ -1,4 +1,4 @@
-"""Numbers and names as a reader of the report wants them. Nothing else is rounded here or elsewhere."""
+"""Formatting of numbers and names for the report. Values are rounded only here."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from meshwright.profiles.stages import StageGraph
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 _MAGNITUDES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-"""Prefixes of counts; thousands are written out."""
+"""Unit prefixes of counts; thousands are written out."""
 
 
 def seconds(value: float) -> str:
-    """Three significant places or more: 150.2 s, 3.08 s, 12.4 ms."""
+    """Format seconds with three significant digits or more: 150.2 s, 3.08 s, 12.4 ms."""
     if abs(value) >= 100:
         return f"{value:.1f} s"
     return f"{value:.2f} s" if abs(value) >= 1 or not value else f"{value * 1e3:.3g} ms"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in the largest unit that they fill: 79.15 GiB, 12.0 MiB, 1.5 KiB."""
+    """Format bytes in the largest unit that they fill: 79.15 GiB, 12.0 MiB, 1.5 KiB."""
     if abs(num_bytes) >= _GIB:
         return f"{num_bytes / _GIB:.2f} GiB"
     return f"{num_bytes / _MIB:.1f} MiB" if abs(num_bytes) >= _MIB or not num_bytes else f"{num_bytes / _KIB:.1f} KiB"
 
 
 def percent(share: float) -> str:
-    """0.123 as 12.3%."""
+    """Format a share as a percentage: 0.123 as 12.3%."""
     return f"{share:.1%}"
 
 
 def count(value: float) -> str:
-    """1234567 as 1.23 M, 1234 as 1,234."""
+    """Format a count: 1234567 as 1.23 M, 1234 as 1,234."""
     for magnitude, letter in _MAGNITUDES:
         if value >= magnitude:
             return f"{value / magnitude:.3g} {letter}"
@@ -43,17 +43,17 @@ def count(value: float) -> str:
 
 
 def parameters(number: int) -> str:
-    """6.74B, 124M, 52,000."""
+    """Format a number of parameters: 6.74B, 124M, 52,000."""
     return count(number).replace(" G", "B").replace(" ", "")
 
 
 def difference(share: float) -> str:
-    """+3.2%, -0.5%; what rounds to nothing has no sign of its own."""
+    """Format a relative difference: +3.2%, -0.5%; one that rounds to zero is +0.0%."""
     return f"{round(share, 3) + 0.0:+.1%}"
 
 
 def consecutive(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """The first and the last of each run of consecutive numbers."""
+    """Yield the first and the last of each run of consecutive numbers."""
     ordered = sorted(numbers)
     first = 0
     for place in range(1, len(ordered) + 1):
@@ -63,69 +63,77 @@ def consecutive(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Consecutive ranks as ranges: 0-7, 12."""
+    """Format ranks, with consecutive ones as ranges: 0-7, 12."""
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in consecutive(numbers))
 
 
 def schedule(found: Schedule) -> str:
-    """The settings that concern the stage, in the words of the plan."""
-    told = [_at_a_time(found)]
+    """Describe the settings of a schedule that differ from their defaults, after its slots or micro-batches."""
+    settings = [_batching(found)]
     if found.recompute is not Recompute.NONE:
-        told.append(f"{found.recompute} recomputation")
+        settings.append(f"{found.recompute} recomputation")
     if found.rows:
-        told.append(f"{' and '.join(map(str, found.rows))} rows dealt by speed")
+        settings.append(f"{' and '.join(map(str, found.rows))} rows split by speed")
     if found.batches_in_flight > 1:
-        told.append(f"{found.batches_in_flight} batches in flight")
+        settings.append(f"{found.batches_in_flight} batches in flight")
     if found.overcommit:
-        told.append(f"{found.overcommit} prompts overcommitted")
+        settings.append(f"{found.overcommit} prompts overcommitted")
     if found.while_waiting is not WhileWaiting.KEEP:
-        told.append("slots left to others while tools answer")
+        settings.append("slots released while tools answer")
     if found.chunk_tokens:
-        told.append(f"chunks of {found.chunk_tokens} tokens")
+        settings.append(f"chunks of {found.chunk_tokens} tokens")
     if found.offload is not Offload.NONE:
-        told.append(f"{found.offload} offloaded")
-    return ", ".join(told)
+        settings.append(f"{found.offload} offloaded")
+    return ", ".join(settings)
 
 
-def _at_a_time(found: Schedule) -> str:
-    if found.generation_slots:
-        return f"{found.generation_slots} slots"
-    return f"{found.micro_batch_tokens:,} tokens" if found.micro_batch_tokens else f"{found.micro_batch_size} rows"
+def _batching(schedule: Schedule) -> str:
+    if schedule.generation_slots:
+        return f"{schedule.generation_slots} slots"
+    return (
+        f"{schedule.micro_batch_tokens:,} tokens"
+        if schedule.micro_batch_tokens
+        else f"{schedule.micro_batch_size} rows"
+    )
 
 
 def setting(found: Mapping[str, object]) -> str:
-    """The values of a what-if, by the last name of their field."""
+    """Format the values of a what-if setting, by the last part of each field's path."""
     return ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
 
 
 def step(steps_ahead: int) -> str:
-    """The step that a stage works on in turn n."""
+    """The step that a stage works on in period n."""
     return f"step n+{steps_ahead}" if steps_ahead else "step n"
 
 
 COLOURS = tuple(f"c-{number}" for number in range(7))
-"""Those of the stages of PPO, in their order."""
+"""The CSS classes of the colours of stages, in the order of PPO's stages."""
 
 
 def colour(name: str, graph: StageGraph) -> str:
-    """The class that colours a stage, a refit or a wait for one of them: the same in every picture, and for a stage of
-    PPO in every algorithm. Others have the colours that are left; where none is, two have the same."""
+    """The CSS class of the colour of a stage, a refit or a wait for one of them.
+
+    It is the same in every chart, and for a stage of PPO in every algorithm. Other stages have the unused colours; if
+    there are none, colours repeat.
+    """
     if name.startswith("refit"):
         return "c-refit"
     stage = next((word for word in name.split() if word in graph.position), None)
     if stage is None:
         return "c-other"
-    own = [one for one in graph.names if one not in PPO_GRAPH.position]
-    if stage not in own:
+    not_in_ppo = [one for one in graph.names if one not in PPO_GRAPH.position]
+    if stage not in not_in_ppo:
         return COLOURS[PPO_GRAPH.position[stage]]
-    left = [one for one, of_ppo in zip(COLOURS, PPO_GRAPH.names, strict=True) if of_ppo not in graph.position]
-    free = left or list(COLOURS)
-    return free[own.index(stage) % len(free)]
+    unused_colours = [one for one, of_ppo in zip(COLOURS, PPO_GRAPH.names, strict=True) if of_ppo not in graph.position]
+    colours = unused_colours or list(COLOURS)
+    return colours[not_in_ppo.index(stage) % len(colours)]
 
 
 def search_work(work: SearchWork) -> str:
-    """What the search did, counted."""
+    """A line on the work of a search."""
     return (
-        f"search: {work.timed:,} choices timed, {work.weighed:,} weighed, {work.generations:,} ways to generate, "
-        f"{work.too_slow:,} too slow; {work.models} models solved in {work.deterministic_time:.2f} units"
+        f"search: seconds of {work.timed:,} choices, bytes of {work.weighed:,}, {work.generations:,} simulated "
+        f"generations, {work.too_slow:,} pruned as too slow; {work.models} models solved in "
+        f"{work.deterministic_time:.2f} units"
     )

@@ -1,1 +1,1 @@
-"""From facts to a problem and back: legal choices, their frontier, the problem, the plan assembled."""
+"""Formulates a job as an optimisation problem, and assembles plans from the solver's answers."""

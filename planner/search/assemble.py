@@ -1,4 +1,4 @@
-"""Makes a plan of what was picked for each stage and the order in which the ranks take the tasks."""
+"""Assembles a plan from the choice of each stage and the order in which the ranks run the tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from meshwright.profiles.stages import GENERATE, Stage
 _I = TypeVar("_I", Placement, Refit)
 
 _ROUNDING = 1e-12
-"""Of a period: what the order of a sum may change."""
+"""Relative change of a period that summing in another order may cause."""
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What one stage was given."""
+    """The ranks and the choice that the search picked for one stage."""
 
     ranks: Ranks
     choice: Choice
@@ -36,7 +36,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a plan comes from: what it was asked, and how it was found."""
+    """The provenance of a plan: digests of its inputs, its pins and the solver's record."""
 
     digests: Mapping[str, str]
     pins: tuple[str, ...]
@@ -53,8 +53,10 @@ def assemble(
     origin: Origin,
     ahead: StepsAhead | None = None,
 ) -> Plan:
-    """The plan, timed by the evaluator. `order` names every stage and every possible `refit <stage>`; no stage works
-    ahead where `ahead` is not given."""
+    """Return the plan, timed by the evaluator.
+
+    `order` names every stage and every possible `refit <stage>`. Without `ahead` no stage works ahead.
+    """
     ahead = ahead or synchronous(facts.graph)
     generation = picks[GENERATE].choice.schedule
     pools = _pools(picks)
@@ -76,28 +78,30 @@ def assemble(
         peak_bytes_per_rank=(0,) * facts.cluster.num_ranks,
     )
     refits = tuple(_refit(facts, model, draft, target) for target in copies_to_refit(draft))
-    whole = with_workers(draft.model_copy(update={"refits": refits}))
-    plan, sooner = evaluate(_ordered(whole, order)), _given_sooner(whole, order)
-    if sooner == list(order):
+    unordered = with_workers(draft.model_copy(update={"refits": refits}))
+    plan, early_order = evaluate(_ordered(unordered, order)), _with_early_refits(unordered, order)
+    if early_order == list(order):
         return plan
-    other = evaluate(_ordered(whole, sooner))
-    return other if other.period_seconds <= plan.period_seconds * (1 + _ROUNDING) else plan
+    early_plan = evaluate(_ordered(unordered, early_order))
+    return early_plan if early_plan.period_seconds <= plan.period_seconds * (1 + _ROUNDING) else plan
 
 
-def _given_sooner(plan: Plan, order: Sequence[str]) -> list[str]:
-    """The order with the trainings whose weights a pool apart takes before the others, if those that they change places
-    with read the same: the weights can be on their way while these train, which no period tells."""
-    givers = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
+def _with_early_refits(plan: Plan, order: Sequence[str]) -> list[str]:
+    """Move trainings whose weights a disjoint pool needs before the other trainings, if precedences allow it.
+
+    Their refits can then overlap with the other trainings, which the period does not show.
+    """
+    sources = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
     trainings = [name for name in order if name in plan.graph.train_stage.values()]
-    sooner = iter(sorted(trainings, key=lambda name: name not in givers))
-    found = [next(sooner) if name in trainings else name for name in order]
-    place = {name: index for index, name in enumerate(found)}
-    waits = (edge for edge in plan.edges if plan.waits(edge.producer, edge.consumer))
-    return found if all(place[edge.producer] < place[edge.consumer] for edge in waits) else list(order)
+    sorted_trainings = iter(sorted(trainings, key=lambda name: name not in sources))
+    early_order = [next(sorted_trainings) if name in trainings else name for name in order]
+    position = {name: index for index, name in enumerate(early_order)}
+    edges = (edge for edge in plan.edges if plan.waits(edge.producer, edge.consumer))
+    return early_order if all(position[edge.producer] < position[edge.consumer] for edge in edges) else list(order)
 
 
 def copies_to_refit(plan: Plan) -> tuple[str, ...]:
-    """The stages that own a copy of a trained role's weights which is not the training copy."""
+    """Return the stages that own a copy of a trained role's weights other than the training copy."""
     return tuple(name for name in plan.graph.refit_targets if plan.copy_of(name) == name)
 
 
@@ -128,7 +132,7 @@ def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool
 
 
 def costs_of(model: CostModel, call: Call) -> dict[str, Any]:
-    """What a placement says of the costs of its choice, by the names of its fields."""
+    """Return the costs of a choice, keyed by the field names of a placement."""
     memory = model.memory(call)
     return {
         "cost": model.seconds(call),
@@ -165,7 +169,7 @@ def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
 
 
 def move_of(plan: Plan, source: str, target: str) -> Move:
-    """The weights of a stage's role on their way from its training stage, as the plan places the two."""
+    """Return the transfer of a role's weights from its training stage to a stage, as the plan places the two."""
     return Move(
         model=plan.facts.models.spec(plan.stage(target).role),
         source=plan.placement(source).layout,
@@ -179,7 +183,7 @@ def move_of(plan: Plan, source: str, target: str) -> Move:
 
 
 def _ordered(plan: Plan, order: Sequence[str]) -> Plan:
-    """The plan with positions in the order as provisional times."""
+    """Return the plan with positions in the order as provisional times."""
     position = {name: float(index) for index, name in enumerate(order)}
 
     def placed(item: _I) -> _I:

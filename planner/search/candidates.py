@@ -1,4 +1,4 @@
-"""A legal choice with what it costs, and which of several no other beats."""
+"""A legal choice with its costs, and the Pareto filters over several choices."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
 Amounts: TypeAlias = tuple[float, float, float, float, float]
-"""What has to be small: seconds, those after what is streamed, resident bytes but weights, weights, transient bytes."""
+"""The amounts to minimise: seconds, tail seconds, private resident bytes, bytes of weights, transient bytes."""
 
 
 class Candidate(NamedTuple):
-    """A legal choice and what it costs: seconds per turn, of them those that remain when what it streams has ended,
-    bytes on the fullest rank, of its resident ones those of its weights. `late_seconds` are those that rewards on hosts
-    take at least after a generation, beyond what they take after every one (`host_workers.late_seconds`)."""
+    """A legal choice with its costs: seconds per period, and bytes on the fullest rank.
+
+    `tail_seconds` remain after the end of what the stage streams; `weights_bytes` are part of `resident_bytes`.
+    `late_seconds` is how long rewards on hosts take after a generation, beyond the time that they take after any
+    generation (`host_workers.late_seconds`).
+    """
 
     layout: Layout
     schedule: Schedule
@@ -41,55 +44,61 @@ class Candidate(NamedTuple):
 
     @property
     def private_bytes(self) -> float:
-        """Resident, and of no use to another stage."""
+        """Resident bytes that no other stage can share."""
         return self.resident_bytes - self.weights_bytes
 
     @property
     def held(self) -> tuple[float, float, float]:
-        """What it keeps of a device: resident bytes but weights, weights, transient bytes."""
+        """Device memory: private resident bytes, bytes of weights, transient bytes."""
         return self.private_bytes, self.weights_bytes, self.transient_bytes
 
     @property
     def amounts(self) -> Amounts:
-        """What has to be small."""
+        """All amounts to minimise."""
         return self.seconds, self.tail_seconds, *self.held
 
 
 def costed(model: CostModel, call: Call) -> Candidate:
-    """The choice that a model is asked about, with what it costs."""
+    """Cost the choice in a question to the model."""
     costs, schedule = model.on_layout(call), call.schedule
     return candidate_of(costs, call.layout, schedule, costs.seconds(schedule), costs.bytes(schedule))
 
 
 def candidate_of(costs: LayoutCosts, layout: Layout, schedule: Schedule, seconds: float, held: Bytes) -> Candidate:
-    """The choice whose seconds and bytes are known."""
+    """Build the candidate of a choice whose seconds and bytes are known."""
     tail = costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
     return Candidate(layout, schedule, seconds, tail, *held)
 
 
 def undominated(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that no other beats; of equals the first stays."""
-    amounts = [(*c.amounts, c.seconds + c.late_seconds) for c in candidates]
+    """Return the candidates that no other beats; of equal ones the first is kept."""
+    amounts = [(*candidate.amounts, candidate.seconds + candidate.late_seconds) for candidate in candidates]
     return tuple(candidates[index] for index in dominance.undominated(amounts))
 
 
 def undominated_generations(
     candidates: Sequence[Candidate], late: Callable[[Candidate], float]
 ) -> tuple[Candidate, ...]:
-    """Those of a generation whose rewards are waited for; `late` tells for how long at least.
+    """Return the undominated choices of a generation whose rewards are waited for.
 
-    Of those with as many replicas and slots the faster one has its rewards sooner, so that few need be asked.
+    `late` returns the least wait in seconds.
+
+    Among choices with the same numbers of replicas and slots the faster one has its rewards sooner, so that `late` is
+    called for few of them.
     """
     groups: dict[tuple[int, int], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault((candidate.layout.dp, candidate.schedule.generation_slots), []).append(candidate)
-    kept = (one for same in groups.values() for one in undominated(same))
-    return undominated([one._replace(late_seconds=late(one)) for one in kept])
+    kept = (generation for group in groups.values() for generation in undominated(group))
+    return undominated([generation._replace(late_seconds=late(generation)) for generation in kept])
 
 
 def undominated_by_layout(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Of an interleaved pipeline, which no other stage shares and which is refit as any other number of chunks is, a
-    choice is kept where none of as many chunks or fewer beats it."""
+    """Yield the undominated choices of each layout.
+
+    Interleaved pipelines that differ only in the number of chunks are compared with each other and with the plain
+    pipeline: no other stage shares their weights, and refits do not depend on the number of chunks.
+    """
     groups: dict[Layout, dict[int, list[Candidate]]] = {}
     for candidate in candidates:
         layout = candidate.layout

@@ -1,8 +1,8 @@
-"""Processes that end with the one that they work for, however that ended.
+"""Ends helper processes when the process that they work for ends, however that happens.
 
-A process that is killed can tell nobody. The kernel ends its children, even one that is stopped or holds the
-interpreter (`parent_death.py`); what it has not started itself looks whether it is still there. The helper of a helper
-is given the first one's number, for its own parent may be a server that outlives both.
+A killed process cannot notify its helpers. The kernel ends its direct children, even one that is stopped or holds the
+interpreter lock (`parent_death.py`). Other helpers poll whether the process still exists. The helper of a helper is
+given the id of the first process, because its own parent may be a server that outlives both.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import psutil
 
 from meshwright.planner.search.parent_death import end_with_parent
 
-_SECONDS_BETWEEN_LOOKS = 0.5
-"""So that a process ends within a second, and looking costs nothing."""
+_POLL_SECONDS = 0.5
+"""Polling interval: short enough that a process ends within a second, long enough to cost nothing."""
 
 
 def end_with(pid: int) -> None:
-    """From now on this process ends at most a second after the process `pid` has, whatever it does then.
+    """Make this process end at most a second after the process `pid` has ended.
 
-    Nothing is cleaned up: what ended the other one had no time for that either. A child has to be started by a thread
-    that lives as long as it is needed.
+    Nothing is cleaned up, because whatever ended the other process left no time for that either. A child has to be
+    started by a thread that lives as long as the child is needed.
     """
     if os.getppid() == pid:
         end_with_parent(pid)
@@ -34,8 +34,8 @@ def end_with(pid: int) -> None:
 def _watch(pid: int) -> None:
     try:
         process = psutil.Process(pid)
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # knows a number that is used again
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # psutil detects a reused process id
+            time.sleep(_POLL_SECONDS)
     except psutil.NoSuchProcess:
         pass
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The schedules of a stage on one layout, each costed or left out for a reason.
+"""Costs the schedules of a stage on one layout, or rejects them with a reason.
 
-What one of them tells of others is not asked again: of more rows at a time than do not fit, of what only takes longer
-than what is too slow, and of pipelines in chunks beside the plain one.
+The answer for one schedule spares questions about others: schedules with more rows at a time than one that does not
+fit, variants of a too slow schedule that only take longer, and interleaved pipelines that the plain one beats.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 @dataclass
 class Asked:
-    """How many questions costing has put to a cost model: of seconds, of bytes, and in how many ways generation was
-    played, each a number of replicas, of pipeline stages and of slots with what is in flight."""
+    """Number of questions to a cost model: seconds (`timed`), bytes (`weighed`) and simulated generations.
+
+    A simulation of generation depends on the numbers of replicas, pipeline stages and slots, and on what is in flight.
+    """
 
     timed: int = 0
     weighed: int = 0
@@ -37,8 +39,7 @@ class Asked:
 
 @dataclass
 class Notes:
-    """What costing one stage leaves: what was asked, how often each reason left a choice out, and of each part of the
-    cluster the least peak of any choice."""
+    """Bookkeeping of costing one stage: questions, rejections by reason, least peak memory by cluster part."""
 
     asked: Asked = field(default_factory=Asked)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -47,14 +48,13 @@ class Notes:
 
 
 class Most(NamedTuple):
-    """Seconds above which a choice is in no plan that is worth finding: all of them, and those that remain when what it
-    streams has ended."""
+    """The longest seconds of a choice worth costing, in all and after the end of what it streams (tail)."""
 
     seconds: float
     tail_seconds: float
 
     def allows(self, seconds: float, tail_seconds: float) -> bool:
-        """Whether a choice takes no more."""
+        """True if a choice takes no longer."""
         return seconds <= self.seconds and tail_seconds <= self.tail_seconds
 
 
@@ -63,7 +63,7 @@ ANY_TIME = Most(math.inf, math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The most that a choice may take, of time, of a device and of its part of the host's memory."""
+    """The limits of a choice: its time, the memory of a device, and its share of the host's memory."""
 
     most: Most
     device_bytes: float
@@ -72,7 +72,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True)
 class OnLayout:
-    """The schedules of the layout of a call, costed one after the other; those with less at a time come first."""
+    """Costs the schedules of one layout one after the other; schedules with fewer rows at a time have to come first."""
 
     model: CostModel
     call: Call
@@ -87,27 +87,27 @@ class OnLayout:
         return self.model.on_layout(self.call)
 
     def costed(self, schedule: Schedule) -> Candidate | str:
-        """What the schedule costs, or why it is left out."""
-        if self._is_slower(schedule):
+        """Return the schedule with its costs, or the reason for its rejection."""
+        if self._is_too_slow(schedule):
             return TOO_SLOW
         family = _family(schedule)
-        found = self.too_large.get(family) or self._weighed(schedule)
+        result = self.too_large.get(family) or self._fitting(schedule)
         if self.call.stage.trains and self.call.layout.vpp == 1 and self.model.memory_grows:
-            self.beside.note(self.call.layout, schedule, found if isinstance(found, str) else found.amounts)
-        if isinstance(found, Candidate):
-            return found if self.room.most.allows(found.seconds, found.tail_seconds) else TOO_SLOW
-        if found in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_grows:
-            self.too_large[family] = found
-        return found
+            self.beside.note(self.call.layout, schedule, result if isinstance(result, str) else result.amounts)
+        if isinstance(result, Candidate):
+            return result if self.room.most.allows(result.seconds, result.tail_seconds) else TOO_SLOW
+        if result in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_grows:
+            self.too_large[family] = result
+        return result
 
-    def _weighed(self, schedule: Schedule) -> Candidate | str:
+    def _fitting(self, schedule: Schedule) -> Candidate | str:
         if self.call.layout.vpp > 1:
             if reason := self.beside.too_large(self.call.layout, schedule):
                 return reason
             if self.beside.beats(self.call.layout, schedule, self._seconds(schedule)):
                 return DOMINATED
         self.notes.asked.weighed += 1
-        held = self.costs.bytes(schedule)  # asked first: what does not fit need not be timed
+        held = self.costs.bytes(schedule)  # memory first: what does not fit need not be timed
         peak, smallest = held.peak, self.notes.smallest.get(self.call.part)
         if smallest is None or peak < smallest[0]:
             self.notes.smallest[self.call.part] = peak, Choice(self.call.layout, schedule)
@@ -115,36 +115,38 @@ class OnLayout:
             return TOO_LARGE_FOR_HOST
         if peak > self.room.device_bytes:
             return TOO_LARGE
-        if self.call.stage.generates and self._is_slower_unplayed(schedule):
+        if self.call.stage.generates and self._is_slower_by_bound(schedule):
             return TOO_SLOW
         seconds = self._seconds(schedule)
         return candidate_of(self.costs, self.call.layout, schedule, seconds, held)
 
-    def _is_slower(self, schedule: Schedule) -> bool:
-        """Whether it takes more than the most seconds, told once by the quickest of those that differ in what only
-        takes longer.
+    def _is_too_slow(self, schedule: Schedule) -> bool:
+        """True if the schedule is too slow, decided by its quickest variant, once for all variants.
 
-        A stage that reads while generation goes on is weighed before, and so is a generation, whose turn is played for
-        as long as many are weighed.
+        Stages that stream, and generation, are checked for memory first, because simulating a generation takes as long
+        as many memory questions.
         """
         if self.room.most == ANY_TIME or schedule.chunk_tokens or self.call.stage.generates:
             return False
-        asked: Hashable = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.rows
+        key: Hashable = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.rows
         if not self.model.seconds_grow:
-            asked = asked, schedule.recompute, schedule.offload
-        known = self.slower.get(asked)
-        if known is None:
+            key = key, schedule.recompute, schedule.offload
+        is_slower = self.slower.get(key)
+        if is_slower is None:
             quickest = _quickest(schedule) if self.model.seconds_grow else schedule
-            known = self.slower[asked] = self._seconds(quickest) > self.room.most.tail_seconds
-        return known
+            is_slower = self.slower[key] = self._seconds(quickest) > self.room.most.tail_seconds
+        return is_slower
 
-    def _is_slower_unplayed(self, schedule: Schedule) -> bool:
-        """Whether a generation takes more than the most seconds however its turns are played."""
-        most = self.room.most.seconds
-        return most < math.inf and self.model.least_generation_seconds(replace(self.call, schedule=schedule)) > most
+    def _is_slower_by_bound(self, schedule: Schedule) -> bool:
+        """True if a generation is too slow by its lower bound, without a simulation."""
+        max_seconds = self.room.most.seconds
+        return (
+            max_seconds < math.inf
+            and self.model.least_generation_seconds(replace(self.call, schedule=schedule)) > max_seconds
+        )
 
     def _seconds(self, schedule: Schedule) -> float:
-        """Asked of the model, and counted."""
+        """Ask the cost model for the seconds, and count the question."""
         self.notes.asked.timed += 1
         if self.call.stage.generates:
             slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
@@ -159,6 +161,6 @@ def _quickest(schedule: Schedule) -> Schedule:
 
 
 def _family(schedule: Schedule) -> Hashable:
-    """What is the same for schedules that differ in their rows at a time alone."""
+    """Return what schedules have in common that differ only in their rows at a time."""
     in_flight = schedule.batches_in_flight, schedule.overcommit
     return schedule.recompute, schedule.chunk_tokens, schedule.offload, schedule.while_waiting, *in_flight

@@ -1,4 +1,4 @@
-"""A search that may take so long and no longer, or is asked to stop: whoever asks for a cost after that gets none."""
+"""A cost model that stops answering when the time limit of a search has passed or a stop was requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.planner.solver.result import Limits
 
 @dataclass(frozen=True)
 class Hurried(PassedOn):
-    """A cost model that answers while the limits leave time; then it raises OutOfTimeError."""
+    """A cost model that answers while the limits leave time, and raises OutOfTimeError afterwards."""
 
     limits: Limits
 

@@ -1,14 +1,8 @@
-"""A first answer, found soon: the best of a few choices per stage. What is slower need not be looked at.
-
-Plain choices give one; all choices of generation, which decides most of a turn, beside the plain ones of the others
-give a better one.
-"""
+"""A first plan, found quickly among a few default choices per stage; its period prunes slower choices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from meshwright.planner.plan.edges import Handover
@@ -23,49 +17,49 @@ from meshwright.profiles.errors import nearest
 from meshwright.profiles.stages import Stage
 
 _PARTS = (1, 2, 4)
-"""A first plan has pools of about these parts of all ranks."""
+"""Divisors of the number of ranks; a first plan uses pools of about these sizes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstPlans:
-    """The best of a few choices of one scope; `begun` is told the position of each stage that is costed."""
+def default_frontiers(costs: StageCosts, case: Scope, *, begun: Callable[[int], None]) -> list[Frontier]:
+    """Cost the default choices of every stage on about all, half or a quarter of the ranks.
 
-    costs: StageCosts
-    scope: Scope
-    edges: tuple[Handover, ...]
-    limits: Limits
-    effort: Effort
-    begun: Callable[[int], None]
+    `begun` is called with the position of each stage when its costing starts.
+    """
+    num_ranks = costs.facts.cluster.num_ranks
 
-    def best(self, *costed: Frontier) -> Searched | None:
-        """That of all choices of some stages beside the plain ones of the others; None where it is not found at
-        once."""
-        known = {one.stage.name: one for one in costed}
-        frontiers = [known.get(plain.stage.name, plain) for plain in self.plain]
-        if not all(any(one.candidates.values()) for one in frontiers):
-            return None
-        formulation = formulate(self.costs.facts, self.costs.model, frontiers, self.edges, self.scope.ahead)
-        from meshwright.planner.solver.solve import first_answer  # loaded by now, see `load_solver`
+    def cost(stage: Stage) -> Frontier:
+        kinds = costs.kinds[stage.name]
+        sizes = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
+        large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in sizes}
+        return costs.frontier(stage, case, large, is_plain=True)
 
-        result = first_answer(formulation.problem, self.limits, self.effort)
-        if result is None:
-            return None
-        return Searched(scope=self.scope, edges=self.edges, formulation=formulation, result=result)
+    return costs.side_by_side(cost, costs.facts.graph.stages, prepare=load_solver, begun=begun)
 
-    @cached_property
-    def plain(self) -> list[Frontier]:
-        """The plain choices of every stage, on all ranks, a half or a quarter."""
-        num_ranks = self.costs.facts.cluster.num_ranks
 
-        def plain(stage: Stage) -> Frontier:
-            kinds = self.costs.kinds[stage.name]
-            parts = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
-            large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in parts}
-            return self.costs.frontier(stage, self.scope, large, is_plain=True)
+def first_plan(
+    costs: StageCosts,
+    case: Scope,
+    frontiers: Sequence[Frontier],
+    *,
+    edges: tuple[Handover, ...],
+    limits: Limits,
+    effort: Effort,
+) -> Searched | None:
+    """Return the best plan of these choices, one frontier per stage; None if the solver does not find one at once."""
+    if not all(any(frontier.candidates.values()) for frontier in frontiers):
+        return None
+    formulation = formulate(costs.facts, costs.model, frontiers, edges, case.ahead)
+    from meshwright.planner.solver.solve import first_answer  # already loaded by `load_solver`
 
-        return self.costs.side_by_side(plain, self.costs.facts.graph.stages, prepare=load_solver, begun=self.begun)
+    result = first_answer(formulation.problem, limits, effort)
+    if result is None:
+        return None
+    return Searched(scope=case, edges=edges, formulation=formulation, result=result)
 
 
 def load_solver() -> None:
-    """OR-Tools takes as long to load as a stage to cost, which a second process may do meanwhile."""
+    """Import the solver.
+
+    OR-Tools takes about as long to import as a stage to cost, and the second process works in the meantime.
+    """
     import_module("meshwright.planner.solver.solve")

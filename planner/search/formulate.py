@@ -1,7 +1,7 @@
-"""Formulates the search as a `Problem`: seconds become ticks and bytes become blocks here and nowhere else.
+"""Formulates a search case as a `Problem`; only here do seconds become ticks and bytes become memory units.
 
-Ticks are rounded down, so that a bound in ticks is a bound in seconds; blocks are rounded up, so that what fits in
-blocks fits in bytes.
+Ticks are rounded down, so that a lower bound in ticks is one in seconds. Units are rounded up, so that what fits in
+units fits in bytes.
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
 BLOCK_BYTES = 2**20
-"""Of a block of memory, at least: fine beside any device. Of so many or so large choices that their blocks would add up
-to more than a solver handles exactly, blocks are twice as large, or more."""
+"""Smallest memory unit, small compared to any device.
+
+It is doubled until the sum over all choices is one that the solver handles exactly.
+"""
 
 _TICKS_PER_STEP = 10**6
-"""Ticks in about one step: the bound is then good to a few millionths."""
+"""Number of ticks in about one step; the lower bound is then accurate to a few millionths."""
 
-_ROOM = 2
-"""Of the largest sum of durations, the part that the slowest choices of all stages may take is one in so many."""
+_SUM_MARGIN = 2
+"""The slowest choices of all stages may take at most one in this many parts of the largest sum of durations."""
 
 
 Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
-"""The pool and the candidate behind each option of each call."""
+"""The pool and the candidate that each option of each call represents."""
 
-_Known: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
-"""Ticks of the moves of a role's weights, by all that these depend on: see `Move`."""
+_KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
+"""Ticks of the transfers of a role's weights, by all that they depend on; see `Move`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation:
-    """The problem, the length of its tick, the size of its block, and the candidate and pool behind each option of each
-    call.
+    """The problem, its units of time and memory, and the pool and candidate that each option represents.
 
-    Where stages may be anywhere, the pool behind an option is the first of its size.
+    If stages may be placed anywhere, the pool of an option is the first one of its size.
     """
 
     problem: Problem
@@ -70,7 +71,7 @@ class Formulation:
 
 
 def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
-    """Of every refit its task, the stage that trains the weights and the stage that needs them."""
+    """Return for every refit its task, the stage that trains the weights and the stage that needs them."""
     return tuple((refit_name(t), graph.trainer_of(t), t) for t in graph.refit_targets)
 
 
@@ -83,8 +84,10 @@ def precedences(
     *,
     late: Collection[str] = (),
 ) -> tuple[Precedence, ...]:
-    """What waits for what in a turn: stages for their weights, and for the stages that they read from and that work on
-    the same step. Stages that are `late` wait for rewards of what is generated too."""
+    """Return the precedences within a period: a stage waits for its weights, and for its inputs from the same step.
+
+    Stages that are `late` also wait for the rewards of what was generated. `tick` is in seconds.
+    """
     return (
         *(Precedence(refit_name(t), reader) for t in graph.refit_targets for reader in graph.refit_readers(t)),
         *(
@@ -104,18 +107,19 @@ def precedences(
 def carried(
     handovers: Sequence[Handover], ahead: StepsAhead, tick: float, late: Collection[str] = ()
 ) -> tuple[CarriedPrecedence, ...]:
-    """What waits for what across turns: a stage for those that it reads from and that work further ahead.
+    """Return the precedences across periods: a stage waits for inputs from stages that work further ahead.
 
-    A turn of whole ticks may be a tick longer than one of seconds, and so may each turn in between: lags are shorter by
-    as much. What then takes no time is never late, as every stage ends within its turn.
+    A period in whole ticks may be a tick longer than in seconds, and so may each period in between, so that lags are
+    reduced by as many ticks. A precedence whose lag then vanishes always holds, because every stage ends within its
+    period.
     """
-    found = []
+    between_periods = []
     for h in handovers:
         if turns := ahead[h.producer] - ahead[h.consumer]:
             lag, is_late = math.floor(h.cost.total / tick) - turns, h.producer == GENERATE and h.consumer in late
             if lag > 0 or is_late:
-                found.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
-    return tuple(found)
+                between_periods.append(CarriedPrecedence(h.producer, h.consumer, turns, lag, is_late))
+    return tuple(between_periods)
 
 
 def formulate(
@@ -127,26 +131,26 @@ def formulate(
     *,
     by_pool: bool = False,
 ) -> Formulation:
-    """The problem of one turn: a stage waits for the stages that it reads from and that work on the same step.
+    """Return the problem of one period: a stage waits for the stages that it reads from and that work on the same step.
 
-    Stages may be anywhere, unless some pools are excluded or it is asked that every pool has options of its own. They
-    all work on the same step where `ahead` is not given.
+    Stages may be placed anywhere, unless some pools are excluded or `by_pool` gives every pool options of its own.
+    Without `ahead` all stages work on the same step.
     """
     graph, ahead = facts.graph, ahead or synchronous(facts.graph)
     tick = _tick_seconds(frontiers, handovers)
     late = reward_readers(facts)
-    anywhere = not by_pool and all(_is_every_block(facts.cluster, found.pools) for found in frontiers)
-    behind = {
-        found.stage.name: tuple(
+    anywhere = not by_pool and all(_is_every_pool(facts.cluster, frontier.pools) for frontier in frontiers)
+    choices = {
+        frontier.stage.name: tuple(
             (ranks, candidate)
-            for ranks in found.pools
+            for ranks in frontier.pools
             if not (anywhere and ranks.first_rank)
-            for candidate in found.on(ranks)
+            for candidate in frontier.on(ranks)
         )
-        for found in frontiers
+        for frontier in frontiers
     }
-    shared = {name: graph.by_name[name].may_share for name in behind}
-    block_bytes = _block_bytes(facts.cluster.num_ranks, behind)
+    is_shareable = {name: graph.by_name[name].may_share for name in choices}
+    block_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
     device_blocks = most_usable_bytes(facts.cluster) // block_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
@@ -154,72 +158,99 @@ def formulate(
         return _option(tick, block_bytes, ranks, candidate, part=part, is_shared=is_shared)
 
     calls = (
-        *(CallOptions(name, tuple(option(*pair, shared[name]) for pair in pairs)) for name, pairs in behind.items()),
-        *_lacking(facts.cluster, device_blocks, block_bytes),
+        *(
+            CallOptions(name, tuple(option(*pair, is_shareable[name]) for pair in pairs))
+            for name, pairs in choices.items()
+        ),
+        *_missing_memory(facts.cluster, device_blocks, block_bytes),
     )
-    known: _Known = {}
+    known_ticks: _KnownTicks = {}
     transfers = tuple(
-        _transfer(facts, model, tick, behind, target, known=known, anywhere=anywhere) for target in graph.refit_targets
+        _transfer(facts, model, tick, choices, target, known_ticks=known_ticks, anywhere=anywhere)
+        for target in graph.refit_targets
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
         device_blocks=device_blocks,
         calls=calls,
-        tasks=(*transfers, *(CallRun(name=name, call=name) for name in behind)),
+        tasks=(*transfers, *(CallRun(name=name, call=name) for name in choices)),
         precedences=precedences(
-            graph, handovers, ahead, tick, lambda handover: _may_stream(behind, handover), late=late
+            graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
         ),
         carried=carried(handovers, ahead, tick, late),
         copies=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
         step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=behind)
+    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=choices)
 
 
-def _block_bytes(num_ranks: int, behind: Behind) -> int:
-    """A power of two such that the blocks of all choices that may be on a rank add up to what a solver handles."""
-    opens = [0.0] * (num_ranks + 1)
-    for pairs in behind.values():
-        for ranks, one in pairs:
-            num_bytes = one.resident_bytes + one.weights_bytes + one.transient_bytes
-            opens[ranks.first_rank] += num_bytes
-            opens[ranks.first_rank + ranks.num_ranks] -= num_bytes
-    block, most = BLOCK_BYTES, max(accumulate(opens))
-    while most / block > MAX_SUM / _ROOM:
-        block *= 2
-    return block
+def _unit_bytes(num_ranks: int, choices: Behind) -> int:
+    """Return the bytes of a memory unit.
+
+    It is a power of two for which all choices on one rank add up to what the solver handles exactly.
+    """
+    changes = [0.0] * (num_ranks + 1)
+    for pairs in choices.values():
+        for ranks, candidate in pairs:
+            num_bytes = candidate.resident_bytes + candidate.weights_bytes + candidate.transient_bytes
+            changes[ranks.first_rank] += num_bytes
+            changes[ranks.first_rank + ranks.num_ranks] -= num_bytes
+    unit, max_bytes = BLOCK_BYTES, max(accumulate(changes))
+    while max_bytes / unit > MAX_SUM / _SUM_MARGIN:
+        unit *= 2
+    return unit
 
 
-def _lacking(cluster: AnyCluster, device_blocks: int, block_bytes: int) -> Iterator[CallOptions]:
-    """Calls that never run: what the devices of a part have less than the largest ones is held there by one."""
+def _missing_memory(cluster: AnyCluster, device_blocks: int, block_bytes: int) -> Iterator[CallOptions]:
+    """Yield calls that never run and hold, on each part of the cluster, the memory that its devices lack.
+
+    The devices of a part are compared with the largest ones in the cluster.
+    """
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
         if lacking := device_blocks - part.device.usable_bytes // block_bytes:
             place = Place(first, part.num_ranks, "lacking")
             yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_blocks=lacking),))
 
 
-def _is_every_block(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
-    """Whether these are all that a pool may be, and all nodes are of one kind."""
+def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
+    """True if these are all pools that the cluster can have, and all nodes are of one kind."""
     return len(cluster.parts) == 1 and len(pools) == sum(
         len(first_ranks(cluster, size)) for size in pool_sizes(cluster)
     )
 
 
 def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> float:
-    """A power of ten such that a step, if every stage ran at its fastest, has about a million ticks; fewer when the
-    slowest choices of a large cluster, and what is handed over, would otherwise have too many to be added up."""
-    every = [[c.seconds for found in fs.candidates.values() for c in found] for fs in frontiers]
-    step = math.fsum(min(seconds, default=0.0) for seconds in every) or 1.0
-    slowest = math.fsum(max(seconds, default=0.0) for seconds in every)
-    latest = max((c.late_seconds for fs in frontiers for found in fs.candidates.values() for c in found), default=0.0)
+    """Return a power of ten for which a step, with every stage at its fastest, has about a million ticks.
+
+    It is larger if the slowest choices and the transfers between stages would otherwise add up to more than the
+    solver's largest sum.
+    """
+    seconds_by_stage = [
+        [candidate.seconds for candidates in frontier.candidates.values() for candidate in candidates]
+        for frontier in frontiers
+    ]
+    step = math.fsum(min(seconds, default=0.0) for seconds in seconds_by_stage) or 1.0
+    slowest = math.fsum(max(seconds, default=0.0) for seconds in seconds_by_stage)
+    latest = max(
+        (
+            candidate.late_seconds
+            for frontier in frontiers
+            for candidates in frontier.candidates.values()
+            for candidate in candidates
+        ),
+        default=0.0,
+    )
     slowest += math.fsum(h.cost.total + latest for h in handovers)
     digits = math.floor(math.log10(step)) + 1 - math.log10(_TICKS_PER_STEP)
-    return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _ROOM / MAX_SUM))))
+    return float(10.0 ** max(digits, math.ceil(math.log10(max(slowest, step) * _SUM_MARGIN / MAX_SUM))))
 
 
 def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *, part: int, is_shared: bool) -> Option:
-    """One choice on one pool; weights that no other stage may use belong to one stage, and may wait in the host."""
+    """Build the option of one choice on one pool.
+
+    Weights that no other stage may share belong to the stage alone, and may be offloaded.
+    """
     weights = math.ceil(candidate.weights_bytes / block_bytes)
     return Option(
         place=Place(ranks.first_rank, ranks.num_ranks, _place_name(part, candidate.layout)),
@@ -233,21 +264,27 @@ def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *
 
 
 def _place_name(part: int, layout: Layout) -> str:
-    """Weights cut alike on different kinds of nodes are at different places. Pipelines in chunks are at one, however
-    many the chunks: no other stage shares them, and they are refit as any other number of them is."""
+    """Name a layout on a part of the cluster; equal names mean that weights can be shared.
+
+    Every interleaved pipeline has the same name whatever its number of chunks: no other stage shares its weights, and
+    refits from it do not depend on the number.
+    """
     if layout.vpp > 2:
         layout = replace(layout, vpp=2)
     return f"{layout}@{part}" if part else str(layout)
 
 
-def _may_stream(behind: Behind, handover: Handover) -> bool:
-    """Whether some choice of the consumer reads chunks while the producer goes on."""
-    chosen = behind[handover.consumer]
-    return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in chosen)
+def _may_stream(choices: Behind, handover: Handover) -> bool:
+    """True if some choice of the consumer reads chunks while generation continues."""
+    options = choices[handover.consumer]
+    return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
 
 
 def _early_ticks(tick: float, candidate: Candidate) -> int:
-    """Ticks before the end of what a stage streams at which it may start; rounded up, so that a bound stays one."""
+    """Return how many ticks before the end of generation a streaming stage may start.
+
+    They are rounded up to keep the lower bound valid.
+    """
     if not candidate.schedule.chunk_tokens:
         return 0
     early = math.ceil((candidate.seconds - candidate.tail_seconds) / tick)
@@ -258,52 +295,61 @@ def _transfer(
     facts: Facts,
     model: CostModel,
     tick: float,
-    behind: Behind,
+    choices: Behind,
     target: str,
     *,
-    known: _Known,
+    known_ticks: _KnownTicks,
     anywhere: bool,
 ) -> Transfer:
-    """The refit of one stage from the training stage of its role, between every two layouts they may have.
+    """Build the refit of one stage from the training stage of its role, between every pair of layouts.
 
-    `known` grows.
+    `known` caches transfer times and grows.
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
     spec, stage = facts.models.spec(role), facts.graph.by_name[target]
-    overlaps = _overlaps([pool for pool, _ in behind[source]], [pool for pool, _ in behind[target]])
+    overlaps = _overlaps([pool for pool, _ in choices[source]], [pool for pool, _ in choices[target]])
     if anywhere:
         overlaps = {
             (one, other): (0, min(one, other)) if one + other <= facts.cluster.num_ranks else (min(one, other),)
             for one, other in overlaps
         }
 
-    def ticks_between(one: _Shard, other: _Shard) -> list[tuple[int, int]]:
-        """By what the pools have in common."""
-        slices, found = one.layout.slices_for(other.layout), []
-        for overlap in overlaps.get((one.num_ranks, other.num_ranks), ()):
-            key = role, one.part, one.num_ranks, slices, other.cut, one.name == other.name, overlap, stage.generates
-            if key not in known:
+    def ticks_between(source_shard: _Shard, target_shard: _Shard) -> list[tuple[int, int]]:
+        """Return (overlap, ticks) for every number of ranks that the two pools can have in common."""
+        slices, by_overlap = source_shard.layout.slices_for(target_shard.layout), []
+        for overlap in overlaps.get((source_shard.num_ranks, target_shard.num_ranks), ()):
+            key = (
+                role,
+                source_shard.part,
+                source_shard.num_ranks,
+                slices,
+                target_shard.cut,
+                source_shard.name == target_shard.name,
+                overlap,
+                stage.generates,
+            )
+            if key not in known_ticks:
                 move = Move(
                     model=spec,
-                    source=one.layout,
-                    target=other.layout,
+                    source=source_shard.layout,
+                    target=target_shard.layout,
                     overlap=overlap,
-                    source_part=one.part,
-                    target_part=other.part,
+                    source_part=source_shard.part,
+                    target_part=target_shard.part,
                     generates=stage.generates,
                     quantises=stage.is_quantised,
                 )
-                known[key] = math.floor(model.move_seconds(move).total / tick)
-            found.append((overlap, known[key]))
-        return found
+                known_ticks[key] = math.floor(model.move_seconds(move).total / tick)
+            by_overlap.append((overlap, known_ticks[key]))
+        return by_overlap
 
-    sources, targets = (_shards(facts.cluster, behind[end]) for end in (source, target))
+    sources, targets = (_shards(facts.cluster, choices[end]) for end in (source, target))
     ticks = _between_all(sources, targets, ticks_between)
     return Transfer(name=refit_name(target), source=source, target=target, occupies="both", ticks=ticks)
 
 
 class _Shard(NamedTuple):
-    """A layout on a part of the cluster; `cut` names those that cut weights alike there."""
+    """A layout on a part of the cluster; shards with the same `cut` shard the weights in the same way."""
 
     part: int
     layout: Layout
@@ -317,51 +363,60 @@ def _between_all(
     targets: Sequence[_Shard],
     ticks_between: Callable[[_Shard, _Shard], list[tuple[int, int]]],
 ) -> dict[tuple[str, str, int], int]:
-    """The ticks between all layouts, asked once for those that cut weights alike.
+    """Return the ticks between all pairs of layouts, computed once for layouts that shard the weights in the same way.
 
-    A layout that stays the same keeps weights in place, and is asked for itself.
+    A layout that stays the same keeps its weights in place, and is computed separately.
     """
-    found: dict[tuple[str, str, int], int] = {}
-    by_target = _by_cut(targets)
-    for ones in _by_cut(sources):
-        row = []
-        for others in by_target:
-            pair = next(((one, other) for one in ones for other in others if one.name != other.name), None)
-            if pair:
-                row += [(other.name, *lasts) for lasts in ticks_between(*pair) for other in others]
-        for one in ones:
-            found.update({(one.name, other, overlap): lasts for other, overlap, lasts in row})
-    named = {other.name: other for other in targets}
-    for one in sources:
-        if one.name in named:
-            found.update(
-                {(one.name, one.name, overlap): lasts for overlap, lasts in ticks_between(one, named[one.name])}
+    ticks: dict[tuple[str, str, int], int] = {}
+    target_groups = _by_cut(targets)
+    for source_group in _by_cut(sources):
+        group_ticks = []
+        for target_group in target_groups:
+            pair = next(
+                ((source, target) for source in source_group for target in target_group if source.name != target.name),
+                None,
             )
-    return found
+            if pair:
+                group_ticks += [
+                    (target.name, *duration) for duration in ticks_between(*pair) for target in target_group
+                ]
+        for source in source_group:
+            ticks.update({(source.name, target, overlap): duration for target, overlap, duration in group_ticks})
+    by_name = {target.name: target for target in targets}
+    for source in sources:
+        if source.name in by_name:
+            ticks.update(
+                {
+                    (source.name, source.name, overlap): duration
+                    for overlap, duration in ticks_between(source, by_name[source.name])
+                }
+            )
+    return ticks
 
 
 def _by_cut(shards: Sequence[_Shard]) -> list[list[_Shard]]:
-    """Those that cut weights alike together."""
-    found: dict[str, list[_Shard]] = {}
+    """Group the shards that shard the weights in the same way."""
+    groups: dict[str, list[_Shard]] = {}
     for shard in shards:
-        found.setdefault(shard.cut, []).append(shard)
-    return list(found.values())
+        groups.setdefault(shard.cut, []).append(shard)
+    return list(groups.values())
 
 
 def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> list[_Shard]:
-    """The layouts of some pools, each once for each part."""
-    found = dict.fromkeys((cluster.part_of_pool(ranks.ranks), candidate.layout) for ranks, candidate in pairs)
+    """Return the distinct layouts on some pools, once for each part of the cluster."""
+    distinct = dict.fromkeys((cluster.part_of_pool(ranks.ranks), candidate.layout) for ranks, candidate in pairs)
     shards = (
-        _Shard(part, one, one.num_ranks, _place_name(part, one), _place_name(part, one.cut)) for part, one in found
+        _Shard(part, layout, layout.num_ranks, _place_name(part, layout), _place_name(part, layout.cut))
+        for part, layout in distinct
     )
     return list({shard.name: shard for shard in shards}.values())
 
 
 def _overlaps(sources: Sequence[Ranks], targets: Sequence[Ranks]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """How many ranks pools of two sizes can have in common."""
-    found: dict[tuple[int, int], set[int]] = {}
-    for one in dict.fromkeys(sources):
-        for other in dict.fromkeys(targets):
-            place, there = (Place(r.first_rank, r.num_ranks, "") for r in (one, other))
-            found.setdefault((one.num_ranks, other.num_ranks), set()).add(place.overlap(there))
-    return {sizes: tuple(sorted(overlaps)) for sizes, overlaps in found.items()}
+    """Return for each pair of pool sizes the possible numbers of ranks in common."""
+    by_sizes: dict[tuple[int, int], set[int]] = {}
+    for source in dict.fromkeys(sources):
+        for target in dict.fromkeys(targets):
+            source_place, target_place = (Place(r.first_rank, r.num_ranks, "") for r in (source, target))
+            by_sizes.setdefault((source.num_ranks, target.num_ranks), set()).add(source_place.overlap(target_place))
+    return {sizes: tuple(sorted(overlaps)) for sizes, overlaps in by_sizes.items()}

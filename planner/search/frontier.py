@@ -1,7 +1,8 @@
-"""The exact Pareto set of each stage: choices that no other choice beats in seconds and in every kind of bytes.
+"""Computes the exact Pareto frontier of each stage: the choices that no other beats in seconds and every kind of bytes.
 
-A stage whose weights other stages may share, or are refit to, keeps the choices of each layout apart: the layout then
-decides more than the stage's own cost. Positions of a pool do not matter here, only its size and its kind of nodes.
+If other stages may share a stage's weights, or refits start from them, only choices with the same layout are compared,
+because the layout then decides more than the stage's own cost. Only the size of a pool and its kind of nodes matter
+here, not its position.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from meshwright.profiles.stages import Stage
 
 
 class PoolKind(NamedTuple):
-    """What of a pool decides the cost of a choice on it: the number of its part of the cluster, and its size."""
+    """The properties of a pool that decide the cost of a choice on it: its part of the cluster, and its size."""
 
     part: int
     num_ranks: int
@@ -43,9 +44,10 @@ class PoolKind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """What is left of one stage's choices: by the kind of the pools it may use, with the counts of what was left out.
+    """The frontier of one stage: its undominated choices by kind of pool, and the number of rejected ones by reason.
 
-    `smallest` has the least peak of any legal choice on each part of the cluster, fitting or not.
+    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `asked` counts the
+    questions to the cost model.
     """
 
     stage: Stage
@@ -56,7 +58,7 @@ class Frontier:
     asked: Asked
 
     def on(self, ranks: Ranks) -> tuple[Candidate, ...]:
-        """The choices on one of its pools."""
+        """Return the choices on one of the stage's pools."""
         return self.candidates[self.pools[ranks]]
 
 
@@ -72,19 +74,19 @@ def frontier(
     is_plain: bool = False,
     on: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
-    """The frontier of one stage; without a limit, choices are kept however much of the device they need.
+    """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
-    `most` is what a choice on a kind of pool may take, nothing for a kind that is not of use; all may take any time
-    without it. With `is_plain` only plain choices are costed (`space.is_plain`). `on` are its pools where they are
-    known. The scope is the plainest where none is given.
+    `most` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no limit.
+    `is_plain` costs only plain choices (`space.choices_by_layout`). `on` are the stage's pools if already listed.
+    `scope` defaults to the plainest search case.
     """
-    mine = [pin for pin in pins if pin.stage == stage.name]
-    found = kinds_of(facts, stage, mine) if on is None else on
+    stage_pins = [pin for pin in pins if pin.stage == stage.name]
+    kinds = kinds_of(facts, stage, stage_pins) if on is None else on
     costing = _Costing(
         facts=facts,
         model=model,
         stage=stage,
-        pins=mine,
+        pins=stage_pins,
         is_limited=is_limited,
         scope=scope or plain(facts.graph),
         most=most,
@@ -92,23 +94,25 @@ def frontier(
     )
     return Frontier(
         stage=stage,
-        pools=found,
-        candidates={kind: costing.kept(kind) for kind in sorted(set(found.values()))},
+        pools=kinds,
+        candidates={kind: costing.kept(kind) for kind in sorted(set(kinds.values()))},
         rejected=+costing.notes.rejected,
-        smallest={p: costed(model, costing.call(choice, p)) for p, (_, choice) in costing.notes.smallest.items()},
+        smallest={
+            part: costed(model, costing.call(choice, part)) for part, (_, choice) in costing.notes.smallest.items()
+        },
         asked=costing.notes.asked,
     )
 
 
 def kinds_of(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> dict[Ranks, PoolKind]:
-    """The pools that a stage may use, each with its kind."""
+    """Return the pools that a stage may use, each with its kind."""
     cluster = facts.cluster
     return {r: PoolKind(cluster.part_of_pool(r.ranks), r.num_ranks) for r in pools(facts, stage, pins)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Costing:
-    """The choices of one stage, costed kind by kind; what is left out is counted as it goes."""
+    """Costs the choices of one stage, one kind of pool after the other, and counts what it rejects."""
 
     facts: Facts
     model: CostModel
@@ -125,7 +129,7 @@ class _Costing:
         return max_deferral(self.scope.ahead, self.facts.staleness)
 
     def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
-        """The choices on pools of one kind that fit, are not too slow, and that no other beats."""
+        """Return the choices on pools of one kind that fit, are not too slow, and that no other beats."""
         most = ANY_TIME if self.most is None else self.most.get(kind)
         if most is None:
             self.notes.rejected[TOO_SLOW] += 1
@@ -134,7 +138,7 @@ class _Costing:
         room = Room(most=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes)
         fitting: list[Candidate] = []
         beside = Beside(self.facts.models.spec(self.stage.role))
-        every = choices_by_layout(
+        by_layout = choices_by_layout(
             self.facts,
             self.stage,
             kind.num_ranks,
@@ -144,15 +148,15 @@ class _Costing:
             scope=self.scope,
             plain_only=self.is_plain,
         )
-        for layout, schedules in every:
+        for layout, schedules in by_layout:
             call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
             on_layout = OnLayout(model=self.model, call=call, room=room, beside=beside, notes=self.notes)
             for schedule in self.dealt(call, schedules):
-                found = on_layout.costed(schedule)
-                if isinstance(found, Candidate):
-                    fitting.append(found)
+                result = on_layout.costed(schedule)
+                if isinstance(result, Candidate):
+                    fitting.append(result)
                 else:
-                    rejected[found] += 1
+                    rejected[result] += 1
         kept = self._undominated(fitting, kind.part)
         rejected[DOMINATED] += len(fitting) - len(kept)
         return kept
@@ -162,28 +166,30 @@ class _Costing:
         if not (self.stage.generates and reward_readers(self.facts)):
             return tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
         groups: dict[Layout | None, list[Candidate]] = {}
-        for one in fitting:
-            groups.setdefault(one.layout if by_layout else None, []).append(one)
+        for candidate in fitting:
+            groups.setdefault(candidate.layout if by_layout else None, []).append(candidate)
 
-        def late(one: Candidate) -> float:
-            return late_seconds(self.facts, part, one.layout, one.schedule, one.seconds)
+        def late_seconds_of(candidate: Candidate) -> float:
+            return late_seconds(self.facts, part, candidate.layout, candidate.schedule, candidate.seconds)
 
-        return tuple(one for same in groups.values() for one in undominated_generations(same, late))
+        return tuple(
+            candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
+        )
 
     def dealt(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
-        """Schedules in place of the call's, with rows that are dealt by speed on two kinds of nodes."""
+        """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
         if len(self.facts.cluster.parts_of(call.part)) == 1:
             return schedules
         return (self.model.dealt(replace(call, schedule=schedule)) for schedule in schedules)
 
     def call(self, choice: Choice, part: int) -> Call:
-        """The question that a choice on a part of the cluster is to the model."""
+        """Build the question to the cost model for a choice on a part of the cluster."""
         return call_of(self.facts, self.stage, choice, deferral=self.deferral, part=part)
 
 
 def frontiers(
     facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope | None = None
 ) -> tuple[Frontier, ...]:
-    """The frontier of every stage, in the order of the stages."""
+    """Compute the frontier of every stage, in the order of the stages."""
     stages = facts.graph.stages
     return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in stages)

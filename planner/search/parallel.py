@@ -1,6 +1,6 @@
-"""Pure work on several items, shared with a second process where the platform forks one cheaply.
+"""Runs a pure function on several items in this process and, on Linux, in a forked second process.
 
-Both take the next item when they have done one. What is found does not depend on which of them did what.
+Each process takes the next item when it has finished one. The results do not depend on which process computed them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NoReturn, TypeVar
 
 from meshwright.planner.search.child_process import end_with
 
-_ASKING = (signal.SIGINT, signal.SIGTERM)
-"""Signals by which a user or a scheduler asks a program to end."""
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals by which a user or a scheduler requests a program to end."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -30,76 +30,77 @@ def side_by_side(
     prepare: Callable[[], None] = lambda: None,
     begun: Callable[[int], None] = lambda _index: None,
 ) -> list[Found]:
-    """What the work finds for each item, in their order; what it changes in memory may be lost.
+    """Return the result of `work` for each item, in order; side effects of `work` on memory may be lost.
 
-    `prepare` is what this process has to do before it helps, and a second one need not wait for. `begun` is called here
-    with each position that is begun here: those before it are done or under way.
+    `prepare` runs in this process before it takes an item, while the second process already works. `begun` is called in
+    this process with the position of each item that it starts; the items before it are done or being computed.
     """
 
-    def one(index: int) -> Found:
+    def compute_here(index: int) -> Found:
         begun(index)
         return work(items[index])
 
     if len(items) < 2 or not _can_share():
-        return [one(index) for index in range(len(items))]
-    found = _shared(lambda index: work(items[index]), one, len(items), prepare)
-    return [found[index] if index in found else one(index) for index in range(len(items))]
+        return [compute_here(index) for index in range(len(items))]
+    results = _run_in_two_processes(lambda index: work(items[index]), compute_here, len(items), prepare)
+    return [results[index] if index in results else compute_here(index) for index in range(len(items))]
 
 
 def _can_share() -> bool:
-    """Whether a fork is safe, no other thread holding a lock, and there is a processor for it."""
+    """True if a fork is safe (no other thread can hold a lock) and a second processor is available."""
     return sys.platform == "linux" and threading.active_count() == 1 and len(os.sched_getaffinity(0)) > 1
 
 
-def _shared(
-    theirs: Callable[[int], Found], mine: Callable[[int], Found], count: int, prepare: Callable[[], None]
+def _run_in_two_processes(
+    remote_work: Callable[[int], Found], local_work: Callable[[int], Found], count: int, prepare: Callable[[], None]
 ) -> dict[int, Found]:
-    """What both processes found; a second that failed leaves out what it took.
+    """Return what both processes computed; if the second one failed, its items are absent.
 
-    A terminal's Ctrl-C is for this one, which ends the other.
+    Ctrl-C in a terminal interrupts this process, which then ends the second one.
     """
-    left, give = os.pipe()
-    os.write(give, bytes(range(count)))
-    os.close(give)
-    answer, tell = os.pipe()
-    first = os.getpid()
-    asked = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKING)
+    items_out, items_in = os.pipe()
+    os.write(items_in, bytes(range(count)))
+    os.close(items_in)
+    results_out, results_in = os.pipe()
+    parent = os.getpid()
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of idle threads of linear algebra, from Python 3.12 on
-        second = os.fork()
-    if not second:
-        end_with(first)
-        os.close(answer)
-        _tell(tell, theirs, left)
-    signal.pthread_sigmask(signal.SIG_SETMASK, asked)
-    os.close(tell)
+        # Python 3.12 and later warn of a fork beside the idle threads of the linear-algebra library.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        end_with(parent)
+        os.close(results_out)
+        _run_child(results_in, remote_work, items_out)
+    signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+    os.close(results_in)
     try:
-        with open(answer, "rb") as told:
+        with open(results_out, "rb") as channel:
             prepare()
-            here = {index: mine(index) for index in _taken(left)}
-            there = told.read()
+            local_results = {index: local_work(index) for index in _take_items(items_out)}
+            remote_results = channel.read()
     except BaseException:
-        os.kill(second, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         raise
     finally:
-        os.close(left)
-        _, status = os.waitpid(second, 0)
-    return {**here, **pickle.loads(there)} if status == 0 else here
+        os.close(items_out)
+        _, status = os.waitpid(child, 0)
+    return {**local_results, **pickle.loads(remote_results)} if status == 0 else local_results
 
 
-def _taken(left: int) -> Iterator[int]:
-    """Takes one item after the other from those that are left."""
-    while index := os.read(left, 1):
+def _take_items(items_out: int) -> Iterator[int]:
+    """Take one item after the other from the pipe until it is empty."""
+    while index := os.read(items_out, 1):
         yield index[0]
 
 
-def _tell(tell: int, work: Callable[[int], Found], left: int) -> NoReturn:
-    """The second process: works, tells what it found and ends, without the first one's exit handlers."""
+def _run_child(results_in: int, work: Callable[[int], Found], items_out: int) -> NoReturn:
+    """Run the second process: compute items, send the results and exit without the first process's exit handlers."""
     status = 1
     try:
-        told = pickle.dumps({index: work(index) for index in _taken(left)}, pickle.HIGHEST_PROTOCOL)
-        with open(tell, "wb") as channel:
-            channel.write(told)
+        results = pickle.dumps({index: work(index) for index in _take_items(items_out)}, pickle.HIGHEST_PROTOCOL)
+        with open(results_in, "wb") as channel:
+            channel.write(results)
         status = 0
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""The kernel ends a process when its parent has ended, however busy, stopped or stuck that process is."""
+"""Lets the kernel end a process when its parent has ended, even if the process is busy, stopped or stuck."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
-    """From now on the kernel kills this process when the thread that started it ends, or sends it another signal; see
-    prctl(2), PR_SET_PDEATHSIG.
+    """Make the kernel send this process `by` (SIGKILL by default) when the thread that started it ends.
 
-    With the number of the `parent`, a process whose parent ended before this call ends at once. It is None where the
-    parent is in another namespace, and has no number here. Raises OSError where the kernel has no such call.
+    See prctl(2), PR_SET_PDEATHSIG. If `parent` is given, a process whose parent ended before this call ends at once;
+    pass None if the parent is in another namespace, where it has no process id here. Raises OSError if the kernel
+    refuses the call.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

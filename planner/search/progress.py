@@ -1,4 +1,4 @@
-"""How far a search is, told as it goes: its phase, the best plan so far, and what no plan is faster than."""
+"""Progress of a search while it runs: its phase, the best plan so far, and the lower bound on all plans."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Phase: TypeAlias = Literal["costing", "searching"]
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """`done` of `total` stages are costed, or scopes searched. The period is that of the best plan so far, if there is
-    one, and the bound holds for all plans; both are in seconds."""
+    """A snapshot of a search: `done` of `total` stages are costed, or search cases solved, depending on `phase`.
+
+    `period_seconds` is that of the best plan so far, None if there is none; `bound_seconds` holds for all plans.
+    """
 
     phase: Phase
     done: int
@@ -23,19 +25,19 @@ class Standing:
 
     @property
     def gap(self) -> float | None:
-        """How far the best plan can be from the best there is."""
+        """The relative distance from the best plan so far to the lower bound; None without a plan."""
         if self.period_seconds is None:
             return None
         return max(0.0, (self.period_seconds - self.bound_seconds) / self.period_seconds)
 
 
 Progress: TypeAlias = Callable[[Standing], None]
-"""Called whenever something of it has changed."""
+"""Called with a new snapshot whenever it has changed."""
 
 
 @dataclass
 class Course:
-    """Puts together what the scopes of a search say, each told apart by its position, and tells it."""
+    """Combines the progress of all search cases, each identified by its position, and reports it to `tell`."""
 
     tell: Progress | None
     num_scopes: int
@@ -47,30 +49,30 @@ class Course:
     told: Standing | None = None
 
     def does(self, phase: Phase, done: int, total: int) -> None:
-        """So many of the phase's stages or scopes are done."""
+        """Report that this many of the phase's stages or search cases are done."""
         self.phase, self.done, self.total = phase, done, total
-        self._tell()
+        self._report()
 
     def learns(self, scope: int, bound_seconds: float) -> None:
-        """No plan of the scope is faster; what was known before may be better."""
+        """Report a lower bound on the period of every plan of a search case, unless a better one is known."""
         self.bounds[scope] = max(bound_seconds, self.bounds.get(scope, 0.0))
-        self._tell()
+        self._report()
 
     def finds(self, period_seconds: float) -> None:
-        """There is a plan of this period."""
+        """Report that a plan with this period exists."""
         self.period_seconds = min(self.period_seconds, period_seconds)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         is_bounded = len(self.bounds) == self.num_scopes
         bound = min(*self.bounds.values(), self.period_seconds) if is_bounded else 0.0
-        now = Standing(
+        snapshot = Standing(
             phase=self.phase,
             done=self.done,
             total=self.total,
             period_seconds=self.period_seconds if self.period_seconds < math.inf else None,
             bound_seconds=bound if bound < math.inf else 0.0,
         )
-        if self.tell and now != self.told:
-            self.tell(now)
-        self.told = now
+        if self.tell and snapshot != self.told:
+            self.tell(snapshot)
+        self.told = snapshot

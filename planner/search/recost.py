@@ -1,4 +1,4 @@
-"""The same placements under other facts: which rules they break there, and what they cost there."""
+"""Re-evaluates the placements of a plan under other facts: the rules that they violate, and what they cost."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from meshwright.profiles.stages import StageGraph
 
 
 def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
-    """One sentence for each rule of these facts that the plan's pools, layouts and schedules break."""
-    return tuple(_broken(plan, facts))
+    """Return one sentence for each rule of these facts that the plan's pools, layouts and schedules violate."""
+    return tuple(_violations(plan, facts))
 
 
-def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
+def _violations(plan: Plan, facts: Facts) -> Iterator[str]:
     if _skeleton(plan.graph) != _skeleton(facts.graph):
-        yield "the plan's stages, or those that they read from, are others than those of the graph; plan the job again."
+        yield "the plan's stages or their edges differ from those of the job's graph; plan the job again."
         return
     yield from position_violations(facts.models.by_name, facts.workload)
     for pool in plan.pools:
@@ -41,28 +41,29 @@ def _broken(plan: Plan, facts: Facts) -> Iterator[str]:
 
 
 def _skeleton(graph: StageGraph) -> object:
-    """What of a graph the placements of a plan and their order depend on."""
+    """Return the parts of a graph on which placements and their order depend."""
     stages = frozenset((s.name, s.role, s.modes, s.is_trained, s.is_quantised) for s in graph.stages)
     return stages, frozenset((edge.producer, edge.consumer) for edge in graph.edges)
 
 
 def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
-    """The plan's placements and order under facts that they are legal for, costed by their model and timed again.
+    """Return the plan with the same placements and order, costed by `model` under `facts` and timed again.
 
-    Nothing was searched, so no bound is known: the status is pinned and the gap is 1.
+    The placements have to be legal under `facts`. Nothing is searched, so no lower bound is known: the status is
+    `pinned` and the gap is 1.
     """
-    under = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
-    moved = under.model_copy(
+    with_facts = plan.model_copy(update={"facts": facts, "digests": facts.digests()})
+    recosted = with_facts.model_copy(
         update={
-            "placements": tuple(_placement(under, p, model) for p in plan.placements),
+            "placements": tuple(_placement(with_facts, p, model) for p in plan.placements),
             "edges": tuple(
                 Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
                 for h in handovers(facts, model)
             ),
-            "refits": tuple(_refit(under, refit, model) for refit in plan.refits),
+            "refits": tuple(_refit(with_facts, refit, model) for refit in plan.refits),
         }
     )
-    timed = evaluate(with_its_workers(moved) if facts == plan.facts else with_workers(moved))
+    timed = evaluate(with_its_workers(recosted) if facts == plan.facts else with_workers(recosted))
     update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 

@@ -1,7 +1,7 @@
-"""The answer when no plan fits: what binds each stage and by how much, and the smallest changes that would help.
+"""Explains why no plan fits: the binding limits per stage with their excess, and the smallest changes that would help.
 
-The limits come from our own relaxation (how much memory would be needed), not from a solver's infeasibility core. Every
-change was asked about again and leaves a job that has a plan.
+The limits come from our own relaxation (how much memory would be needed), not from an infeasibility core of the solver.
+Every suggested change was searched again and leaves a job that has a plan.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from meshwright.profiles.layout import Layout
 
 _GIB = 2**30
 _MIB = 2**20
-_MOST_TIMES = 16
-"""More nodes are looked for up to this many times the cluster."""
+_MAX_NODES_FACTOR = 16
+"""More nodes are tried up to this multiple of the cluster."""
 
-_SHORTEST_TAIL = 1 / 64
-"""Responses are cut down to this share of their longest, no further: the job would be another one."""
+_MIN_LENGTH_SHARE = 1 / 64
+"""Responses are shortened to no less than this share of their maximum, to keep the job recognisable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """One rule that binds. `stage` is None when all stages break it together; bytes are 0 when it is not memory."""
+    """One binding limit. `stage` is None if all stages violate it together; bytes are 0 if it is not about memory."""
 
     stage: str | None
     sentence: str
@@ -57,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class NoPlan:
-    """No plan, and why. `out_of_limit` means that the search ended before it found or excluded one."""
+    """The result of a search without a plan; `out_of_limit` means that it ended before it found or excluded one."""
 
     status: Literal["infeasible", "out_of_limit"]
     limits: tuple[Limit, ...]
@@ -67,16 +67,17 @@ class NoPlan:
 
 @dataclass(frozen=True)
 class _Need:
-    """The choices of every stage whatever their size, and the least usable memory with which a plan exists.
+    """The choices of every stage whatever their memory, and the least device memory with which a plan exists.
 
-    None when some stage has no legal choice at all.
+    `num_bytes` is None if some stage has no legal choice at all.
     """
 
     stages: tuple[Frontier, ...]
     num_bytes: int | None
 
     def fits(self, facts: Facts) -> bool:
-        """What a device lacks beside the largest counts as needed (see `formulate`)."""
+        """True if the needed memory fits the largest device; what smaller devices lack counts as needed
+        (`formulate`)."""
         return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
 
 
@@ -89,10 +90,10 @@ def refuse(
     limits: Limits,
     remodel: Remodel | None,
 ) -> NoPlan:
-    """Why this job has no plan. Without `remodel`, only more memory is looked for.
+    """Explain why this job has no plan. Without `remodel`, only more memory is tried as a change.
 
-    `model` and the models of `remodel` raise OutOfTimeError once the time is over; what is known of changes is told
-    then, and that others were not asked about.
+    `model` and the models that `remodel` builds raise OutOfTimeError once time is up; the changes found until then are
+    returned, with a note that others were not tried.
     """
     if status == "out_of_limit":
         sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."
@@ -100,37 +101,40 @@ def refuse(
             sentence = "no plan was found before the search was asked to stop; let it go on for longer."
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
-    changes, is_whole = list(_more_memory(facts, need)), True
+    changes, tried_all = list(_more_memory(facts, need)), True
     if remodel is not None:
-        alone = [found.stage.name for found in need.stages if any(_limits_alone(facts, found))]
-        fits = _asked_again(remodel, pins, limits, alone)
-        is_whole = _all_in_time(changes, _shorter_response(facts, fits), _more_nodes(facts, fits))
+        stages_too_large = [frontier.stage.name for frontier in need.stages if any(_limits_of_stage(facts, frontier))]
+        has_plan = _feasibility(remodel, pins, limits, stages_too_large)
+        tried_all = _extend_in_time(changes, _shorter_response(facts, has_plan), _more_nodes(facts, has_plan))
     return NoPlan(
         status="infeasible",
-        limits=(*_limits(facts, need), *(() if is_whole else (_UNASKED,))),
+        limits=(*_limits(facts, need), *(() if tried_all else (_UNTRIED,))),
         changes=tuple(changes),
-        rejected={found.stage.name: dict(found.rejected) for found in need.stages},
+        rejected={frontier.stage.name: dict(frontier.rejected) for frontier in need.stages},
     )
 
 
-_UNASKED = Limit(
+_UNTRIED = Limit(
     stage=None,
     sentence="the time was over before all shorter responses and more nodes were tried; give more with --time-limit.",
 )
 
 
-def _all_in_time(changes: list[Change], *looked_for: Iterator[Change]) -> bool:
-    """Adds the changes that are found while there is time; whether there was for all."""
+def _extend_in_time(changes: list[Change], *searches: Iterator[Change]) -> bool:
+    """Append the changes that are found in time; True if all were tried."""
     try:
-        for found in looked_for:
-            changes += found
+        for changes_found in searches:
+            changes += changes_found
     except OutOfTimeError:
         return False
     return True
 
 
 def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
-    """No training of the workload breaks none of these rules, which is known before anything is costed."""
+    """Return the refusal of a workload on which every training choice violates one of these rules.
+
+    That is known before anything is costed.
+    """
     reasons = "; ".join(sentence.rstrip(".") for sentence in broken)
     trains = [stage.name for stage in facts.graph.stages if stage.trains]
     limits = tuple(Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.") for name in trains)
@@ -138,43 +142,50 @@ def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
 
 
 def unexplained() -> NoPlan:
-    """No plan fits, and the time was over before it was known why."""
+    """Return the refusal if no plan fits and time ran out before the reason was known."""
     sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
 
 
 def _scope(facts: Facts, pins: Sequence[Pin]) -> Scope:
-    """The plainest in which there is what the pins fix."""
-    fixed = {pin.key for pin in pins if not pin.forbids}
-    runs_on = bool(fixed & {"batches_in_flight", "overcommit"})
-    return replace(plain(facts.graph), offload="offload" in fixed, runs_on=runs_on)
+    """Return the plainest search case that offers what the pins fix."""
+    fixed_keys = {pin.key for pin in pins if not pin.forbids}
+    runs_on = bool(fixed_keys & {"batches_in_flight", "overcommit"})
+    return replace(plain(facts.graph), offload="offload" in fixed_keys, runs_on=runs_on)
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    found = frontiers(facts, model, pins, is_limited=False, scope=_scope(facts, pins))
+    stage_frontiers = frontiers(facts, model, pins, is_limited=False, scope=_scope(facts, pins))
     from meshwright.planner.solver.solve import least_memory
 
-    small = [_small_ones(one) for one in found]
-    formulation = formulate(facts, model, small, handovers(facts, model))
-    blocks = least_memory(formulation.problem, limits)
-    return _Need(found, None if blocks is None else blocks * formulation.block_bytes)
+    reduced = [_smallest_in_memory(stage_frontier) for stage_frontier in stage_frontiers]
+    formulation = formulate(facts, model, reduced, handovers(facts, model))
+    units = least_memory(formulation.problem, limits)
+    return _Need(stage_frontiers, None if units is None else units * formulation.block_bytes)
 
 
-def _small_ones(found: Frontier) -> Frontier:
-    """The frontier without what another choice beats in memory, of the same layout where a copy may be shared: how long
-    choices take does not matter here."""
+def _smallest_in_memory(stage_frontier: Frontier) -> Frontier:
+    """Return the frontier reduced to the choices that no other beats in memory; time does not matter here.
 
-    def kept(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-        alike: dict[Layout | None, list[Candidate]] = {}
-        for one in candidates:
-            alike.setdefault(one.layout if found.stage.may_share else None, []).append(one)
-        return tuple(group[index] for group in alike.values() for index in undominated([one.held for one in group]))
+    For a stage that may share a copy of its weights, only choices with the same layout are compared.
+    """
 
-    return replace(found, candidates={kind: kept(candidates) for kind, candidates in found.candidates.items()})
+    def smallest(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        groups: dict[Layout | None, list[Candidate]] = {}
+        for candidate in candidates:
+            groups.setdefault(candidate.layout if stage_frontier.stage.may_share else None, []).append(candidate)
+        return tuple(
+            group[index] for group in groups.values() for index in undominated([candidate.held for candidate in group])
+        )
+
+    return replace(
+        stage_frontier,
+        candidates={kind: smallest(candidates) for kind, candidates in stage_frontier.candidates.items()},
+    )
 
 
 def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
-    alone = [limit for found in need.stages for limit in _limits_alone(facts, found)]
+    alone = [limit for stage_frontier in need.stages for limit in _limits_of_stage(facts, stage_frontier)]
     yield from alone
     if not alone and need.num_bytes is not None:
         usable = most_usable_bytes(facts.cluster)
@@ -185,22 +196,24 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
         yield Limit(stage=None, sentence=sentence, needed_bytes=need.num_bytes, device_bytes=usable)
 
 
-def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
-    """What binds one stage even if it had the cluster to itself."""
-    name = found.stage.name
-    if not found.smallest:
-        reasons = "; ".join(sentence.rstrip(".") for sentence, _ in found.rejected.most_common(3))
+def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
+    """Yield what would bind one stage even if it had the cluster to itself."""
+    name = stage_frontier.stage.name
+    if not stage_frontier.smallest:
+        reasons = "; ".join(sentence.rstrip(".") for sentence, _ in stage_frontier.rejected.most_common(3))
         yield Limit(stage=name, sentence=f"{name} has no legal choice: {reasons}.")
         return
-    if not any(found.candidates.values()):
+    if not any(stage_frontier.candidates.values()):
         yield Limit(
             stage=name, sentence=f"{name} has no choice whose offloaded state fits its part of the host's memory."
         )
         return
-    lacking = {part: one.peak_bytes - _usable_on(facts, part) for part, one in found.smallest.items()}
-    nearest = min(lacking, key=lambda part: lacking[part])
-    if lacking[nearest] > 0:
-        smallest, usable = found.smallest[nearest], _usable_on(facts, nearest)
+    excess = {
+        part: candidate.peak_bytes - _usable_bytes(facts, part) for part, candidate in stage_frontier.smallest.items()
+    }
+    nearest = min(excess, key=lambda part: excess[part])
+    if excess[nearest] > 0:
+        smallest, usable = stage_frontier.smallest[nearest], _usable_bytes(facts, nearest)
         peak = math.ceil(smallest.peak_bytes)
         sentence = (
             f"{name} needs {_size(peak)} on a rank in its smallest form ({smallest.layout}), "
@@ -209,30 +222,33 @@ def _limits_alone(facts: Facts, found: Frontier) -> Iterator[Limit]:
         yield Limit(stage=name, sentence=sentence, needed_bytes=peak, device_bytes=usable)
 
 
-def _asked_again(
-    remodel: Remodel, pins: Sequence[Pin], limits: Limits, alone: Sequence[str]
+def _feasibility(
+    remodel: Remodel, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
 ) -> Callable[[Facts], bool]:
-    """Whether a job with other facts has a plan: those stages that did not fit even `alone` are asked about first."""
+    """Return a function that tells if a job with other facts has a plan.
 
-    def fits(facts: Facts) -> bool:
+    The stages that did not fit even alone are checked first.
+    """
+
+    def has_plan(facts: Facts) -> bool:
         model, scope = remodel(facts), _scope(facts, pins)
-        for name in alone:
+        for name in stages_too_large:
             stage = facts.graph.by_name[name]
-            if any(_limits_alone(facts, frontier(facts, model, stage, pins, is_limited=False, scope=scope))):
+            if any(_limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, scope=scope))):
                 return False
         return _need(facts, model, pins, limits).fits(facts)
 
-    return fits
+    return has_plan
 
 
-def _usable_on(facts: Facts, part: int) -> int:
+def _usable_bytes(facts: Facts, part: int) -> int:
     return room_on(facts, part)[0]
 
 
 def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
-    """The smallest device, in whole GiB, or whole MiB when that is less than one, that leaves a plan.
+    """Yield the smallest device memory with which a plan exists, in whole GiB, or in whole MiB below one GiB.
 
-    Of several kinds of nodes none is singled out.
+    A cluster with several kinds of nodes gets no suggestion.
     """
     if need.num_bytes is None or isinstance(facts.cluster, MixedCluster):
         return
@@ -246,34 +262,37 @@ def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:
     )
 
 
-def _shorter_response(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
-    """The longest cut of the response tail among halvings that leaves a plan."""
+def _shorter_response(facts: Facts, has_plan: Callable[[Facts], bool]) -> Iterator[Change]:
+    """Yield the longest maximum response length, among successive halvings, with which a plan exists."""
     before = facts.workload.response.max
     longest = before // 2
-    while longest >= before * _SHORTEST_TAIL:
-        if fits(_with_response(facts, longest)):
+    while longest >= before * _MIN_LENGTH_SHARE:
+        if has_plan(_with_response(facts, longest)):
             sentence = f"responses of at most {longest} tokens instead of {before}."
             yield Change(key="workload.response.max", value=longest, sentence=sentence)
             return
         longest //= 2
 
 
-def _more_nodes(facts: Facts, fits: Callable[[Facts], bool]) -> Iterator[Change]:
-    """The fewest nodes among doublings that leave a plan; of several kinds of nodes none is singled out."""
+def _more_nodes(facts: Facts, has_plan: Callable[[Facts], bool]) -> Iterator[Change]:
+    """Yield the smallest number of nodes, among successive doublings, with which a plan exists.
+
+    A cluster with several kinds of nodes gets no suggestion.
+    """
     before = facts.cluster
     if isinstance(before, MixedCluster):
         return
-    times = 2
-    while times <= _MOST_TIMES:
-        cluster = before.model_copy(update={"nodes": before.nodes * times})
-        if fits(with_setting(facts, {"cluster.nodes": cluster.nodes})):
+    factor = 2
+    while factor <= _MAX_NODES_FACTOR:
+        cluster = before.model_copy(update={"nodes": before.nodes * factor})
+        if has_plan(with_setting(facts, {"cluster.nodes": cluster.nodes})):
             sentence = (
                 f"{cluster.nodes} nodes ({cluster.num_ranks} ranks) instead of {before.nodes} "
                 f"({before.num_ranks} ranks)."
             )
             yield Change(key="cluster.nodes", value=cluster.nodes, sentence=sentence)
             return
-        times *= 2
+        factor *= 2
 
 
 def _with_response(facts: Facts, longest: int) -> Facts:

@@ -1,4 +1,4 @@
-"""One scope of a search: its problem, and what the solver answered."""
+"""One search case of a search: its optimisation problem and the solver's answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.planner.solver.result import Answer, Result
 
 @dataclass(frozen=True, kw_only=True)
 class Formulated:
-    """One scope and its problem."""
+    """One search case and its optimisation problem."""
 
     scope: Scope
     edges: tuple[Handover, ...]
@@ -28,7 +28,7 @@ class Formulated:
 
     @property
     def least_seconds(self) -> float:
-        """A bound by arithmetic alone, infinite when a stage has no choice."""
+        """A lower bound on the period from arithmetic alone; infinite if some stage has no choice."""
         problem = self.formulation.problem
         has_choices = all(call.options for call in problem.calls)
         return least_makespan(problem) * self.formulation.tick_seconds if has_choices else math.inf
@@ -39,7 +39,7 @@ class Formulated:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(Formulated):
-    """One scope, its problem and what the search answered."""
+    """One search case, its optimisation problem and the solver's result."""
 
     result: Result
 
@@ -50,11 +50,11 @@ class Searched(Formulated):
 
     @property
     def bound_seconds(self) -> float:
-        """Infinite where there is no plan."""
+        """The proven lower bound on the period; infinite if the search case has no plan."""
         return self.result.bound * self.formulation.tick_seconds if self.result.status != "infeasible" else math.inf
 
     def assembled(self, facts: Facts, model: CostModel, origin: Origin) -> Plan:
-        """The plan of the answer."""
+        """Build the plan from the solver's answer."""
         answer, ahead = self.result.answer, self.scope.ahead
         assert answer is not None
         picks, order = _picks(self.formulation, answer), _order(self.formulation, answer)
@@ -62,8 +62,8 @@ class Searched(Formulated):
 
 
 def likeliest_of(formulated: Sequence[Formulated], gap: float) -> int:
-    """The first of those whose bound none is below by more than the gap."""
-    bounds = [one.least_seconds for one in formulated]
+    """Return the index of the first search case whose lower bound exceeds the smallest one by no more than the gap."""
+    bounds = [case.least_seconds for case in formulated]
     return next(index for index, bound in enumerate(bounds) if bound * (1 - gap) <= min(bounds))
 
 
@@ -76,6 +76,6 @@ def _picks(formulation: Formulation, answer: Answer) -> dict[str, Pick]:
 
 
 def _order(formulation: Formulation, answer: Answer) -> tuple[str, ...]:
-    """The tasks by their start; those that start together in an order that respects what waits for what."""
+    """Sort the tasks by their start; tasks that start together are in an order that respects the precedences."""
     position = {name: index for index, name in enumerate(formulation.problem.order)}
     return tuple(sorted(position, key=lambda name: (answer.starts[name], position[name])))

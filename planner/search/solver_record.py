@@ -1,4 +1,4 @@
-"""What a plan says of the search that found it."""
+"""The record that a plan keeps of the search that found it: solver, status, lower bound, gap and work."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from meshwright.planner.search.frontier import Frontier
 from meshwright.planner.solver.result import Effort, Limits
 
 _DIGITS = 9
-"""Of the solver's deterministic time."""
+"""Decimal places of the recorded deterministic time."""
 
 
 def solver_record(
     limits: Limits, *, is_whole: bool, statuses: Collection[str], bound_seconds: float, work: SearchWork
 ) -> Solver:
-    """How the answer was found; objective and gap follow when the plan has been timed.
+    """Return the record of a search; objective and gap are added by `with_gap` once the plan has been timed.
 
-    `statuses` are those of the scopes that were searched, of all of them where the search `is_whole`.
+    `statuses` are those of the search cases that were searched, which are all of them if the search `is_whole`.
     """
     from meshwright.planner.solver.place_model import NAME, VERSION
 
@@ -39,22 +39,24 @@ def solver_record(
 
 
 def work_of(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
-    """What costing these took, and what the solver did."""
-    asked = [found.asked for found in costed]
+    """Count the work of costing these frontiers and of solving."""
+    counts = [frontier.asked for frontier in costed]
     return SearchWork(
-        timed=sum(one.timed for one in asked),
-        weighed=sum(one.weighed for one in asked),
-        generations=sum(one.generations for one in asked),
-        too_slow=sum(found.rejected[TOO_SLOW] for found in costed),
+        timed=sum(count.timed for count in counts),
+        weighed=sum(count.weighed for count in counts),
+        generations=sum(count.generations for count in counts),
+        too_slow=sum(frontier.rejected[TOO_SLOW] for frontier in costed),
         models=effort.num_models,
         deterministic_time=round(effort.deterministic_time, _DIGITS),
     )
 
 
 def with_gap(plan: Plan) -> Plan:
-    """The plan with its objective, as it was timed, and how far that may be from the best. One that takes longer than
-    the search has counted, for rewards on hosts keep it waiting or its ticks were coarse, is not proven to be the
-    best."""
+    """Return the plan with its timed period as the objective, and with its gap to the lower bound.
+
+    The timed period can exceed the solver's makespan, because rewards on hosts arrive later or ticks were coarse. The
+    status then becomes feasible if the gap is wider than requested.
+    """
     solver, period = plan.solver, plan.period_seconds
     bound = min(solver.bound_seconds, period)
     gap = (period - bound) / period

@@ -1,6 +1,6 @@
-"""The choices of one stage on a pool of one size, before anything is known of their cost.
+"""Enumerates the legal choices (layout and schedule) of one stage on a pool of one size, without any costs.
 
-Every choice that is left out is counted under the sentence that says why.
+Every rejected choice is counted under the sentence that says why.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def choices(
     scope: Scope | None = None,
     wanted: Wanted = USUAL,
 ) -> Iterator[Choice]:
-    """The legal choices that agree with the pins, in a fixed order, as `choices_by_layout` has them."""
-    every = choices_by_layout(facts, stage, num_ranks, pins, Counter(), part=part, scope=scope, wanted=wanted)
-    return (Choice(layout, schedule) for layout, schedules in every for schedule in schedules)
+    """Yield the legal choices that agree with the pins, in a fixed order; see `choices_by_layout`."""
+    by_layout = choices_by_layout(facts, stage, num_ranks, pins, Counter(), part=part, scope=scope, wanted=wanted)
+    return (Choice(layout, schedule) for layout, schedules in by_layout for schedule in schedules)
 
 
 def choices_by_layout(
@@ -64,39 +64,40 @@ def choices_by_layout(
     plain_only: bool = False,
     wanted: Wanted = USUAL,
 ) -> Iterator[tuple[Layout, list[Schedule]]]:
-    """The legal layouts on a part of the cluster, each with its legal schedules that agree with the pins, in a fixed
-    order; the other choices are counted in `rejected`. How rows are dealt by speed is not said.
+    """Yield the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
 
-    Those that are not plain are left out, uncounted, where only plain ones are asked for. The scope is the plainest
-    where none is given. Rows and caps of tokens that are pinned are offered beside the usual ones, or what is `wanted`.
+    The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
+    split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
+    `scope` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
+    addition to the usual ones; without pins, `wanted` is offered.
     """
     scope = scope or plain(facts.graph)
     wanted = _wanted(pins) if pins else wanted
-    for whole in _layouts(facts, stage, num_ranks, wanted):
-        if plain_only and not _is_plain_layout(whole, facts.cluster.ranks_per_node):
+    for plain_layout in _layouts(facts, stage, num_ranks, wanted):
+        if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
             continue
-        for layout in (whole,) if plain_only else _with_chunks(facts, stage, whole):
-            broken = layout_rules(facts, stage, layout, part)
-            if broken:
-                rejected[broken[0]] += 1
-                break  # what one number of chunks breaks, the others do
-            legal, by_chunk = [], {0: broken}
+        for layout in (plain_layout,) if plain_only else _with_chunks(facts, stage, plain_layout):
+            violations = layout_rules(facts, stage, layout, part)
+            if violations:
+                rejected[violations[0]] += 1
+                break  # every number of chunks violates the same rule
+            legal, by_chunk = [], {0: violations}
             for schedule in schedules(facts, stage, layout, scope, wanted):
                 if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
                     continue
                 if schedule.chunk_tokens not in by_chunk:
                     by_chunk[schedule.chunk_tokens] = streaming_rules(facts, layout, schedule, part)
-                broken = by_chunk[schedule.chunk_tokens]
-                if not broken and (not pins or agrees(Choice(layout, schedule), pins)):
+                violations = by_chunk[schedule.chunk_tokens]
+                if not violations and (not pins or agrees(Choice(layout, schedule), pins)):
                     legal.append(schedule)
                 else:
-                    rejected[broken[0] if broken else PINNED] += 1
+                    rejected[violations[0] if violations else PINNED] += 1
             if legal:
                 yield layout, legal
 
 
 def _wanted(pins: Sequence[Pin]) -> Wanted:
-    """By the pins of a stage."""
+    """Return which micro-batch sizes and layouts the pins of a stage require beyond the usual ones."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
     all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
@@ -104,13 +105,15 @@ def _wanted(pins: Sequence[Pin]) -> Wanted:
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
-    """What is usual: tensor parallelism within a node and with sequence parallelism, no context parallelism."""
+    """True for the usual layouts: tp within a node and with sequence parallelism, no context parallelism."""
     return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
 
 
 def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
-    """Everything on the device, no chunks, micro-batches with room for a power of four of the longest rows, all or no
-    activations recomputed."""
+    """True for the usual schedules: no offload, selective recomputation or chunks.
+
+    Their micro-batches hold a power of four of the longest rows.
+    """
     rows = schedule.most_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (
@@ -122,44 +125,47 @@ def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
 
 
 def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
-    """The pools that a stage may run on."""
+    """Return the pools that a stage may run on."""
     cluster = facts.cluster
-    mine = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
-    every = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+    pool_pins = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
+    all_ranks = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
     return tuple(
         ranks
-        for ranks in every
-        if all(pin.allows(ranks) for pin in mine)
+        for ranks in all_ranks
+        if all(pin.allows(ranks) for pin in pool_pins)
         and (may_deal(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
     )
 
 
 def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
-    """Raises BadInput for the first pin that no legal choice agrees with, naming the nearest legal value."""
+    """Check that the pins leave legal choices.
+
+    Raises BadInput for the first pin that no legal choice agrees with; the message names the nearest legal value.
+    """
     for name in dict.fromkeys(pin.stage for pin in pins):
-        stage, mine = facts.graph.by_name[name], [pin for pin in pins if pin.stage == name]
-        for pin in mine:
+        stage, stage_pins = facts.graph.by_name[name], [pin for pin in pins if pin.stage == name]
+        for pin in stage_pins:
             if isinstance(pin.value, Ranks):
                 _refuse(pin, pool_violations(facts.cluster, pin.value.first_rank, pin.value.num_ranks))
             if isinstance(pin.value, Layout):
                 _refuse(pin, layout_rules(facts, stage, pin.value))
-        _check_together(facts, stage, mine)
-    fixed = [pin for pin in pins if isinstance(pin.value, Ranks) and not pin.forbids]
-    for one, other in combinations(fixed, 2):
-        assert isinstance(one.value, Ranks)
-        assert isinstance(other.value, Ranks)
-        _refuse(other, crossing_violations(one.value.ranks, other.value.ranks))
+        _check_together(facts, stage, stage_pins)
+    pool_pins = [pin for pin in pins if isinstance(pin.value, Ranks) and not pin.forbids]
+    for first, second in combinations(pool_pins, 2):
+        assert isinstance(first.value, Ranks)
+        assert isinstance(second.value, Ranks)
+        _refuse(second, crossing_violations(first.value.ranks, second.value.ranks))
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
-    """Adds the pins one by one to the legal choices, and refuses the first that leaves none or forbids none."""
+    """Apply the pins of a stage one by one, and refuse the first that leaves or forbids no legal choice."""
     cluster = facts.cluster
     parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
     kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
     if not kinds:
         _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
     wanted = _wanted(pins)
-    every = left = [
+    all_legal = remaining = [
         choice
         for ahead in patterns(facts.graph, facts.staleness)
         for scope in scopes(ahead, facts.staleness)
@@ -169,24 +175,26 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     for pin in pins:
         if pin.key == "pool":
             continue
-        values = {_value(choice, pin.key) for choice in (every if pin.forbids else left)}
-        if left and pin.value not in values:
+        values = {_value(choice, pin.key) for choice in (all_legal if pin.forbids else remaining)}
+        if remaining and pin.value not in values:
             legal = min(values, key=lambda value: _distance(value, pin.value))
             _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
-        agreeing = [choice for choice in left if agrees(choice, (pin,))]
-        if left and not agreeing:
+        agreeing = [choice for choice in remaining if agrees(choice, (pin,))]
+        if remaining and not agreeing:
             _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
-        left = agreeing
+        remaining = agreeing
 
 
-def _refuse(pin: Pin, broken: Sequence[str]) -> None:
-    if broken:
-        raise BadInput(f"{pin.told}: {broken[0]}")
+def _refuse(pin: Pin, violations: Sequence[str]) -> None:
+    if violations:
+        raise BadInput(f"{pin.told}: {violations[0]}")
 
 
 def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iterator[Layout]:
-    """Every way to write `num_ranks` as tp x pp x dp x cp, with sequence parallelism off and on, and experts dealt out
-    in every way that is offered."""
+    """Yield every factorisation of `num_ranks` into tp x pp x dp x cp.
+
+    Each comes with and without sequence parallelism, and with every offered degree of expert parallelism.
+    """
     max_cp = max_context_parallel(facts, stage)
     for tp in divisors(num_ranks):
         for pp in divisors(num_ranks // tp):
@@ -199,8 +207,10 @@ def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iter
 
 
 def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
-    """The layout and, for a stage that trains, those that cut its pipeline stages in every number of chunks that
-    divides their layers."""
+    """Yield the layout and, for a stage that trains, its interleaved variants.
+
+    Every number of chunks that divides the layers of a pipeline stage is offered.
+    """
     yield layout
     num_layers = facts.models.spec(stage.role).num_layers
     if stage.trains and layout.pp > 1 and num_layers % layout.pp == 0:
@@ -209,7 +219,7 @@ def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]
 
 
 def agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
-    """Whether the pins of a stage allow a choice, on whatever pool."""
+    """True if the pins of a stage allow a choice; pins of pools are ignored."""
     return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
 
 
@@ -217,11 +227,11 @@ def _value(choice: Choice, key: str) -> Value:
     return value_of(choice.layout, choice.schedule, key)
 
 
-def _distance(value: object, wanted: object) -> tuple[float, str]:
-    """How far a legal value is from the wanted one; among equals the first in writing."""
-    if isinstance(value, int) and isinstance(wanted, int):
-        return abs(value - wanted), f"{value:09d}"
-    if isinstance(value, Layout) and isinstance(wanted, Layout):
+def _distance(value: object, pinned: object) -> tuple[float, str]:
+    """Return a sort key: the distance of a legal value from the pinned one, then the value as text."""
+    if isinstance(value, int) and isinstance(pinned, int):
+        return abs(value - pinned), f"{value:09d}"
+    if isinstance(value, Layout) and isinstance(pinned, Layout):
         axes = ("tp", "pp", "dp", "sp", "ep", "folded", "cp", "vpp")
-        return sum(abs(getattr(value, axis) - getattr(wanted, axis)) for axis in axes), str(value)
+        return sum(abs(getattr(value, axis) - getattr(pinned, axis)) for axis in axes), str(value)
     return 0.0, str(value)

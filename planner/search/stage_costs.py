@@ -1,4 +1,4 @@
-"""The frontiers of the stages of one job, costed side by side, and what is the same for all of them."""
+"""Costs the frontiers of several stages of one job in parallel, and lists the pools that all of them share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meshwright.profiles.stages import Stage
 
 @dataclass
 class StageCosts:
-    """`asked` grows by every frontier that is costed."""
+    """Costs stages of one job; `asked` collects every frontier that was costed."""
 
     facts: Facts
     model: CostModel
@@ -27,29 +27,29 @@ class StageCosts:
 
     @cached_property
     def pools(self) -> dict[str, Mapping[Ranks, PoolKind]]:
-        """Those of each stage; listed once for all that have the same, for they are many."""
-        known: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
-        found = {}
+        """The pools of each stage with their kinds; the many pools are listed once for equal pool pins."""
+        by_pins: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
+        by_stage = {}
         for stage in self.facts.graph.stages:
             pool_pins = frozenset(pin for pin in self.pins if pin.stage == stage.name and pin.key == "pool")
-            if pool_pins not in known:
-                known[pool_pins] = kinds_of(self.facts, stage, self.pins)
-            found[stage.name] = known[pool_pins]
-        return found
+            if pool_pins not in by_pins:
+                by_pins[pool_pins] = kinds_of(self.facts, stage, self.pins)
+            by_stage[stage.name] = by_pins[pool_pins]
+        return by_stage
 
     @cached_property
     def kinds(self) -> dict[str, set[PoolKind]]:
-        """Those of the pools of each stage."""
+        """The kinds of the pools of each stage."""
         return {name: set(pools.values()) for name, pools in self.pools.items()}
 
     def frontier(
         self, stage: Stage, scope: Scope, most: Mapping[PoolKind, Most] | None, *, is_plain: bool = False
     ) -> Frontier:
-        """One stage's in a scope, without its pools: they are known, and too many to be told by another process.
+        """Return one stage's frontier in a search case without its pools, which are too many to send between processes.
 
-        `most` and `is_plain` as in `frontier.frontier`.
+        `most` and `is_plain` are as in `frontier.frontier`.
         """
-        found = frontier(
+        costed = frontier(
             self.facts,
             self.model,
             stage,
@@ -59,7 +59,7 @@ class StageCosts:
             is_plain=is_plain,
             on=self.pools[stage.name],
         )
-        return replace(found, pools={})
+        return replace(costed, pools={})
 
     def side_by_side(
         self,
@@ -69,15 +69,18 @@ class StageCosts:
         prepare: Callable[[], None],
         begun: Callable[[int], None],
     ) -> list[Frontier]:
-        """Frontiers of some stages, with their pools; see `parallel.side_by_side`."""
-        pools = self.pools  # listed before the work is shared
-        found = parallel.side_by_side(work, stages, prepare=prepare, begun=begun)
-        self.asked += found
-        return [replace(one, pools=pools[one.stage.name]) for one in found]
+        """Return the frontiers of some stages, with their pools; see `parallel.side_by_side`."""
+        pools = self.pools  # listed here, so that a forked process inherits them
+        frontiers = parallel.side_by_side(work, stages, prepare=prepare, begun=begun)
+        self.asked += frontiers
+        return [replace(found, pools=pools[found.stage.name]) for found in frontiers]
 
 
 def first_to_cost(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
-    """Those that take most of a turn: what is known of them leaves out choices of the others, or all."""
+    """Group the stages in the order in which to cost them: generation, training, and the others.
+
+    Generation and training take most of a period, so that their costs prune choices of the other stages most.
+    """
     generates = [stage for stage in stages if stage.generates]
     trains = [stage for stage in stages if stage.trains]
     return generates, trains, [stage for stage in stages if stage not in [*generates, *trains]]

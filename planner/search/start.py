@@ -1,4 +1,4 @@
-"""A plan that was made before, as what a search of other facts starts from."""
+"""Re-evaluates an earlier plan under new facts, so that a search can start from it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from meshwright.planner.search.recost import illegal_under, recost
 
 
 def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
-    """The plan's placements under these facts, costed by their model, or the first thing that they break there."""
-    broken = next(_broken(plan, facts, pins), None)
-    if broken is None:
-        again = recost(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})
-        broken = next(iter(verify(again)), None)
-        if broken is None:
-            return again
-    return broken
+    """Return the plan costed under these facts, or a sentence naming the first rule or pin that it violates."""
+    violation = next(_start_violations(plan, facts, pins), None)
+    if violation is None:
+        re_evaluated = recost(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})
+        violation = next(iter(verify(re_evaluated)), None)
+        if violation is None:
+            return re_evaluated
+    return violation
 
 
-def _broken(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
+def _start_violations(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator[str]:
     if plan.graph != facts.graph:
-        yield f"it is of {plan.facts.algorithm}, and its stages are others than those of {facts.algorithm} here."
+        yield f"it is a plan for {plan.facts.algorithm}, and its stages differ from those of {facts.algorithm}."
         return
     yield from illegal_under(plan, facts)
     if plan.ahead not in patterns(facts.graph, facts.staleness):

@@ -1,13 +1,13 @@
-"""How slow a choice may be and still be part of a plan that is not slower than one that is known.
+"""The pruning bound: the longest time that a choice may take in a plan that is worth finding.
 
-    known      = seconds of some plan, found among a few plain choices
-    enough     = seconds of each scope: of what takes longer no plan is worth finding beside the known one
-    least      = for each stage on each kind of pool: seconds that no choice is below, by arithmetic, and once its
-                 choices are costed those of the fastest
-    most       = what a choice may take so that the others, each at its least, still fit beside it
+    known      = period of a plan that exists already, found among a few default choices
+    enough     = for each search case, the longest period that is worth finding, given the known plan
+    least      = for each stage and kind of pool, a lower bound on the seconds of every choice: from arithmetic first,
+                 and from its fastest choice once the stage is costed
+    most       = the longest time of a choice with which the other stages, each at its least, still meet `enough`
 
-What takes longer is not costed. The bound is the solver's own (`solver.bounds`), on a problem with one option for each
-kind of pool, whose transfers take no time.
+Choices that take longer are not costed. The lower bound on the period is the solver's own (`solver.bounds`), for a
+problem that has one option per kind of pool and whose transfers take no time.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Plac
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 
 _TICKS = 10**6
-"""In the seconds that are enough."""
+"""Ticks in the longest period that is worth finding."""
 
 _GRID = 256
-"""Numbers of seconds that are tried for a choice, evenly up to those that are enough."""
+"""Number of durations that are tried for a choice, evenly spaced up to the longest period worth finding."""
 
-_FAR = 4
-"""A choice that takes so many times the seconds that are enough is told apart from no slower one."""
+_CLIP = 4
+"""Seconds are clipped at this multiple of the longest period worth finding, so that ticks stay small."""
 
 Least: TypeAlias = Mapping[PoolKind, float]
-"""Seconds that no choice of a stage on a kind of pool is below."""
+"""Seconds that every choice of a stage takes at least, by kind of pool."""
 
 Key: TypeAlias = tuple[str, ScopeKey]
-"""A stage, and what of a scope its choices depend on."""
+"""A stage's name and the properties of a search case that its choices depend on."""
 
 
 @dataclass
 class Worth:
-    """Of the scopes that are searched with one plan known, with what is `enough_seconds` of each.
+    """The pruning bounds of several search cases; `enough_seconds` has the longest period worth finding in each.
 
-    `least` is by stage and by what its choices depend on in a scope; it gets better as stages are costed. Stages that
-    are `late` wait for rewards, `late_seconds` at least after a generation of so many seconds.
+    `least` holds lower bounds in seconds by stage and by the properties of a search case that its choices depend on;
+    they become tighter as stages are costed. The `late` stages wait for rewards, which arrive at least
+    `late_seconds(generation_seconds)` after the generation.
     """
 
     graph: StageGraph
@@ -60,37 +61,43 @@ class Worth:
     late_seconds: Callable[[float], float] = lambda _: 0.0
 
     def most(self, stage: str, key: ScopeKey) -> dict[PoolKind, Most]:
-        """What a choice of the stage may take in a plan that is worth finding, of any scope that offers the stage these
-        choices; nothing for a kind of pool on which every choice takes more.
+        """Return the longest times of the stage's choices on each kind of pool, over all search cases with this key.
 
-        What streams is in a plan only where one that took what remains of it, and streamed nothing, could be.
+        Kinds of pools on which every choice is too slow are absent. A choice that streams can be in a plan only if a
+        choice that took its tail seconds and streamed nothing could be.
         """
-        found: dict[PoolKind, Most] = {}
-        for scope, enough in zip(self.scopes, self.enough_seconds, strict=True):
+        most_on: dict[PoolKind, Most] = {}
+        for scope, max_seconds in zip(self.scopes, self.enough_seconds, strict=True):
             if scope.of(self.graph.by_name[stage]) == key:
                 streams = scope.streams(self.graph.by_name[stage])
-                whole = self._most(stage, scope, enough, streams=streams)
-                tails = self._most(stage, scope, enough, streams=False, is_tail=True) if streams else whole
-                for kind in whole.keys() & tails.keys():
-                    known = found.get(kind, Most(0.0, 0.0))
-                    found[kind] = Most(max(known.seconds, whole[kind]), max(known.tail_seconds, tails[kind]))
-        return found
+                max_seconds_on = self._most(stage, scope, max_seconds, streams=streams)
+                max_tail_seconds_on = (
+                    self._most(stage, scope, max_seconds, streams=False, is_tail=True) if streams else max_seconds_on
+                )
+                for kind in max_seconds_on.keys() & max_tail_seconds_on.keys():
+                    widest = most_on.get(kind, Most(0.0, 0.0))
+                    most_on[kind] = Most(
+                        max(widest.seconds, max_seconds_on[kind]), max(widest.tail_seconds, max_tail_seconds_on[kind])
+                    )
+        return most_on
 
     def least_seconds(self, position: int) -> float:
-        """Seconds that no plan of a scope is below, by arithmetic; those that are enough where that is less."""
-        scope, enough = self.scopes[position], self.enough_seconds[position]
-        problem = self._problem(scope, enough)
+        """A lower bound on the period of every plan of a search case, at most its longest period worth finding."""
+        scope, max_seconds = self.scopes[position], self.enough_seconds[position]
+        problem = self._problem(scope, max_seconds)
         if not all(call.options for call in problem.calls):
-            return enough
-        return min(enough, least_makespan(problem) * enough / _TICKS)
+            return max_seconds
+        return min(max_seconds, least_makespan(problem) * max_seconds / _TICKS)
 
     @property
     def is_enough(self) -> bool:
-        """Whether no plan is worth finding beside the known one."""
-        return all(self.least_seconds(position) >= enough for position, enough in enumerate(self.enough_seconds))
+        """True if no search case can have a plan worth finding."""
+        return all(
+            self.least_seconds(position) >= max_seconds for position, max_seconds in enumerate(self.enough_seconds)
+        )
 
     def learn(self, stage: str, key: ScopeKey, costed: Frontier) -> None:
-        """Of a stage that is costed the fastest choices are the least."""
+        """Replace the lower bounds of a costed stage by the seconds of its fastest choices."""
         self.least[stage, key] = {
             kind: min(candidate.seconds for candidate in candidates)
             for kind, candidates in costed.candidates.items()
@@ -98,28 +105,30 @@ class Worth:
         }
 
     def _most(
-        self, name: str, scope: Scope, enough: float, *, streams: bool, is_tail: bool = False
+        self, name: str, scope: Scope, max_seconds: float, *, streams: bool, is_tail: bool = False
     ) -> dict[PoolKind, float]:
-        """The most seconds on each kind of pool, no less than the least unless they are but a tail."""
+        """Return the longest seconds on each kind of pool, at least the lower bound unless only a tail is meant."""
         stage = self.graph.by_name[name]
-        tried = {
-            kind: [max(0.0 if is_tail else seconds, enough * step / _GRID) for step in range(_GRID + 1)]
+        durations = {
+            kind: [max(0.0 if is_tail else seconds, max_seconds * step / _GRID) for step in range(_GRID + 1)]
             for kind, seconds in self.least[name, scope.of(stage)].items()
-            if seconds <= enough
+            if seconds <= max_seconds
         }
-        options = [self._option(stage, kind, s, streams, enough) for kind, each in tried.items() for s in each]
+        options = [
+            self._option(stage, kind, s, streams, max_seconds) for kind, trials in durations.items() for s in trials
+        ]
         if not options:
             return {}
-        bounds = iter(bounds_with(self._problem(scope, enough), CallOptions(name, tuple(options))).tolist())
-        most = {}
-        for kind, each in tried.items():
-            possible = [seconds for seconds in each if next(bounds) <= _TICKS]
+        bounds = iter(bounds_with(self._problem(scope, max_seconds), CallOptions(name, tuple(options))).tolist())
+        most_on = {}
+        for kind, trials in durations.items():
+            possible = [seconds for seconds in trials if next(bounds) <= _TICKS]
             if possible:
-                most[kind] = max(possible) + enough / _GRID
-        return most
+                most_on[kind] = max(possible) + max_seconds / _GRID
+        return most_on
 
-    def _problem(self, scope: Scope, enough: float) -> Problem:
-        """One turn of a scope: every stage at its least on each kind of pool."""
+    def _problem(self, scope: Scope, max_seconds: float) -> Problem:
+        """Build the problem of one period of a search case, with every stage at its lower bounds."""
         return Problem(
             num_ranks=self.num_ranks,
             device_blocks=0,
@@ -127,7 +136,7 @@ class Worth:
                 CallOptions(
                     stage.name,
                     tuple(
-                        self._option(stage, kind, seconds, scope.streams(stage), enough)
+                        self._option(stage, kind, seconds, scope.streams(stage), max_seconds)
                         for kind, seconds in self.least[stage.name, scope.of(stage)].items()
                     ),
                 )
@@ -144,19 +153,19 @@ class Worth:
                 self.graph,
                 self.handovers,
                 scope.ahead,
-                enough / _TICKS,
+                max_seconds / _TICKS,
                 lambda edge: edge.producer == GENERATE and scope.streams(self.graph.by_name[edge.consumer]),
                 late=self.late,
             ),
-            carried=carried(self.handovers, scope.ahead, enough / _TICKS, self.late),
+            carried=carried(self.handovers, scope.ahead, max_seconds / _TICKS, self.late),
         )
 
-    def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, enough: float) -> Option:
-        ticks = math.floor(min(seconds / enough, _FAR) * _TICKS)
+    def _option(self, stage: Stage, kind: PoolKind, seconds: float, streams: bool, max_seconds: float) -> Option:
+        ticks = math.floor(min(seconds / max_seconds, _CLIP) * _TICKS)
         late = self.late_seconds(seconds) if stage.generates and self.late else 0.0
         return Option(
             place=Place(0, kind.num_ranks, f"@{kind.part}"),
             ticks=ticks,
             early_ticks=ticks if streams else 0,
-            late_ticks=math.floor(min(late / enough, _FAR) * _TICKS),
+            late_ticks=math.floor(min(late / max_seconds, _CLIP) * _TICKS),
         )

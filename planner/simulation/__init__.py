@@ -1,1 +1,1 @@
-"""The program in virtual time, with lengths that are drawn."""
+"""Simulation of a plan's program in virtual time, with sampled lengths."""

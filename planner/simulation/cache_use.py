@@ -1,9 +1,9 @@
-"""Blocks of a replica's cache that its drawn sequences hold, round by round.
+"""KV blocks of a replica that its simulated sequences hold, round by round.
 
-A sequence holds blocks for its prompt, for what it has drawn and in its first round for one token more, from the round
-that prefills it to the one that draws its last token, as `runtime.generation.seating` gives and frees them. The blocks
-that a prompt fills are held once for its rows that are live together. Nothing waits for a block here: what is drawn may
-hold more than a plan has.
+From the round that prefills it to the one that samples its last token, a sequence holds blocks for its prompt and its
+sampled tokens (in its first round for one token more), as `runtime.generation.seating` allocates and frees them. The
+blocks that a prompt fills are shared by its rows that are live at the same time. Sequences never wait for a block here,
+so they may hold more blocks than the plan has.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Numbers = NDArray[np.int64]
 def held_blocks(
     prompts: Numbers, starts: Numbers, ends: Numbers, read_until: Numbers, num_rounds: int
 ) -> NDArray[np.float64]:
-    """Those of sequences in rounds [start, end), in each round from 0 to `num_rounds`.
+    """Return the blocks held in each round from 0 to `num_rounds` by sequences that are live in rounds [start, end).
 
-    A start lies before round 0 where so many tokens were drawn by then, and an end beyond `num_rounds` where a sequence
-    runs on. Another row of its prompt holds the prompt until `read_until`.
+    A start is negative if tokens were sampled before round 0, and an end exceeds `num_rounds` if a sequence stays in
+    flight. Another row of the same prompt holds the prompt's blocks until `read_until`.
     """
     first, after = np.maximum(starts, 0), np.minimum(ends, num_rounds)
     before = prompts - starts  # the tokens of a round are these and its number
@@ -34,7 +34,7 @@ def held_blocks(
     size = (num_rounds // BLOCK_TOKENS + 3) * BLOCK_TOKENS
 
     def next_block(rounds: Numbers) -> Numbers:
-        """The first round after these in which a sequence needs another block."""
+        """Return the first round after these in which a sequence needs another block."""
         return rounds + 1 + -(before + rounds) % BLOCK_TOKENS
 
     # From its first one on, a sequence takes a block every BLOCK_TOKENS rounds.
@@ -48,7 +48,10 @@ def held_blocks(
 
 
 def use_of(held: NDArray[np.float64], first: Numbers, after: Numbers, seconds: NDArray[np.float64]) -> HeldBlocks:
-    """Of runs of rounds [first, after), which may meet, by their seconds; where none takes any, by the rounds."""
+    """Return the use over runs of rounds [first, after), weighted by their seconds (by rounds if those are 0).
+
+    Runs may overlap.
+    """
     sums = np.zeros(len(held) + 1)
     held.cumsum(out=sums[1:])
     total = float(seconds.sum())
@@ -57,7 +60,7 @@ def use_of(held: NDArray[np.float64], first: Numbers, after: Numbers, seconds: N
 
 
 def together(held: Iterable[HeldBlocks], seconds: Iterable[float]) -> HeldBlocks:
-    """Of replicas or one generation after the other, each by its seconds."""
+    """Return the combined use of several replicas or generations, weighted by their seconds."""
     means, most = zip(*held, strict=True)
     weights = np.fromiter(seconds, dtype=np.float64)
     return HeldBlocks(mean=float(np.average(means, weights=weights if weights.any() else None)), most=max(most))

@@ -1,7 +1,6 @@
-"""Steps that train on the best of several samples, drawn: all are generated and scored, and some of each prompt kept.
+"""Simulated generation with best-of-n: all samples are generated and scored, and some of each prompt are kept.
 
-How long a response is says nothing of its reward here, so that each sample of a prompt is as likely to be kept as the
-next.
+Rewards are assumed independent of length, so each sample of a prompt is equally likely to be kept.
 """
 
 from __future__ import annotations
@@ -18,41 +17,41 @@ from meshwright.profiles.stages import GENERATE
 
 
 class DrawnBest:
-    """Generates all samples of a step and delivers those that are kept; `of_all` plays the generation."""
+    """Generation of a step that delivers only the kept samples; `of_all` simulates the generation of all samples."""
 
     def __init__(self, plan: Plan, of_all: Callable[[int], Generated], *, seed: int) -> None:
         self._workload, self._of_all, self._seed = plan.facts.workload, of_all, seed
-        self._waiting = plan.placement(GENERATE).cost.amount(WAVE_REWARDS)
-        self._played: tuple[int, Generated] | None = None
+        self._reward_seconds = plan.placement(GENERATE).cost.amount(WAVE_REWARDS)
+        self._last_generated: tuple[int, Generated] | None = None
 
     def of_step(self, step: int) -> Generated:
-        """Every replica waits for the scores of its samples."""
-        drawn, kept = self._drawn(step), self.kept(step)
-        responses = drawn.responses[kept]
+        """Return the generation of a step; every replica waits for the scores of its samples."""
+        generated, kept = self._all_samples(step), self.kept(step)
+        responses = generated.responses[kept]
         return Generated(
-            prompts=drawn.prompts[kept],
+            prompts=generated.prompts[kept],
             responses=responses,
-            seconds=tuple(seconds + self._waiting for seconds in drawn.seconds),
-            live=drawn.live,
-            held=drawn.held,
+            seconds=tuple(seconds + self._reward_seconds for seconds in generated.seconds),
+            live=generated.live,
+            held=generated.held,
             tokens_by_staleness={0: int(responses.sum())},
         )
 
     def scored(self, step: int) -> Lengths:
-        """Tokens of all samples of a step, prompts included."""
-        drawn = self._drawn(step)
-        return drawn.prompts + drawn.responses
+        """Return the tokens of each sample of a step, prompts included."""
+        generated = self._all_samples(step)
+        return generated.prompts + generated.responses
 
-    def _drawn(self, step: int) -> Generated:
-        """Played once for all that is asked of a step."""
-        if self._played is None or self._played[0] != step:
-            self._played = step, self._of_all(step)
-        return self._played[1]
+    def _all_samples(self, step: int) -> Generated:
+        """Return the generation of all samples of a step, cached."""
+        if self._last_generated is None or self._last_generated[0] != step:
+            self._last_generated = step, self._of_all(step)
+        return self._last_generated[1]
 
     def kept(self, step: int) -> NDArray[np.int64]:
-        """The rows that are trained on, in their order; those of a prompt are together."""
-        drawn, per_prompt = self._workload.candidates, self._workload.group_size
-        draw = np.random.default_rng([self._seed, step, 3])
-        orders = draw.random((drawn.num_prompts, drawn.group_size)).argsort(axis=1)
+        """Return the rows that are trained on, ascending; rows of a prompt are adjacent."""
+        candidates, per_prompt = self._workload.candidates, self._workload.group_size
+        rng = np.random.default_rng([self._seed, step, 3])
+        orders = rng.random((candidates.num_prompts, candidates.group_size)).argsort(axis=1)
         chosen = np.sort(orders[:, :per_prompt], axis=1)
-        return (np.arange(drawn.num_prompts)[:, None] * drawn.group_size + chosen).ravel()
+        return (np.arange(candidates.num_prompts)[:, None] * candidates.group_size + chosen).ravel()

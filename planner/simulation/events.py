@@ -1,15 +1,15 @@
-"""Virtual time: discrete events over a program, for any number of steps.
+"""Discrete-event simulation of a program in virtual time, for any number of steps.
 
-Ranks that follow the same instructions and take the same time are one group. A group is always in one of these states:
+Ranks that execute the same instructions and take the same time are one group. A group is always in one of these states:
 
-    on its way     an event (time, priority, serial, group) says when it is free for its next instruction
-    in a meeting   it waits until all groups of a stage or a refit have come; the last one's event starts it. A stage
+    scheduled      an event (time, priority, serial, group) says when it is free for its next instruction
+    at a barrier   it waits until all groups of a stage or a refit have arrived; the last one's event starts it. A stage
                    that streams also waits until its producer has started
-    at a receive   it waits until every owner has sent; the last send starts the hand-over
+    at a receive   it waits until every owner has sent; the last send starts the transfer
 
-Of events at one time the earlier instruction of the program goes first, then the event that was made first. Where no
-stage works ahead, a step begins when every rank has ended the last one, as the runtime's does; else ranks go on to
-their next turn at once.
+Events at the same time are ordered by the position of their instruction in the program, then by creation. If no stage
+works ahead, a step starts when every rank has ended the last one, as in the runtime; otherwise ranks start their next
+period at once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from meshwright.planner.program.program import Program, Receive, RunStage, Send,
 from meshwright.profiles.stages import ENVIRONMENT
 
 Replica = Callable[[str, int], int]
-"""The dp replica of a stage that a rank belongs to."""
+"""Return the dp replica that a rank belongs to in a stage."""
 
 
 class Record(NamedTuple):
-    """One instruction of one group: it came, what it had waited for was there, it was done. Seconds.
+    """One instruction of one group: when it `arrived`, when what it waited for was there (`start`), and its `end`, in
+    seconds.
 
-    `cause` is what the group waited for between `arrived` and `start`. `number` counts the program's instructions;
-    one more is the end of the turn. A receive does nothing but wait: from `start` to `end` what was sent is on its way.
-    A stage that streams spends `starved` of the seconds from `start` to `end` waiting for its producer.
+    `cause` is what the group waited for between `arrived` and `start`. `number` is the index of the instruction in the
+    program; the number of instructions means the end of the period. A receive only waits: from `start` to `end`
+    the data is in transit. A stage that streams waits for its producer for `starved` of the seconds from `start` to
+    `end`.
     """
 
     turn: int
@@ -48,34 +50,34 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
-    """A program by groups of ranks. `streams` has the instructions of each group, `members` the groups of each one."""
+    """A program by groups of ranks: `streams` has each group's instructions, `members` each instruction's groups."""
 
     program: Program
     groups: tuple[tuple[int, ...], ...]
-    replicas: tuple[tuple[int, ...], ...]  # of each group at each instruction
+    replicas: tuple[tuple[int, ...], ...]  # [group][instruction]
     streams: tuple[tuple[int, ...], ...]
     members: tuple[tuple[int, ...], ...]
 
 
 def score(program: Program, num_ranks: int, split: frozenset[str], replica: Replica) -> RankProgram:
-    """Groups the ranks. The replicas of the stages in `split` take times of their own."""
+    """Group the ranks of a program. The replicas of the stages in `split` have durations of their own."""
     instructions = program.instructions
     keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
     for index, instruction in enumerate(instructions):
         for rank in instruction.ranks:
             keys[rank].append((index, replica(instruction.name, rank) if instruction.name in split else 0))
-    alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    ranks_by_key: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, key in keys.items():
-        alike.setdefault(tuple(key), []).append(rank)
-    streams = tuple((*(index for index, _ in key), len(instructions)) for key in alike)
+        ranks_by_key.setdefault(tuple(key), []).append(rank)
+    streams = tuple((*(index for index, _ in key), len(instructions)) for key in ranks_by_key)
     members: list[list[int]] = [[] for _ in range(len(instructions) + 1)]
     for group, stream in enumerate(streams):
         for index in stream:
             members[index].append(group)
-    replicas = [dict(key) for key in alike]
+    replicas = [dict(key) for key in ranks_by_key]
     return RankProgram(
         program=program,
-        groups=tuple(tuple(ranks) for ranks in alike.values()),
+        groups=tuple(tuple(ranks) for ranks in ranks_by_key.values()),
         replicas=tuple(tuple(of.get(index, 0) for index in range(len(instructions) + 1)) for of in replicas),
         streams=streams,
         members=tuple(tuple(groups) for groups in members),
@@ -83,47 +85,47 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
 
 
 def play(score: RankProgram, works: Sequence[StepWork], lags: Lags) -> Iterator[Record]:
-    """Runs a step for each work, in virtual time, and tells what each group did in order of completion known."""
-    run = _Playing(score, works, lags)
-    heap = run.heap
+    """Simulate one step for each work; yield the records of all groups in the order in which their ends are known."""
+    simulator = _Simulator(score, works, lags)
+    heap = simulator.heap
     while heap:
         now, _, _, group = heappop(heap)
-        yield from run.go_on(group, now)
-    assert run.has_ended, "a program that was checked cannot stop halfway"
+        yield from simulator.go_on(group, now)
+    assert simulator.has_ended, "a program that was checked cannot deadlock"
 
 
-class _Feed(NamedTuple):
-    """What a stage reads in chunks: the number of its producer, the seconds until the last of it has arrived, and the
-    plan's until the stage can end."""
+class _IncomingStream(NamedTuple):
+    """A stream into a stage: the index of the producer's instruction, the seconds until the last chunk has arrived, and
+    the planned seconds from then until the stage can end."""
 
     producer: int
     lag_seconds: float
     tail_seconds: float
 
 
-def _feeds(program: Program, lags: Lags) -> dict[int, _Feed]:
-    """By the number of the stage that streams."""
+def _incoming_streams(program: Program, lags: Lags) -> dict[int, _IncomingStream]:
+    """Return the streams by the instruction index of the stage that reads them."""
     numbers = {one.stage: number for number, one in enumerate(program.instructions) if isinstance(one, RunStage)}
     return {
-        numbers[stream.consumer]: _Feed(
+        numbers[stream.consumer]: _IncomingStream(
             numbers[stream.producer], lags.whole[stream.producer, stream.consumer], lags.tails[stream.consumer]
         )
         for stream in program.streams
     }
 
 
-class _Meeting(NamedTuple):
-    """All groups of an instruction have come, each at its time; `cause` is what the last one did before."""
+class _Barrier(NamedTuple):
+    """The arrivals (group, seconds) of all groups at an instruction; `cause` is what the last one did before."""
 
     turn: int
     step: int
     number: int
-    come: Sequence[tuple[int, float]]
+    arrivals: Sequence[tuple[int, float]]
     cause: str
 
 
-class _Playing:
-    """The state of all groups."""
+class _Simulator:
+    """The state of the simulation."""
 
     def __init__(self, score: RankProgram, works: Sequence[StepWork], lags: Lags) -> None:
         self._score, self._works = score, works
@@ -131,7 +133,7 @@ class _Playing:
         self._steps = range(len(works))
         self._last_turn = len(works) - 1
         self._whole_turns = range(len(works) - score.program.most_ahead)
-        self._meets_at_end = score.program.most_ahead == 0
+        self._has_end_barrier = score.program.most_ahead == 0
         self._end = len(instructions)
         self._ahead = [*(instruction.steps_ahead for instruction in instructions), 0]
         self._names = [*(instruction.name for instruction in instructions), "end of the turn"]
@@ -144,10 +146,13 @@ class _Playing:
         self._receive_of = {
             pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
         }
-        self._lags = {index: lags.whole[pair] for pair, index in self._receive_of.items()}
-        self._of_hosts, self._hosted = lags.of_hosts, {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT}
-        self._feeds = _feeds(score.program, lags)
-        self._feeding = {feed.producer for feed in self._feeds.values()}
+        self._delays = {index: lags.whole[pair] for pair, index in self._receive_of.items()}
+        self._host_reward_seconds, self._host_receives = (
+            lags.of_hosts,
+            {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT},
+        )
+        self._incoming_streams = _incoming_streams(score.program, lags)
+        self._producers = {stream.producer for stream in self._incoming_streams.values()}
         self._serial = len(score.groups)
         first = -score.program.most_ahead
         self._turns = [first] * self._serial
@@ -155,115 +160,120 @@ class _Playing:
         self._causes = [""] * self._serial
         self._num_sent: dict[tuple[int, int], int] = {}  # by step and receive
         self._sent_at: dict[tuple[int, int], float] = {}
-        self._expecting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
-        self._meeting: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by turn and instruction
-        self._fed_until: dict[tuple[int, int], float] = {}  # when a stage that feeds others ends, by step and stage
-        self._unfed: dict[tuple[int, int], list[_Meeting]] = {}  # what waits for that stage to start
+        self._receiving: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by step and receive
+        self._at_barrier: dict[tuple[int, int], list[tuple[int, float]]] = {}  # by period and instruction
+        self._producer_ends: dict[tuple[int, int], float] = {}  # by step and stage, of stages that others stream from
+        self._waiting_for_producer: dict[tuple[int, int], list[_Barrier]] = {}  # by step and producer
         self.heap = [(0.0, 0, group, group) for group in range(self._serial)] if works else []
 
     @property
     def has_ended(self) -> bool:
-        return not self._meeting and not self._expecting and not self._unfed
+        return not self._at_barrier and not self._receiving and not self._waiting_for_producer
 
     def go_on(self, group: int, now: float) -> Sequence[Record]:
-        """The group takes up its next instruction; what became complete by that."""
+        """Execute the group's next instruction; return the records that it completes."""
         index = self._score.streams[group][self._positions[group]]
         kind = self._kinds[index]
         if kind is Send:
             return self._send(group, index, now)
         if kind is Receive:
             return self._receive(group, index, now)
-        return self._meet(group, index, now)
+        return self._arrive_at_barrier(group, index, now)
 
-    def _meet(self, group: int, index: int, now: float) -> Sequence[Record]:
-        """A stage, a refit or the end of a step starts when the last group has come; what takes no time needs none."""
+    def _arrive_at_barrier(self, group: int, index: int, now: float) -> Sequence[Record]:
+        """Arrive at a stage, a refit or the end of a step, which starts with the last group.
+
+        Instructions that take no time need no barrier.
+        """
         turn, step, members = self._turns[group], self._step(group, index), self._score.members[index]
-        if not any(self._seconds(step, index)) and not self._has_to_meet(index):
-            return (self._done(group, Record(turn, step, index, group, now, now, now, "")),)
-        come = self._meeting.setdefault((turn, index), [])
-        come.append((group, now))
-        if len(come) < len(members):
+        if not any(self._seconds(step, index)) and not self._needs_barrier(index):
+            return (self._finish(group, Record(turn, step, index, group, now, now, now, "")),)
+        arrivals = self._at_barrier.setdefault((turn, index), [])
+        arrivals.append((group, now))
+        if len(arrivals) < len(members):
             return ()
-        del self._meeting[turn, index]
-        return self._start(_Meeting(turn, step, index, come, self._causes[group]), now)
+        del self._at_barrier[turn, index]
+        return self._start(_Barrier(turn, step, index, arrivals, self._causes[group]), now)
 
-    def _has_to_meet(self, index: int) -> bool:
-        """Whether the groups meet even if what they meet for takes no time."""
-        return self._meets_at_end if index == self._end else index in self._feeds or index in self._feeding
+    def _needs_barrier(self, index: int) -> bool:
+        """Return True if the instruction is a barrier even if it takes no time."""
+        return (
+            self._has_end_barrier if index == self._end else index in self._incoming_streams or index in self._producers
+        )
 
-    def _start(self, meeting: _Meeting, now: float) -> Sequence[Record]:
-        """Starts what all groups have come to, and what waited for that; what streams only once its producer runs."""
-        feed = self._feeds.get(meeting.number)
-        key = (meeting.step, feed.producer if feed else meeting.number)
-        if feed and key not in self._fed_until:
-            self._unfed.setdefault(key, []).append(meeting)
+    def _start(self, barrier: _Barrier, now: float) -> Sequence[Record]:
+        """Start an instruction and the streaming stages that wait for it, or wait for the producer of a stream."""
+        stream = self._incoming_streams.get(barrier.number)
+        key = (barrier.step, stream.producer if stream else barrier.number)
+        if stream and key not in self._producer_ends:
+            self._waiting_for_producer.setdefault(key, []).append(barrier)
             return ()
         least_end = now
-        if feed:
-            tail = self._works[max(meeting.step, 0)].tail_seconds.get(self._names[meeting.number], feed.tail_seconds)
-            least_end = self._fed_until[key] + feed.lag_seconds + tail
-        records = [self._record(meeting, group, arrived, now, least_end) for group, arrived in meeting.come]
-        if meeting.number in self._feeding:
-            self._fed_until[key] = max(record.end for record in records)
-            for reader in self._unfed.pop(key, ()):
-                records += self._start(reader._replace(cause=self._names[meeting.number]), now)
+        if stream:
+            tail = self._works[max(barrier.step, 0)].tail_seconds.get(self._names[barrier.number], stream.tail_seconds)
+            least_end = self._producer_ends[key] + stream.lag_seconds + tail
+        records = [self._record(barrier, group, arrived, now, least_end) for group, arrived in barrier.arrivals]
+        if barrier.number in self._producers:
+            self._producer_ends[key] = max(record.end for record in records)
+            for waiting in self._waiting_for_producer.pop(key, ()):
+                records += self._start(waiting._replace(cause=self._names[barrier.number]), now)
         return records
 
-    def _record(self, meeting: _Meeting, group: int, arrived: float, now: float, least_end: float) -> Record:
-        """One group from the start of what it came to until that is done, which is not before `least_end`."""
-        turn, step, index, _, cause = meeting
+    def _record(self, barrier: _Barrier, group: int, arrived: float, now: float, least_end: float) -> Record:
+        """Return one group's record of an instruction that starts `now` and ends at `least_end` at the earliest."""
+        turn, step, index, _, cause = barrier
         seconds = self._seconds(step, index)
-        done = now + (seconds[self._score.replicas[group][index]] if len(seconds) > 1 else seconds[0])
+        computed_end = now + (seconds[self._score.replicas[group][index]] if len(seconds) > 1 else seconds[0])
         if index < self._end:
             self._causes[group] = self._names[index]
-        end = max(done, least_end)
-        return self._done(group, Record(turn, step, index, group, arrived, now, end, cause, end - done))
+        end = max(computed_end, least_end)
+        return self._finish(group, Record(turn, step, index, group, arrived, now, end, cause, end - computed_end))
 
     def _seconds(self, step: int, index: int) -> tuple[float, ...]:
-        """For all ranks, or for each replica."""
+        """Return one duration for all ranks, or one for each replica."""
         return self._works[max(step, 0)].seconds[self._names[index]] if index < self._end else (0.0,)
 
     def _send(self, group: int, index: int, now: float) -> Sequence[Record]:
-        """Does not wait. The last owner to send starts the hand-over to the groups that wait for it."""
+        """Send without waiting; the last owner to send starts the transfer to the groups that wait for it."""
         turn, step, receive = self._turns[group], self._step(group, index), self._receive_of[self._pair_of[index]]
         key = (step, receive)
         self._num_sent[key] = self._num_sent.get(key, 0) + 1
-        records = [self._done(group, Record(turn, step, index, group, now, now, now, ""))]
+        records = [self._finish(group, Record(turn, step, index, group, now, now, now, ""))]
         if self._num_sent[key] == len(self._score.members[index]):
             self._sent_at[key] = now
-            for member, arrived in self._expecting.pop(key, ()):
-                records.append(self._arrive(member, receive, arrived))
+            for member, arrived in self._receiving.pop(key, ()):
+                records.append(self._receive_record(member, receive, arrived))
         return records
 
     def _receive(self, group: int, index: int, now: float) -> Sequence[Record]:
         key = (self._step(group, index), index)
         if key in self._sent_at:
-            return (self._arrive(group, index, now),)
-        self._expecting.setdefault(key, []).append((group, now))
+            return (self._receive_record(group, index, now),)
+        self._receiving.setdefault(key, []).append((group, now))
         return ()
 
-    def _arrive(self, group: int, index: int, arrived: float) -> Record:
+    def _receive_record(self, group: int, index: int, arrived: float) -> Record:
         turn, step, producer = self._turns[group], self._step(group, index), self._pair_of[index][0]
         sent = self._sent_at[step, index]
-        end = max(arrived, sent + self._lag(step, index))
+        end = max(arrived, sent + self._transfer_seconds(step, index))
         if end > arrived:
             self._causes[group] = producer
         start = min(end, max(arrived, sent))
-        return self._done(group, Record(turn, step, index, group, arrived, start, end, producer))
+        return self._finish(group, Record(turn, step, index, group, arrived, start, end, producer))
 
-    def _lag(self, step: int, index: int) -> float:
-        """Seconds until what was sent has arrived; rewards on hosts may take others than the plan expects."""
-        drawn = self._works[step].host_seconds
-        if index in self._hosted and drawn is not None:
-            return self._lags[index] - self._of_hosts + drawn
-        return self._lags[index]
+    def _transfer_seconds(self, step: int, index: int) -> float:
+        """Return the seconds of a transfer; those of host rewards may differ from the plan's."""
+        host_seconds = self._works[step].host_seconds
+        if index in self._host_receives and host_seconds is not None:
+            return self._delays[index] - self._host_reward_seconds + host_seconds
+        return self._delays[index]
 
     def _step(self, group: int, index: int) -> int:
-        """The step that the group works on with an instruction of its turn."""
+        """Return the step that the group's instruction in its current period works on."""
         return self._turns[group] + self._ahead[index]
 
     def _next(self, group: int, position: int, turn: int) -> int:
-        """The first position from this one whose instruction is followed in the turn."""
+        """Return the first position from `position` on whose instruction is executed in the period."""
         if turn in self._whole_turns:
             return position
         stream, instructions = self._score.streams[group], self._score.program.instructions
@@ -271,8 +281,8 @@ class _Playing:
             position += 1
         return position
 
-    def _done(self, group: int, record: Record) -> Record:
-        """Moves the group to its next instruction, of this turn or of the next one."""
+    def _finish(self, group: int, record: Record) -> Record:
+        """Move the group to its next instruction, of this period or the next; return the record."""
         position = self._positions[group] + 1
         if record.number == self._end:
             if self._turns[group] == self._last_turn:

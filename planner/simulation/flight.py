@@ -1,8 +1,8 @@
-"""The sequences of one replica from turn to turn, and the rules by which a turn of generation ends.
+"""The sequences in flight on one replica, and the rules by which a period of generation ends.
 
-A turn delivers some of the sequences that have ended. What it does not wait for stays in flight: in its slot, or ended
-and not delivered yet. Every rule reads counts of this replica's own sequences only, so all of its ranks decide alike,
-without a message and whatever the wall clock says, and a simulation decides as they do.
+A period delivers some of the sequences that have ended. The others stay in flight: live in their slots, or ended and
+not delivered yet. Every rule depends only on counts of this replica's own sequences, so all of its ranks decide alike,
+without messages and independent of wall-clock time, and a simulation decides as they do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from meshwright.profiles.errors import BadInput
 
 
 class Queued(Protocol):
-    """A prompt, or a sequence that it became; `row` is its place in the prompt batch of `step`."""
+    """A prompt or its sequence; `row` is its index in the prompt batch of `step`."""
 
     @property
     def step(self) -> int: ...
@@ -27,11 +27,11 @@ class Queued(Protocol):
 
 
 class Begun(Queued, Protocol):
-    """A sequence of which a token has been drawn."""
+    """A sequence with at least one sampled token."""
 
     @property
     def first_turn(self) -> int:
-        """The turn in which its first token was drawn."""
+        """The period in which its first token was sampled."""
         ...
 
 
@@ -42,7 +42,7 @@ E = TypeVar("E", bound=Begun)
 
 @dataclass(frozen=True)
 class Everything:
-    """The turn ends when nothing is in flight and delivers all of it: synchronous generation."""
+    """The rule of synchronous generation: the period ends when all sequences have, and delivers all of them."""
 
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
         return None if flight.num_unfinished.total() else tuple(flight.ended)
@@ -50,75 +50,78 @@ class Everything:
 
 @dataclass(frozen=True)
 class WholeStep:
-    """The turn ends when every admitted sequence of prompt batch `step` has ended, and delivers those."""
+    """The rule for batches in flight: the period ends when all sequences of batch `step` have, and delivers them."""
 
     step: int
 
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
         if flight.num_unfinished[self.step]:
             return None
-        return [one for one in flight.ended if one.step == self.step]
+        return [sequence for sequence in flight.ended if sequence.step == self.step]
 
 
 @dataclass(frozen=True)
 class FirstEnded:
-    """The turn delivers `count` sequences: those that are due, then those that ended first.
+    """The rule for overcommit: the period delivers `count` sequences, those that are due and then the first to end.
 
-    A sequence is due `max_deferral` turns after the one that drew its first token, and the turn does not end before
-    every due sequence has. If fewer than `count` are in flight, all of them are delivered.
+    A sequence is due `max_deferral` periods after the one that sampled its first token, and the period does not end
+    before every due sequence has. If fewer than `count` sequences are in flight, all of them are delivered.
     """
 
     count: int
     max_deferral: int
 
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
-        """Raises BadInput where more are due than are delivered."""
+        """Return the sequences to deliver, or None. Raises BadInput if more are due than are delivered."""
         started_by = flight.turn - self.max_deferral
         if any(number for turn, number in flight.num_live.items() if turn <= started_by):
             return None
         if len(flight.ended) < self.count and flight.num_unfinished.total():
             return None
-        due = [one for one in flight.ended if one.first_turn <= started_by]
-        others = [one for one in flight.ended if one.first_turn > started_by]
+        due = [sequence for sequence in flight.ended if sequence.first_turn <= started_by]
+        not_due = [sequence for sequence in flight.ended if sequence.first_turn > started_by]
         if len(due) > self.count:
             raise BadInput(
                 f"overcommit: {len(due)} sequences are due in one turn that delivers {self.count}; "
                 "overcommit at most as many prompts as the batch has."
             )
-        return (*due, *others)[: self.count]
+        return (*due, *not_due)[: self.count]
 
 
 Delivery: TypeAlias = Everything | WholeStep | FirstEnded
-"""What to deliver of the sequences that have ended; None while the turn has to go on."""
+"""The rule that returns the ended sequences to deliver, or None while the period continues."""
 
 
 class Flight(Generic[W, G, E]):
-    """The sequences that have been admitted and not delivered: W wait, those in groups G are live, E have ended."""
+    """The sequences that have been admitted and not delivered.
+
+    Sequences of type W wait for a slot, those in groups of type G are live, those of type E have ended.
+    """
 
     def __init__(self, groups: Iterable[G]) -> None:
         self.groups = tuple(groups)
         self.waiting: deque[W] = deque()
         self.ended: list[E] = []
-        """In the order in which they ended."""
+        """Sequences that have ended and are not delivered, in the order in which they ended."""
         self.turn = -1
-        """Turns are counted from 0."""
+        """The current period, counted from 0; -1 before the first."""
         self.num_rounds = 0
-        """Of this turn: how often all groups have advanced."""
+        """Decode rounds of the current period."""
         self.num_unfinished: Counter[int] = Counter()
-        """Queued sequences that have not ended, by step."""
+        """Number of admitted sequences that have not ended, by step."""
         self.num_live: Counter[int] = Counter()
-        """Those that have begun, by the turn in which they did."""
+        """Number of started sequences that have not ended, by the period in which they started."""
 
     def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Begun] = ()) -> None:
-        """Goes on after `turn` with what is live in the groups, and with these; what is paused has begun."""
+        """Continue after period `turn` with the groups' live sequences and the given ones; paused ones have started."""
         self.turn, self.ended = turn, list(ended)
         self.waiting.extend(waiting)
-        live = [*(one for group in self.groups for one in group.live), *paused]
-        self.num_unfinished = Counter(one.step for one in (*live, *self.waiting))
-        self.num_live = Counter(one.first_turn for one in live)
+        live = [*(sequence for group in self.groups for sequence in group.live), *paused]
+        self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
+        self.num_live = Counter(sequence.first_turn for sequence in live)
 
     def carry(self, begun: Begun) -> None:
-        """Counts a sequence that was begun elsewhere, which whoever keeps what is paused has taken."""
+        """Count a sequence that was started elsewhere and is held by the caller while it is paused."""
         self.num_unfinished[begun.step] += 1
         self.num_live[begun.first_turn] += 1
 
@@ -132,51 +135,53 @@ class Flight(Generic[W, G, E]):
         skip: Callable[[int | None], int] = lambda _most: 0,
         least_rounds: int = 0,
     ) -> tuple[E, ...]:
-        """A turn: draws until `delivery` is satisfied, and for `least_rounds` if something is left to draw. What was
-        admitted waits behind what waits already; what is delivered is in order of step and row.
+        """Run a period: decode until `delivery` is satisfied, and at least `least_rounds` rounds if tokens remain.
 
-        The groups take turns: `learn` takes out the sequences that ended with the tokens drawn last, in the order of
-        their slots; `advance` draws a token for each live sequence and the first ones for those it admits from
-        `waiting`, and counts these. When all have advanced, `skip` may advance them again at once, at most so often
-        where a number is given, through rounds in which nothing begins or ends, and counts those.
+        `admitted` sequences queue behind the waiting ones. The delivered sequences are returned in order of step and
+        row.
+
+        The groups are processed in rotation. `learn` removes and returns the sequences that ended with the last sampled
+        tokens, in the order of their slots. `advance` samples a token for each live sequence and the first tokens of
+        those that it admits from `waiting`, and returns the number of the latter. After every round `skip` may run
+        further rounds in which no sequence starts or ends, at most the given number, and returns how many.
         """
         self.turn += 1
         self.num_rounds = 0
         self.waiting.extend(admitted)
-        self.num_unfinished.update(one.step for one in admitted)
+        self.num_unfinished.update(sequence.step for sequence in admitted)
         rotation = itertools.cycle(self.groups)
-        delivered = self._delivered(delivery, least_rounds)
+        delivered = self._try_deliver(delivery, least_rounds)
         while delivered is None:
             group = next(rotation)
-            if self._learn(group, learn) or self.num_rounds == least_rounds:
-                delivered = self._delivered(delivery, least_rounds)
+            if self._process_sampled(group, learn) or self.num_rounds == least_rounds:
+                delivered = self._try_deliver(delivery, least_rounds)
             if delivered is None:
                 self.num_live[self.turn] += advance(group)
                 if group is self.groups[-1]:
                     self.num_rounds += 1
-                    left = least_rounds - self.num_rounds
-                    self.num_rounds += skip(left if left >= 0 else None)
-        self._settle(rotation, learn)
-        taken = set(map(id, delivered))
-        self.ended = [one for one in self.ended if id(one) not in taken]
-        return tuple(sorted(delivered, key=lambda one: (one.step, one.row)))
+                    rounds_left = least_rounds - self.num_rounds
+                    self.num_rounds += skip(rounds_left if rounds_left >= 0 else None)
+        self._process_all_sampled(rotation, learn)
+        delivered_ids = set(map(id, delivered))
+        self.ended = [sequence for sequence in self.ended if id(sequence) not in delivered_ids]
+        return tuple(sorted(delivered, key=lambda sequence: (sequence.step, sequence.row)))
 
-    def _delivered(self, delivery: Delivery, least_rounds: int) -> Sequence[E] | None:
+    def _try_deliver(self, delivery: Delivery, least_rounds: int) -> Sequence[E] | None:
         if self.num_rounds < least_rounds and self.num_unfinished.total():
             return None
         return delivery(self)
 
-    def _learn(self, group: G, learn: Callable[[G], Sequence[E]]) -> bool:
-        """Whether a sequence of the group has ended."""
+    def _process_sampled(self, group: G, learn: Callable[[G], Sequence[E]]) -> bool:
+        """Process the group's last tokens; return True if one of its sequences has ended."""
         ended = learn(group)
         self.ended += ended
-        for one in ended:
-            self.num_unfinished[one.step] -= 1
-            self.num_live[one.first_turn] -= 1
+        for sequence in ended:
+            self.num_unfinished[sequence.step] -= 1
+            self.num_live[sequence.first_turn] -= 1
         return bool(ended)
 
-    def _settle(self, rotation: Iterator[G], learn: Callable[[G], Sequence[E]]) -> None:
-        """All groups learn what they drew last, in the order in which they drew it."""
+    def _process_all_sampled(self, rotation: Iterator[G], learn: Callable[[G], Sequence[E]]) -> None:
+        """Process the last tokens of all groups, in the order in which they were sampled."""
         for group in itertools.islice(rotation, len(self.groups)):
-            self._learn(group, learn)
+            self._process_sampled(group, learn)
         self.num_unfinished, self.num_live = +self.num_unfinished, +self.num_live

@@ -1,6 +1,6 @@
-"""What drawn lengths make of a generation: seconds and cache of each replica, a step's sequences and their staleness.
+"""Simulated generation with sampled lengths: each replica's seconds and KV cache, a step's sequences and staleness.
 
-A replica's prompts are its shares of the prompt batches: every dp-th in order of length, as the runtime shares them
+A replica's prompts are every dp-th prompt of a batch in order of length, as in the runtime
 (`profiles.packing.share_in_order`). Of a replica's rows of one prompt the first to be admitted is prefilled.
 """
 
@@ -31,21 +31,21 @@ from meshwright.profiles.stages import GENERATE
 Lengths: TypeAlias = NDArray[np.int64]
 
 LengthsOfStep: TypeAlias = Callable[[int], tuple[Lengths, Lengths]]
-"""Tokens of the prompts of a step's batch, ascending, and of their responses."""
+"""Return the prompt lengths of a step's batch, ascending, and their response lengths, in tokens."""
 
 OvercommitOfStep: TypeAlias = Callable[[int], int]
-"""Sequences over all replicas beyond a batch, in the turn that delivers a step."""
+"""Return the overcommit, in sequences over all replicas, of the period that delivers a step."""
 
-_NUM_CUTS = 33
-"""A run of rounds is costed at its middle, so runs are cut at as many points at least."""
+_NUM_SPLITS = 33
+"""Minimum number of points at which rounds are split into runs, since a run is costed at its midpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """The sequences that are delivered as one step, in tokens, and what generating them took on each replica.
+    """The sequences that are delivered as one step, in tokens, and the generation of each replica.
 
-    `live` has the sequences that a replica had in flight on average over its rounds, and `held` the blocks of its cache
-    that they held; it is empty where that is not known.
+    `live` has each replica's mean number of sequences in flight over its rounds, `held` the KV blocks that they held
+    (empty if not known).
     """
 
     prompts: Lengths
@@ -57,33 +57,34 @@ class Generated:
 
 
 class Alone:
-    """Each step's sequences begin and end in its own turn."""
+    """Generation in which each step's sequences start and end in one period."""
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
         self._plan, self._lengths, self._times, self._level = plan, lengths, times, level
-        self._rows = [list(_share(plan, replica)) for replica in range(plan.placement(GENERATE).layout.dp)]
+        self._rows_of_replica = [list(_share(plan, replica)) for replica in range(plan.placement(GENERATE).layout.dp)]
 
     def of_step(self, step: int) -> Generated:
         prompts, responses = self._lengths(step)
-        placement, alike = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
+        placement, same_prompt = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
         pp, slots = placement.layout.pp, placement.schedule.generation_slots
-        played = [
-            play_alone(prompts[mine], responses[mine], slots, pp, self._times, same_prompt=alike) for mine in self._rows
+        results = [
+            play_alone(prompts[rows], responses[rows], slots, pp, self._times, same_prompt=same_prompt)
+            for rows in self._rows_of_replica
         ]
         return Generated(
             prompts=prompts,
             responses=responses,
-            seconds=tuple(self._level * one.seconds for one in played),
-            live=tuple(one.live for one in played),
-            held=tuple(one.held for one in played),
+            seconds=tuple(self._level * result.seconds for result in results),
+            live=tuple(result.live for result in results),
+            held=tuple(result.held for result in results),
             tokens_by_staleness={staleness_of_turn(self._plan, step, step): int(responses.sum())},
         )
 
 
 class CarriedOver:
-    """Sequences of several steps are in flight, and a turn goes on with what the turns before it left.
+    """Generation in which sequences stay in flight from period to period.
 
-    Turns are played in their order from step 0, once each.
+    Periods are simulated in order from step 0, once each.
     """
 
     def __init__(
@@ -94,57 +95,59 @@ class CarriedOver:
         layout, schedule = placement.layout, placement.schedule
         self._overcommits = schedule.overcommit > 0
         self._max_deferral = plan.staleness - placement.steps_ahead
-        self._rows = [_share(plan, replica) for replica in range(layout.dp)]
-        self._per_step, self._rows_per_prompt = [len(rows) for rows in self._rows], _rows_per_prompt(plan)
+        self._rows_of_replica = [_share(plan, replica) for replica in range(layout.dp)]
+        self._per_step, self._rows_per_prompt = [len(rows) for rows in self._rows_of_replica], _rows_per_prompt(plan)
         self._batches_ahead = schedule.batches_in_flight - 1
         self._num_admitted = [0] * layout.dp
         self._flights = [
             SimulatedFlight(schedule.generation_slots, layout.pp, times, same_prompt=self._rows_per_prompt)
             for _ in range(layout.dp)
         ]
-        self._paces = [Pace(plan) for _ in range(layout.dp)]
-        self._recomputing = placement.cost.amount(RECOMPUTATION)
-        """Seconds in every turn but the first, which finds nothing in flight; as the plan counts them."""
-        self._played: list[Generated] = []
+        self._pacers = [Pace(plan) for _ in range(layout.dp)]
+        self._recompute_seconds = placement.cost.amount(RECOMPUTATION)
+        """Planned seconds of recomputing the cache in a period; the first one starts with nothing in flight."""
+        self._generated: list[Generated] = []
 
     def of_step(self, step: int) -> Generated:
-        while len(self._played) <= step:
-            self._played.append(self._play(len(self._played)))
-        return self._played[step]
+        while len(self._generated) <= step:
+            self._generated.append(self._play(len(self._generated)))
+        return self._generated[step]
 
     def _play(self, step: int) -> Generated:
-        turns = [self._turn(replica, step) for replica in range(len(self._per_step))]
-        delivered = [one for turn in turns for one in turn.delivered]
+        turns = [self._play_replica(replica, step) for replica in range(len(self._per_step))]
+        delivered = [sequence for turn in turns for sequence in turn.delivered]
         return Generated(
-            prompts=np.array([one.prompt_tokens for one in delivered]),
-            responses=np.array([one.response_tokens for one in delivered]),
-            seconds=tuple(self._level * turn.seconds + self._recomputing * (step > 0) for turn in turns),
+            prompts=np.array([sequence.prompt_tokens for sequence in delivered]),
+            responses=np.array([sequence.response_tokens for sequence in delivered]),
+            seconds=tuple(self._level * turn.seconds + self._recompute_seconds * (step > 0) for turn in turns),
             live=tuple(turn.live for turn in turns),
             held=tuple(turn.held for turn in turns),
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
-    def _turn(self, replica: int, step: int) -> Turn:
-        num_rows, pace = self._per_step[replica], self._paces[replica]
+    def _play_replica(self, replica: int, step: int) -> Turn:
+        num_rows, pace = self._per_step[replica], self._pacers[replica]
         delivery: Delivery = FirstEnded(num_rows, self._max_deferral) if self._overcommits else WholeStep(step)
-        drawn = [self._drawn(replica, *divmod(position, num_rows)) for position in self._admitted(replica, step)]
-        turn = self._flights[replica].play(drawn, delivery, pace.least_rounds)
-        pace.delivered([one.response_tokens for one in turn.delivered])
+        admitted = [
+            self._sequence(replica, *divmod(position, num_rows)) for position in self._next_prompts(replica, step)
+        ]
+        turn = self._flights[replica].play(admitted, delivery, pace.least_rounds)
+        pace.delivered([sequence.response_tokens for sequence in turn.delivered])
         return turn
 
-    def _admitted(self, replica: int, step: int) -> range:
-        """The next prompts of a replica, of its shares of the batches laid end to end."""
+    def _next_prompts(self, replica: int, step: int) -> range:
+        """Return the indices of the prompts that a replica admits next, in its concatenated shares of the batches."""
         first, num_rows = self._num_admitted[replica], self._per_step[replica]
         ahead = self._batches_ahead * num_rows
         if self._overcommits:
-            most = self._overcommit_of(step) // len(self._per_step)
-            ahead = held_back(step, first - step * num_rows, most, num_rows)
+            max_overcommit = self._overcommit_of(step) // len(self._per_step)
+            ahead = held_back(step, first - step * num_rows, max_overcommit, num_rows)
         self._num_admitted[replica] = max(first, (step + 1) * num_rows + ahead)
         return range(first, self._num_admitted[replica])
 
-    def _drawn(self, replica: int, step: int, index: int) -> Drawn:
+    def _sequence(self, replica: int, step: int, index: int) -> Drawn:
         prompts, responses = self._lengths(step)
-        row = self._rows[replica][index]
+        row = self._rows_of_replica[replica][index]
         return Drawn(
             step=step,
             row=row,
@@ -154,31 +157,33 @@ class CarriedOver:
         )
 
     def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
-        found: Counter[int] = Counter()
-        for one in delivered:
-            found.update({staleness_of_turn(self._plan, step, turn): n for turn, n in one.tokens_by_turn().items()})
-        return dict(sorted(found.items()))
+        tokens: Counter[int] = Counter()
+        for sequence in delivered:
+            tokens.update(
+                {staleness_of_turn(self._plan, step, turn): n for turn, n in sequence.tokens_by_turn().items()}
+            )
+        return dict(sorted(tokens.items()))
 
 
 def _share(plan: Plan, replica: int) -> tuple[int, ...]:
-    """The rows of a step that a replica generates."""
+    """Return the rows of a step that a replica generates."""
     workload = plan.facts.workload
     return share_in_order(workload.batch_size, workload.group_size, replica, plan.placement(GENERATE).layout.dp)
 
 
 def _rows_per_prompt(plan: Plan) -> int:
-    """Of one replica."""
+    """Return the number of rows of one prompt on one replica."""
     workload = plan.facts.workload
     return rows_per_prompt(workload.batch_size, workload.group_size, plan.placement(GENERATE).layout.dp)
 
 
 def staleness_of_turn(plan: Plan, step: int, drawn_for: int) -> int:
-    """Updates between the tokens that the turn of step `drawn_for` draws and the update of `step` that uses them."""
+    """Return the staleness of tokens that are sampled in the period of step `drawn_for` and used in that of `step`."""
     return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
 class PlayedAlone(NamedTuple):
-    """One replica's generation: its seconds, the sequences in flight on average over its rounds, and what they held."""
+    """One replica's generation: seconds, mean number of sequences in flight over its rounds, and KV blocks held."""
 
     seconds: float
     live: float
@@ -194,15 +199,16 @@ def play_alone(
     *,
     same_prompt: int = 1,
 ) -> PlayedAlone:
-    """One replica's generation, in short runs of rounds in which no sequence begins or ends.
+    """Simulate one replica's generation, in short runs of rounds in which no sequence starts or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
-    `same_prompt` rows is prefilled for all of them.
+    `same_prompt` rows is prefilled for all of them. `prompts` and `responses` are lengths in tokens, in order of
+    arrival.
     """
     starts = _starts(responses.tolist(), num_slots)
     ends = starts + responses
     num_rounds = int(ends.max())
-    cuts = np.arange(_NUM_CUTS) * num_rounds // (_NUM_CUTS - 1)
+    cuts = np.arange(_NUM_SPLITS) * num_rounds // (_NUM_SPLITS - 1)
     bounds = np.unique(np.concatenate([starts, starts + 1, ends, cuts]))
     first, after = bounds[:-1], bounds[1:]
     decoding = (starts[:, None] + 1 <= first) & (first < ends[:, None])  # [sequence, run]
@@ -223,14 +229,14 @@ def play_alone(
 
 
 def _read_until(ends: Lengths, same_prompt: int) -> Lengths:
-    """The round in which the last of the rows before it that have its prompt ends."""
-    found = np.zeros((len(ends) // same_prompt, same_prompt), dtype=np.int64)
-    found[:, 1:] = np.maximum.accumulate(ends.reshape(-1, same_prompt), axis=1)[:, :-1]
-    return found.ravel()
+    """Return for each row the round in which the last earlier row with its prompt ends."""
+    ends_before = np.zeros((len(ends) // same_prompt, same_prompt), dtype=np.int64)
+    ends_before[:, 1:] = np.maximum.accumulate(ends.reshape(-1, same_prompt), axis=1)[:, :-1]
+    return ends_before.ravel()
 
 
 def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
-    """The round in which each sequence is admitted."""
+    """Return the round in which each sequence is admitted."""
     if len(responses) <= num_slots:
         return np.zeros(len(responses), dtype=np.int64)
     free, starts = [0] * num_slots, []
@@ -243,12 +249,14 @@ def _starts(responses: Sequence[int], num_slots: int) -> Lengths:
 def _prefill_seconds(
     prompts: Lengths, starts: Lengths, num_groups: int, num_stages: int, times: RoundTimes
 ) -> tuple[Lengths, NDArray[np.float64]]:
-    """The rounds in which prompts are prefilled, and the seconds in each: the first fill the pipeline; later ones are
-    admitted by a group at a time, in one pass of it."""
+    """Return the rounds with prefills, and the seconds in each.
+
+    The first prefills fill the pipeline; later prompts are admitted by one group at a time, in one of its passes.
+    """
     begins, indices = np.unique(starts, return_index=True)
     rows = np.diff(indices, append=len(starts)).astype(float)
     tokens = np.add.reduceat(prompts, indices) / rows
-    whole = np.ones(len(rows))
-    whole[1:] = 1 / num_stages
+    share = np.ones(len(rows))
+    share[1:] = 1 / num_stages
     rows[1:] *= num_groups
-    return begins, whole * times.prefill(rows, tokens)
+    return begins, share * times.prefill(rows, tokens)

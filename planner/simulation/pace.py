@@ -1,14 +1,14 @@
-"""How many rounds a turn of generation lasts at least, so that turns are about equally long.
+"""The minimum number of decode rounds of a period, which makes periods about equally long.
 
-Sequences that begin together end together: with a slot for every sequence in flight, a turn waits for a whole response
-and the next one, whose responses have ended meanwhile, for nothing. Their mean is the plan's, but what runs beside
-generation waits in the one and is waited for in the other. So a turn goes on for a number of rounds while something is
-left to draw. What it draws beyond its own batch makes the turns that follow shorter. Replicas that wait for each other
-go on for as many rounds as the plan counts with; a single one for a fifth more than it would wait, as the plan has it,
-for the busiest of the ranks that do not generate: the rounds that are added have fewer sequences than the others.
+Sequences that start together end together: with a slot for every sequence in flight, one period waits for a whole
+response and the next one, whose responses have ended by then, for nothing. Their mean is the plan's, but stages that
+run concurrently wait in one period and delay the other. A period therefore continues for a number of rounds while
+tokens are left to sample; tokens beyond its own batch make the following periods shorter. Replicas that wait for each
+other continue for the planned number of rounds. A single replica continues for a fifth more rounds than it would wait,
+according to the plan, for the busiest ranks that do not generate: the added rounds have fewer sequences.
 
-Nothing is held back where nobody would gain: where a turn is all that its sequences have, and where a single replica
-would be waited for.
+There is no minimum where it would not help: if all sequences start and end in one period, or if the others would wait
+for a single replica.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from meshwright.planner.plan.rules import rows_per_replica
 from meshwright.profiles.stages import GENERATE
 
 _MEMORY_TURNS = 8
-"""Lengths are averaged over about so many turns."""
+"""Time constant of the moving average of response lengths, in periods."""
 
 _OF_WAIT = 1.2
-"""Rounds of a single replica for each that it would wait. Within a hundredth of the best number of rounds where turns
-are played whose rounds cost a sixth to a half of their mean when empty, beside ranks busy for half a turn to two."""
+"""Rounds of a single replica per round that it would wait. In simulations it was within 1 % of the best number, with
+empty rounds costing a sixth to a half of the mean round, and other ranks busy for half a period to two periods."""
 
 _MOST = 1.5
-"""Times the planned rounds: with more, turns become hardly steadier, and tokens are drawn earlier than they need be."""
+"""Limit in multiples of the planned rounds: more hardly make periods steadier, and sample tokens too early."""
 
 
 class Pace:
-    """The pace of one replica. Responses that are shorter than planned make it faster; longer ones need none."""
+    """The minimum rounds of one replica; they decrease if responses are shorter than planned, and never increase."""
 
     def __init__(self, plan: Plan) -> None:
         self._planned_rounds = planned_rounds(plan)
@@ -41,18 +41,17 @@ class Pace:
 
     @property
     def least_rounds(self) -> int:
-        """Of the next turn."""
+        """Minimum rounds of the next period."""
         return int(self._planned_rounds * min(1.0, self.mean_tokens / self._planned_tokens))
 
     def delivered(self, response_tokens: Collection[int]) -> None:
-        """A turn has delivered responses of these lengths."""
+        """Record the lengths of the responses that a period has delivered."""
         if response_tokens:
             self.mean_tokens += (statistics.fmean(response_tokens) - self.mean_tokens) / _MEMORY_TURNS
 
 
 def planned_rounds(plan: Plan) -> float:
-    """Rounds of a turn that the plan has time for: at several replicas those in the steady state that it was costed
-    with; 0 where no pace is kept."""
+    """Return the minimum rounds of a period by the plan; with several replicas, those of its steady state."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
     if not schedule.runs_on or (dp == 1 and placement.steps_ahead == 0):
@@ -64,12 +63,12 @@ def planned_rounds(plan: Plan) -> float:
 
 
 def _spare_seconds(plan: Plan) -> float:
-    """By which the generating ranks, without generation, are done before the busiest of the others."""
+    """Return how much longer the busiest other rank works than the generating ranks without generation."""
     generating = plan.pool_of(GENERATE).ranks
     busy = dict.fromkeys(range(plan.facts.cluster.num_ranks), 0.0)
     for placement in plan.placements:
         for rank in plan.pool_of(placement.stage).ranks if placement.stage != GENERATE else ():
             busy[rank] += placement.cost.total
-    own = max(busy[rank] for rank in generating)
-    elsewhere = max((seconds for rank, seconds in busy.items() if rank not in generating), default=0.0)
-    return max(0.0, elsewhere - own)
+    generating_seconds = max(busy[rank] for rank in generating)
+    other_seconds = max((seconds for rank, seconds in busy.items() if rank not in generating), default=0.0)
+    return max(0.0, other_seconds - generating_seconds)

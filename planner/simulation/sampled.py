@@ -1,8 +1,8 @@
-"""Durations of steps whose lengths are drawn from the workload: generation round by round, what streams by tokens, the
-rest by the work of its rows.
+"""Durations of steps whose lengths are sampled from the workload.
 
-Every level is the plan's: a drawn step takes the planned seconds times what the drawn lengths cost over what the
-distribution costs, by one and the same model. Drawn lengths equal to the typical ones give the planned step back.
+Generation is simulated round by round; streaming stages scale with tokens, other stages with the work of their rows. A
+sampled step takes the planned seconds times the cost of the sampled lengths over that of the distribution, by the same
+cost model. Lengths equal to the typical ones therefore give the planned step.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from meshwright.profiles.packing import ReplicaDeal, work_of_rows
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
 
-_MOST_DEALT = 2048
-"""Rows that are dealt one by one: of more, which row meets which decides little."""
+_MAX_ASSIGNED_ROWS = 2048
+"""Most rows that are assigned to replicas one by one; with more, the exact assignment hardly matters."""
 
 
 class Sampled:
-    """`seed` and the number of the step decide the lengths of its prompt batch.
+    """Durations from sampled lengths; `seed` and the step determine the lengths of its prompt batch.
 
-    Where sequences outlive a turn, step 0 is the first of a run that never ends, and a step has the sequences that its
-    turn delivers.
+    If sequences stay in flight between periods, step 0 is the first of an endless run, and a step consists of the
+    sequences that its period delivers.
     """
 
     name = "sampled"
@@ -49,106 +49,108 @@ class Sampled:
         call = call_in(plan, placement)
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
         self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
-        drawn = self._workload.wave
-        batch = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": drawn})})
-        draws, times = _Draws(drawn, seed), round_times(batch.facts, call, remodel)
+        sampled_workload = self._workload.wave
+        sampled_plan = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": sampled_workload})})
+        lengths, times = _SampledLengths(sampled_workload, seed), round_times(sampled_plan.facts, call, remodel)
         self._generation: Alone | CarriedOver | RollingOut | DrawnInWaves | DrawnBest
         if self._workload.dynamic_sampling:
-            self._generation = DrawnInWaves(plan, Alone(batch, draws, times, level).of_step, seed=seed)
+            self._generation = DrawnInWaves(plan, Alone(sampled_plan, lengths, times, level).of_step, seed=seed)
         elif self._workload.best_of:
-            self._generation = DrawnBest(plan, Alone(batch, draws, times, level).of_step, seed=seed)
+            self._generation = DrawnBest(plan, Alone(sampled_plan, lengths, times, level).of_step, seed=seed)
         elif self._workload.turns:
             turns = functools.partial(turns_of_step, self._workload, seed)
             self._generation = RollingOut(plan, turns, times, level)
         elif placement.schedule.runs_on:
-            self._generation = CarriedOver(plan, draws, times, level, self._overcommit)
+            self._generation = CarriedOver(plan, lengths, times, level, self._overcommit)
         else:
-            self._generation = Alone(plan, draws, times, level)
+            self._generation = Alone(plan, lengths, times, level)
 
     def of_step(self, step: int, /) -> StepWork:
-        drawn = self._generation.of_step(step)
+        generated = self._generation.of_step(step)
         setting = self._controlled.of_step(step) if self._controlled else None
         plan = self._controlled.plan_in(setting) if self._controlled and setting else self._plan
-        seconds = {GENERATE: drawn.seconds, **refit_seconds(self._plan)}
+        seconds = {GENERATE: generated.seconds, **refit_seconds(self._plan)}
         for placement in plan.placements:
-            stage, lengths = plan.stage(placement.stage), drawn.prompts + drawn.responses
+            stage, lengths = plan.stage(placement.stage), generated.prompts + generated.responses
             if stage.trains:
-                seconds[stage.name] = (self._training(placement, lengths, step),)
+                seconds[stage.name] = (self._training_seconds(placement, lengths, step),)
             elif placement.schedule.chunk_tokens:
-                seconds[stage.name] = self._streaming(placement, lengths)
+                seconds[stage.name] = self._streaming_seconds(placement, lengths)
             elif not stage.generates:
-                seconds[stage.name] = self._forward(placement, lengths)
+                seconds[stage.name] = self._forward_seconds(placement, lengths)
                 if isinstance(self._generation, DrawnInWaves) and sees_waves(stage):
                     seconds[stage.name] = (placement.cost.total * self._generation.relative(step),)
                 elif isinstance(self._generation, DrawnBest) and sees_waves(stage):
-                    seconds[stage.name] = self._forward(placement, self._generation.scored(step))
+                    seconds[stage.name] = self._forward_seconds(placement, self._generation.scored(step))
         return StepWork(
             seconds=seconds,
-            num_tokens=float(sum(drawn.tokens_by_staleness.values())),
-            live_sequences={GENERATE: drawn.live},
-            held_blocks={GENERATE: drawn.held},
-            tokens_by_staleness=drawn.tokens_by_staleness,
+            num_tokens=float(sum(generated.tokens_by_staleness.values())),
+            live_sequences={GENERATE: generated.live},
+            held_blocks={GENERATE: generated.held},
+            tokens_by_staleness=generated.tokens_by_staleness,
             tail_seconds={p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens},
             setting=setting,
-            host_seconds=self._rewarding(drawn, step) if plan.workers and not self._workload.best_of else None,
+            host_seconds=self._reward_seconds(generated, step) if plan.workers and not self._workload.best_of else None,
         )
 
-    def _rewarding(self, drawn: Generated, step: int) -> float:
-        """From the end of the generation until the rewards of all replicas are there; each call takes a time that is
-        drawn."""
-        generation, draw = self._plan.placement(GENERATE), np.random.default_rng([self._seed, step, 2])
+    def _reward_seconds(self, generated: Generated, step: int) -> float:
+        """Return the seconds from the end of generation until all rewards are known, with sampled latencies."""
+        generation, rng = self._plan.placement(GENERATE), np.random.default_rng([self._seed, step, 2])
         rewards, dp = served(self._plan, [one.workers for one in self._plan.workers]), generation.layout.dp
-        slots, found = generation.schedule.generation_slots, []
+        slots, replica_ends = generation.schedule.generation_slots, []
         for replica in range(dp):
-            seconds = drawn.seconds[replica % len(drawn.seconds)]
-            ends = response_ends(drawn.responses[replica::dp].tolist(), slots, seconds)
-            found.append(seconds + drawn_tail_seconds(ends, rewards, draw))
-        return max(found) - max(drawn.seconds)
+            seconds = generated.seconds[replica % len(generated.seconds)]
+            ends = response_ends(generated.responses[replica::dp].tolist(), slots, seconds)
+            replica_ends.append(seconds + drawn_tail_seconds(ends, rewards, rng))
+        return max(replica_ends) - max(generated.seconds)
 
     def _overcommit(self, step: int) -> int:
-        """Sequences over all replicas beyond a batch, in the turn that delivers the step."""
+        """Return the overcommit, in sequences over all replicas, of the period that delivers the step."""
         return (
             self._controlled.of_step(step).overcommit
             if self._controlled
             else self._plan.placement(GENERATE).schedule.overcommit
         )
 
-    def _streaming(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        """Rows are shared as they were for generation, in order of the prompts."""
+    def _streaming_seconds(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
+        """Return the seconds of each replica of a streaming stage; rows are assigned as in generation."""
         dp = placement.layout.dp
         typical = self._workload.mean_tokens * -(-len(lengths) // dp)
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
-    def _forward(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
+    def _forward_seconds(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
         work = work_of_replicas(lengths, self._plan.deal_of(placement.stage))
         typical = self._typical_work(len(lengths), placement)
         return tuple(float(seconds) for seconds in placement.cost.total * work / typical)
 
-    def _training(self, placement: Placement, lengths: Lengths, step: int) -> float:
-        """Replicas meet at every update, which the one with the most work decides."""
+    def _training_seconds(self, placement: Placement, lengths: Lengths, step: int) -> float:
+        """Return the seconds of training: the slowest replica decides the seconds of every update."""
         num_minibatches, num_epochs = self._workload.num_minibatches, self._workload.num_epochs
-        draw = np.random.default_rng([self._seed, step, 1])
+        rng = np.random.default_rng([self._seed, step, 1])
         rows = len(lengths) // num_minibatches
-        orders = [draw.permutation(lengths) for _ in range(num_epochs)]
+        orders = [rng.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
         typical, deal = self._typical_work(rows, placement), self._plan.deal_of(placement.stage)
-        most = float(typical.max())
-        slowest = sum(float((work_of_replicas(update, deal) * (most / typical)).max()) for update in updates)
-        return placement.cost.total * slowest / (len(updates) * most)
+        max_work = float(typical.max())
+        slowest = sum(float((work_of_replicas(update, deal) * (max_work / typical)).max()) for update in updates)
+        return placement.cost.total * slowest / (len(updates) * max_work)
 
     def _typical_work(self, rows: int, placement: Placement) -> NDArray[np.float64]:
-        """Of each replica that of its typical rows, as the cost model counts them; where rows are dealt by speed all
-        take as long for theirs."""
+        """Return the work of each replica's typical rows, as in the cost model.
+
+        Where rows are assigned by speed, all replicas take equally long for theirs.
+        """
         deal, lengths = self._plan.deal_of(placement.stage), self._workload.sequence_lengths
         kinds = zip(deal.rows or (rows,), deal.replicas, strict=True)
         work = [
-            float(sum(work_of_rows(deal.model, lengths.strata(-(-mine // number)).tolist()))) for mine, number in kinds
+            float(sum(work_of_rows(deal.model, lengths.strata(-(-rows_of_kind // number)).tolist())))
+            for rows_of_kind, number in kinds
         ]
         return np.repeat(work, deal.replicas)
 
 
-class _Draws:
-    """The lengths of every step that was asked for, drawn once."""
+class _SampledLengths:
+    """The sampled lengths of each step, cached."""
 
     def __init__(self, workload: Workload, seed: int) -> None:
         self._workload, self._seed = workload, seed
@@ -161,37 +163,41 @@ class _Draws:
 
 
 def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
-    """Prompts and responses of one step's batch, in order of the prompts' lengths; those of a group are together. With
-    turns, a response is all that stands behind a prompt."""
+    """Return the prompt and response lengths of one step's batch, ascending by prompt; rows of a group are adjacent.
+
+    In multi-turn rollouts a response is everything after the prompt.
+    """
     if workload.turns:
         rollouts = turns_of_step(workload, seed, step)
         return np.array([one.prompt for one in rollouts]), np.array([one.num_tokens for one in rollouts])
-    draw = np.random.default_rng([seed, step])
-    prompts = _prompts(workload, draw)
-    return prompts, _sample(draw, workload.response_lengths, workload.batch_size)
+    rng = np.random.default_rng([seed, step])
+    prompts = _prompts(workload, rng)
+    return prompts, _sample(rng, workload.response_lengths, workload.batch_size)
 
 
 def turns_of_step(workload: Workload, seed: int, step: int) -> tuple[DrawnTurns, ...]:
-    """The rollouts of one step's batch, in the order of `draw_lengths`."""
-    draw = np.random.default_rng([seed, step])
-    return draw_turns(workload, _prompts(workload, draw), draw)
+    """Return the rollouts of one step's batch, in the order of `draw_lengths`."""
+    rng = np.random.default_rng([seed, step])
+    return draw_turns(workload, _prompts(workload, rng), rng)
 
 
-def _prompts(workload: Workload, draw: np.random.Generator) -> Lengths:
-    return np.sort(_sample(draw, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
+def _prompts(workload: Workload, rng: np.random.Generator) -> Lengths:
+    return np.sort(_sample(rng, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
 def work_of_replicas(lengths: Lengths, deal: ReplicaDeal) -> NDArray[np.float64]:
-    """Work of each replica, dealt as in the runtime; more rows than `_MOST_DEALT`, as evenly as the longest of them
-    allows."""
+    """Return the work of each replica, with rows assigned as in the runtime.
+
+    More rows than `_MAX_ASSIGNED_ROWS` count as split as evenly as the longest of them allows.
+    """
     work = np.array(work_of_rows(deal.model, lengths.tolist()), dtype=np.float64)
     num_replicas = sum(deal.replicas)
-    if len(lengths) <= _MOST_DEALT or len(lengths) % num_replicas or len(deal.replicas) > 1:
-        return np.array([work[list(mine)].sum() for mine in deal.of(lengths.tolist())])
+    if len(lengths) <= _MAX_ASSIGNED_ROWS or len(lengths) % num_replicas or len(deal.replicas) > 1:
+        return np.array([work[list(rows)].sum() for rows in deal.of(lengths.tolist())])
     total = float(work.sum())
-    most, others = max(total / num_replicas, float(work.max())), num_replicas - 1
-    return np.array([most, *((total - most) / others for _ in range(others))])
+    max_work, others = max(total / num_replicas, float(work.max())), num_replicas - 1
+    return np.array([max_work, *((total - max_work) / others for _ in range(others))])
 
 
-def _sample(draw: np.random.Generator, lengths: Histogram, size: int) -> Lengths:
-    return draw.choice(np.array(lengths.tokens), size=size, p=np.array(lengths.probabilities))
+def _sample(rng: np.random.Generator, lengths: Histogram, size: int) -> Lengths:
+    return rng.choice(np.array(lengths.tokens), size=size, p=np.array(lengths.probabilities))

@@ -1,4 +1,4 @@
-"""The simulated clock: many steps of a plan's program in virtual time, and what every rank waited for meanwhile."""
+"""Simulates many steps of a plan's program in virtual time, and reports what every rank did and waited for."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
 CLOCK = "simulated"
 
 _MOST_SPANS = 500_000
-"""Kept in memory and drawn: a GiB or so."""
+"""Most spans of a timeline: they take about a GiB of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of the steps that were kept, in their order, and their mean and percentiles."""
+    """Seconds of the reported steps in order, with their mean and percentiles."""
 
     seconds: tuple[float, ...]
     mean: float
@@ -48,7 +48,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A part of the time, 0 to 1, and what it was spent on or waited for."""
+    """A share of the time, 0 to 1, and the stage, refit or transfer that it was spent on or waiting for."""
 
     what: str
     share: float
@@ -56,7 +56,7 @@ class TimeShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """How some ranks spent the kept steps, on average: stages and refits they were busy with, what they waited for."""
+    """The mean time use of some ranks over the reported steps: what they were busy with and what they waited for."""
 
     name: str
     ranks: tuple[int, ...]
@@ -67,7 +67,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Stale:
-    """The part of the response tokens, 0 to 1, that are used `staleness` actor updates after they were drawn."""
+    """The share of response tokens, 0 to 1, that are used `staleness` actor updates after they were sampled."""
 
     staleness: int
     share: float
@@ -75,9 +75,10 @@ class Stale:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUse:
-    """How much of its planned cache of `blocks` a replica of a generation stage uses while it generates: on average
-    over its seconds, and in the round of a replica that needs most. Above 1 sequences would wait or give way, which is
-    not simulated. Both are None where they are not known: of rollouts of several turns.
+    """The use of a replica's planned KV cache of `blocks` blocks during generation.
+
+    The shares are the mean over its seconds, and the peak over rounds and replicas. Above 1, sequences would wait or be
+    pre-empted, which is not simulated. Both are None for multi-turn rollouts.
     """
 
     stage: str
@@ -88,10 +89,10 @@ class CacheUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What the simulated clock says of a plan.
+    """The result of a simulation.
 
-    `durations` names where the seconds of the instructions come from, and `engine` what generates; `staleness` and
-    `caches` are told where lengths are drawn, `settings` has what controllers decided for each step.
+    `durations` names the source of the instructions' seconds, `engine` the generation engine. `staleness` and `caches`
+    are reported if lengths are sampled; `settings` has the controllers' decision for each step.
     """
 
     clock: str
@@ -111,35 +112,35 @@ class Simulation:
 
     @property
     def mean_staleness(self) -> float:
-        """Actor updates, on average over the response tokens."""
+        """The mean staleness over the response tokens, in actor updates."""
         return sum(one.staleness * one.share for one in self.staleness)
 
 
 def simulate(
     plan: Plan, durations: Durations | None = None, *, steps: int = 20, warm_up: int | None = None, traced: bool = False
 ) -> Simulation:
-    """Runs `warm_up` + `steps` steps and reports the last `steps` of them; spans only when `traced`.
+    """Simulate `warm_up` + `steps` steps and report the last `steps` of them, with spans if `traced`.
 
-    Unless told otherwise, one step passes first, two more for each step that a sequence may be stale, and those in
-    which the overcommit grows. Where stages work ahead, as many steps follow as they are ahead, so that every turn that
-    is reported is full. Raises BadInput when the plan's program is not sound.
+    By default the warm-up is one step, plus two for each step of staleness, plus the steps in which the overcommit
+    grows. If stages work ahead, as many steps are simulated after the reported ones, so that every reported period is
+    full. Raises BadInput if the plan's program is not sound.
     """
     durations = durations or Planned(plan)
     program = lower(plan)
     require_sound(program, plan.graph)
     if traced:
         _require_few_spans(program, steps)
-    begin = first_step(plan) if warm_up is None else warm_up
-    kept = range(begin, begin + steps)
-    works = [durations.of_step(step) for step in range(kept.stop + program.most_ahead)]
-    parts = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
-    account = _Account(parts, kept)
+    first_reported = first_step(plan) if warm_up is None else warm_up
+    reported = range(first_reported, first_reported + steps)
+    works = [durations.of_step(step) for step in range(reported.stop + program.most_ahead)]
+    rank_program = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
+    account = _Account(rank_program, reported)
     spans: list[Span] = []
-    for record in play(parts, works, lags_of(plan)):
+    for record in play(rank_program, works, lags_of(plan)):
         account.add(record)
-        if traced and record.turn in kept:
-            spans += _spans(plan, parts, record, works[record.step])
-    ends = [account.end_of(turn) for turn in range(kept.start - 1, kept.stop)]
+        if traced and record.turn in reported:
+            spans += _spans(plan, rank_program, record, works[record.step])
+    ends = [account.end_of(turn) for turn in range(reported.start - 1, reported.stop)]
     seconds = [b - a for a, b in pairwise(ends)]
     return Simulation(
         clock=CLOCK,
@@ -147,20 +148,20 @@ def simulate(
         engine=plan.facts.engine,
         plan_seconds=plan.period_seconds,
         steps=StepTimes.of(seconds),
-        tokens_per_second=sum(work.num_tokens for work in works[kept.start : kept.stop]) / math.fsum(seconds),
+        tokens_per_second=sum(work.num_tokens for work in works[reported.start : reported.stop]) / math.fsum(seconds),
         cluster=account.use("all ranks", range(plan.facts.cluster.num_ranks)),
         pools=tuple(account.use(pool.name, pool.ranks) for pool in plan.pools),
         ranks=tuple(account.use(f"rank {rank}", (rank,)) for rank in range(plan.facts.cluster.num_ranks)),
         num_events=account.num_events,
-        staleness=_staleness(works[kept.start : kept.stop]),
-        caches=tuple(_cache_uses(plan, works[kept.start : kept.stop])),
-        settings=tuple(work.setting for work in works[kept.start : kept.stop] if work.setting),
+        staleness=_staleness(works[reported.start : reported.stop]),
+        caches=tuple(_cache_uses(plan, works[reported.start : reported.stop])),
+        settings=tuple(work.setting for work in works[reported.start : reported.stop] if work.setting),
         spans=tuple(sorted(spans, key=lambda span: (span.start_seconds, span.rank))),
     )
 
 
 def _require_few_spans(program: Program, steps: int) -> None:
-    """Raises BadInput for a timeline that would take a machine's memory."""
+    """Raise BadInput for a timeline that would take too much memory."""
     a_step = sum(len(instruction.ranks) for instruction in program.instructions)
     if steps * a_step > _MOST_SPANS:
         most = max(1, _MOST_SPANS // a_step)
@@ -168,14 +169,14 @@ def _require_few_spans(program: Program, steps: int) -> None:
 
 
 def first_step(plan: Plan) -> int:
-    """The first step that a simulation reports: the ones before it fill what is in flight."""
+    """Return the first step that a simulation reports by default, once everything that is in flight has filled up."""
     placement = plan.placement(GENERATE)
     num_rows = rows_of_replicas(plan.facts.workload.batch_size, placement.layout.dp)[-1]
     return 1 + 2 * plan.staleness + steps_to_grow(placement.schedule.overcommit // placement.layout.dp, num_rows)
 
 
 def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
-    """Of the stages whose lengths are drawn."""
+    """Yield the cache use of the stages whose lengths are sampled."""
     for placement in plan.placements:
         stage = placement.stage
         if stage not in works[0].held_blocks:
@@ -184,8 +185,8 @@ def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
         held = [one for work in works for one in work.held_blocks[stage]]
         mean, peak = None, None
         if held:
-            found = together(held, (seconds for work in works for seconds in work.seconds[stage]))
-            mean, peak = found.mean / blocks, found.most / blocks
+            use = together(held, (seconds for work in works for seconds in work.seconds[stage]))
+            mean, peak = use.mean / blocks, use.most / blocks
         yield CacheUse(stage=stage, blocks=blocks, mean_share=mean, peak_share=peak)
 
 
@@ -197,7 +198,7 @@ def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:
 
 
 def _split(works: Iterable[StepWork]) -> frozenset[str]:
-    """The stages whose replicas take times of their own."""
+    """Return the stages whose replicas have durations of their own."""
     return frozenset(name for work in works for name, seconds in work.seconds.items() if len(seconds) > 1)
 
 
@@ -208,13 +209,13 @@ def _replica_of(plan: Plan) -> Replica:
     return replica
 
 
-def _spans(plan: Plan, parts: RankProgram, record: Record, work: StepWork) -> Iterator[Span]:
-    """One span for each rank of the group; a receive's begins when the rank comes to it, as a measured one does."""
-    if record.number == len(parts.program.instructions):
+def _spans(plan: Plan, rank_program: RankProgram, record: Record, work: StepWork) -> Iterator[Span]:
+    """Yield one span for each rank of the group; a receive starts when the rank arrives, as a measured one does."""
+    if record.number == len(rank_program.program.instructions):
         return
-    instruction = parts.program.instructions[record.number]
+    instruction = rank_program.program.instructions[record.number]
     waited = {"waited_seconds": record.start - record.arrived} if record.start > record.arrived else {}
-    for rank in parts.groups[record.group]:
+    for rank in rank_program.groups[record.group]:
         yield Span(
             step=record.step,
             instruction=instruction.name,
@@ -228,7 +229,7 @@ def _spans(plan: Plan, parts: RankProgram, record: Record, work: StepWork) -> It
 
 
 def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float]:
-    """Bytes on the rank while the stage runs, and without it, as the plan counts them; sequences in flight if known."""
+    """Return the planned bytes on the rank with and without the stage, and its sequences in flight if known."""
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
     memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
     live = work.live_sequences.get(stage)
@@ -237,23 +238,23 @@ def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float
 
 
 class _Account:
-    """Adds up what each group does and waits for in the turns that are kept."""
+    """Accumulates the busy and waiting seconds of each group over the reported periods."""
 
-    def __init__(self, parts: RankProgram, kept: range) -> None:
-        self._parts, self._kept = parts, kept
-        instructions = parts.program.instructions
+    def __init__(self, rank_program: RankProgram, reported: range) -> None:
+        self._rank_program, self._reported = rank_program, reported
+        instructions = rank_program.program.instructions
         self._names = [*(instruction.name for instruction in instructions), ""]
         self._receives = {index for index, one in enumerate(instructions) if isinstance(one, Receive)}
-        producers = {stream.consumer: stream.producer for stream in parts.program.streams}
+        producers = {stream.consumer: stream.producer for stream in rank_program.program.streams}
         self._fed_by = {index: producers[name] for index, name in enumerate(self._names) if name in producers}
-        self._busy: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
-        self._waits: list[dict[str, float]] = [defaultdict(float) for _ in parts.groups]
-        self._group_of = {rank: group for group, ranks in enumerate(parts.groups) for rank in ranks}
+        self._busy: list[dict[str, float]] = [defaultdict(float) for _ in rank_program.groups]
+        self._waits: list[dict[str, float]] = [defaultdict(float) for _ in rank_program.groups]
+        self._group_of = {rank: group for group, ranks in enumerate(rank_program.groups) for rank in ranks}
         self._ends: dict[int, float] = {}
         self.num_events = 0
 
     def end_of(self, turn: int) -> float:
-        """When the last group ended a turn; 0 for a turn before all others."""
+        """Return when the last group ended a period; 0 for a period before all others."""
         return self._ends.get(turn, 0.0)
 
     def add(self, record: Record) -> None:
@@ -261,7 +262,7 @@ class _Account:
         turn, _, number, group, arrived, start, end, cause, starved = record
         if number == len(self._names) - 1:
             self._ends[turn] = max(end, self._ends.get(turn, 0.0))
-        if turn not in self._kept:
+        if turn not in self._reported:
             return
         if start > arrived:
             self._waits[group][cause] += start - arrived
@@ -274,16 +275,16 @@ class _Account:
                     self._waits[group][self._fed_by[number]] += starved
 
     def use(self, name: str, ranks: Sequence[int]) -> Use:
-        """The use of these ranks on average over the kept turns."""
-        elapsed = (self.end_of(self._kept.stop - 1) - self.end_of(self._kept.start - 1)) * len(ranks)
+        """Return the mean use of these ranks over the reported periods."""
+        elapsed = (self.end_of(self._reported.stop - 1) - self.end_of(self._reported.start - 1)) * len(ranks)
         busy, waits = (self._shares(part, ranks, elapsed) for part in (self._busy, self._waits))
         return Use(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
 
     def _shares(self, part: list[dict[str, float]], ranks: Sequence[int], elapsed: float) -> tuple[TimeShare, ...]:
-        """Largest first."""
+        """Return the shares of the elapsed time, largest first."""
         total: dict[str, float] = defaultdict(float)
         for rank in ranks:
             for what, seconds in part[self._group_of[rank]].items():
                 total[what] += seconds
-        found = [TimeShare(what, seconds / elapsed) for what, seconds in total.items()]
-        return tuple(sorted(found, key=lambda share: -share.share))
+        shares = [TimeShare(what, seconds / elapsed) for what, seconds in total.items()]
+        return tuple(sorted(shares, key=lambda share: -share.share))

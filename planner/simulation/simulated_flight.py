@@ -1,6 +1,6 @@
-"""A replica's sequences from turn to turn, without their tokens: when each is admitted, ends and is delivered.
+"""The sequences of one replica in simulated generation: when each is admitted, ends and is delivered.
 
-The rules are `flight`'s and so the runtime's. Passes in which nothing begins or ends are taken together.
+The rules are those of `flight`, which the runtime uses too. Passes in which no sequence starts or ends are combined.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.slot_groups import SlotGroup
 
 _MOST_PASSES = 256
-"""Passes are costed together at their middle, so many at most."""
+"""Most passes that are costed together, at their midpoint."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Drawn:
-    """One prompt and its response: their tokens, and what has come of it. `step` is that of its prompt batch.
+    """One simulated sequence: prompt and response tokens, and its progress; `step` is the step of its prompt batch.
 
-    What is not `is_prefilled` gets a copy of the keys and values of another one of its prompt.
+    A sequence that is not `is_prefilled` copies the keys and values of another one with the same prompt.
     """
 
     step: int
@@ -41,28 +41,28 @@ class Drawn:
     first_turn: int = -1
     first_pass: int = 0
     drawn: list[int] = field(default_factory=list)
-    """Tokens that were there at the end of each turn since the first."""
+    """Response tokens at the end of each period since the first."""
 
     @property
     def last_pass(self) -> int:
-        """The pass of its group that draws its last token."""
+        """The pass of its group that samples its last token."""
         return self.first_pass + self.response_tokens - 1
 
     def tokens_by_turn(self) -> dict[int, int]:
-        """How many tokens each turn drew, of a response that has ended."""
+        """Return the number of tokens sampled in each period, for a response that has ended."""
         totals = [0, *self.drawn, self.response_tokens]
         parts = {self.first_turn + i: after - before for i, (before, after) in enumerate(pairwise(totals))}
         return {turn: tokens for turn, tokens in parts.items() if tokens}
 
 
 class SimulatedGroup(SlotGroup[Drawn]):
-    """A group that knows in which of its passes the next sequence ends."""
+    """A group of slots that knows the pass in which its next sequence ends."""
 
     def __init__(self, first_slot: int, num_slots: int) -> None:
         super().__init__(first_slot, num_slots)
         self.num_passes = 0
         self._has_drawn = False
-        self._next_end, self._before = 0, 0
+        self._next_end, self._cached_offset = 0, 0
 
     @property
     def num_passes_left(self) -> int:
@@ -71,40 +71,40 @@ class SimulatedGroup(SlotGroup[Drawn]):
 
     @property
     def cached(self) -> int:
-        """Tokens of the live sequences in the cache, in the next pass."""
-        return self._before + len(self.live) * self.num_passes
+        """Cached tokens of the live sequences in the next pass."""
+        return self._cached_offset + len(self.live) * self.num_passes
 
     def learn(self) -> list[Drawn]:
-        """Takes out the sequences that ended in the last pass, in the order of the live ones."""
+        """Remove the sequences that ended in the last pass and return them, in the order of their slots."""
         if not self._has_drawn:
             return []
         self._has_drawn = False
         if self.num_passes < self._next_end:
             return []
-        has_ended = [one.last_pass == self.num_passes for one in self.live]
-        ended = [one for one, is_over in zip(self.live, has_ended, strict=True) if is_over]
-        self._keep(not is_over for is_over in has_ended)
-        self._look_ahead()
+        ends_now = [sequence.last_pass == self.num_passes for sequence in self.live]
+        ended = [sequence for sequence, ends in zip(self.live, ends_now, strict=True) if ends]
+        self._keep(not ends for ends in ends_now)
+        self._update_next_end()
         return ended
 
-    def _look_ahead(self) -> None:
+    def _update_next_end(self) -> None:
         if self.live:
-            self._next_end = min(one.last_pass for one in self.live)
-            self._before = sum(one.prompt_tokens - one.first_pass for one in self.live)
+            self._next_end = min(sequence.last_pass for sequence in self.live)
+            self._cached_offset = sum(sequence.prompt_tokens - sequence.first_pass for sequence in self.live)
 
     def advance(self, waiting: deque[Drawn], turn: int) -> list[Drawn]:
-        """One pass: a token for each live sequence, and the first one for what is admitted into the free slots."""
+        """Fill the free slots and sample a token for each live sequence; return the admitted sequences."""
         admitted = self._next(waiting)
         self.live += admitted
         self.skip(1)
-        for one in admitted:
-            one.first_turn, one.first_pass = turn, self.num_passes
+        for sequence in admitted:
+            sequence.first_turn, sequence.first_pass = turn, self.num_passes
         if admitted:
-            self._look_ahead()
+            self._update_next_end()
         return admitted
 
     def skip(self, num_passes: int) -> None:
-        """Passes in which nothing begins."""
+        """Run passes in which no sequence starts."""
         if self.live and num_passes:
             self.num_passes += num_passes
             self._has_drawn = True
@@ -115,8 +115,8 @@ _Flight: TypeAlias = Flight[Drawn, SimulatedGroup, Drawn]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a turn delivered, in order of step and row; how long it took; the sequences in flight on average over its
-    rounds, and the blocks of cache that they held."""
+    """The result of a period: delivered sequences in order of step and row, seconds, the mean number of sequences in
+    flight over its rounds, and the KV blocks that they held."""
 
     delivered: tuple[Drawn, ...]
     seconds: float
@@ -125,21 +125,21 @@ class Turn:
 
 
 class SimulatedFlight:
-    """The sequences of one replica that have been admitted and not delivered, in simulated time."""
+    """The sequences of one replica that have been admitted and not delivered, in simulated generation."""
 
     def __init__(self, num_slots: int, num_stages: int, times: RoundTimes, *, same_prompt: int = 1) -> None:
-        """`same_prompt` rows that stand one behind the other have one prompt."""
+        """Each `same_prompt` consecutive rows have the same prompt."""
         self._flight: _Flight = Flight(SimulatedGroup.cut(num_slots, num_stages))
         self._num_stages, self._times, self._same_prompt = num_stages, times, same_prompt
 
     @property
     def num_rounds(self) -> int:
-        """Of the last turn."""
+        """Rounds of the last period."""
         return self._flight.num_rounds
 
     def play(self, admitted: Collection[Drawn], delivery: Delivery, least_rounds: int = 0) -> Turn:
-        """The next turn, as `Flight.play` has it."""
-        work = _Work(self._flight, self._num_stages)
+        """Simulate the next period, by the rules of `Flight.play`."""
+        work = _PeriodWork(self._flight, self._num_stages)
         delivered = self._flight.play(
             admitted,
             delivery,
@@ -150,28 +150,29 @@ class SimulatedFlight:
         )
         work.end()
         for group in self._flight.groups:
-            for one in group.live:
-                one.drawn.append(group.num_passes - one.first_pass + 1)
+            for sequence in group.live:
+                sequence.drawn.append(group.num_passes - sequence.first_pass + 1)
         seconds, held = work.seconds_and_cache(self._times, self._same_prompt)
         return Turn(delivered=delivered, seconds=seconds, live=work.live, held=held)
 
 
-class _Work:
-    """What a turn does: rounds of so many sequences with so many cached tokens, and prompts that are prefilled."""
+class _PeriodWork:
+    """The work of a period: its decode rounds with their sequences and cached tokens, and its prefills."""
 
     def __init__(self, flight: _Flight, num_stages: int) -> None:
         self._flight, self._num_groups, self._num_stages = flight, len(flight.groups), num_stages
-        self._num_advanced, self._rows, self._cached = 0, 0, 0  # of this round
+        self._num_advanced, self._rows, self._cached = 0, 0, 0  # of the current round
         self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
         self._first: list[Drawn] = []
         self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
         self._num_rounds, self._row_rounds = 0.0, 0.0
-        self._seated = [(one, one.first_pass - group.num_passes - 1) for group in flight.groups for one in group.live]
-        """Every sequence that is live in the turn, and the round of its first token: before 0 where it was drawn in an
-        earlier turn."""
+        self._sequences = [
+            (sequence, sequence.first_pass - group.num_passes - 1) for group in flight.groups for sequence in group.live
+        ]
+        """Every sequence that is live in the period, with the round of its first token (negative if earlier)."""
 
     def advance(self, group: SimulatedGroup) -> int:
-        """One pass of the group, how many sequences it admitted."""
+        """Run one pass of the group; return the number of sequences that it admitted."""
         self._num_advanced += 1
         self._rows += len(group.live)
         self._cached += group.cached if group.live else 0
@@ -182,32 +183,32 @@ class _Work:
         return len(admitted)
 
     def skip(self, most: int | None) -> int:
-        """All passes until a sequence ends, at most `most` where there is a number."""
+        """Run all passes until a sequence ends, at most `most` if given; return their number."""
         busy = [group for group in self._flight.groups if group.live]
         skipped = min(group.num_passes_left for group in busy)
         if most is not None:
             skipped = min(skipped, most)
-        left, rows = skipped, sum(len(group.live) for group in busy)
-        while left:
-            passes = min(left, _MOST_PASSES)
+        remaining, rows = skipped, sum(len(group.live) for group in busy)
+        while remaining:
+            passes = min(remaining, _MOST_PASSES)
             self._decode(passes, rows, sum(group.cached for group in busy) / rows + (passes - 1) / 2)
             for group in busy:
                 group.skip(passes)
-            left -= passes
+            remaining -= passes
         return skipped
 
     def end(self) -> None:
-        """A round is over, and with it a turn that ends in its middle: it was a part of one."""
+        """Account for the current round, or for the part of it before a period ends."""
         if self._num_advanced:
             rows = self._rows * self._num_groups / self._num_advanced
             self._decode(self._num_advanced / self._num_groups, rows, self._cached / max(1, self._rows))
         self._num_advanced, self._rows, self._cached = 0, 0, 0
 
     def _admit(self, admitted: Sequence[Drawn]) -> None:
-        """Prompts that a group prefills in one pass; those of a turn's first round fill the pipeline together."""
+        """Record the prompts that a group prefills in one pass; those of the first round fill the pipeline together."""
         self._row_rounds += len(admitted)
-        self._seated += [(one, int(self._num_rounds)) for one in admitted]
-        prefilled = [one for one in admitted if one.is_prefilled]
+        self._sequences += [(sequence, int(self._num_rounds)) for sequence in admitted]
+        prefilled = [sequence for sequence in admitted if sequence.is_prefilled]
         if not self._num_rounds:
             self._first += prefilled
         elif prefilled:
@@ -224,8 +225,11 @@ class _Work:
         return self._row_rounds / self._num_rounds if self._num_rounds else 0.0
 
     def seconds_and_cache(self, times: RoundTimes, same_prompt: int) -> tuple[float, HeldBlocks]:
-        """Of the turn. A later prompt is in the way of one group only, so the grid is asked as if every group had as
-        many."""
+        """Return the seconds of the period, and the KV blocks held.
+
+        A later prefill delays one group only, so the grid is read as if every group had as many prompts, and the
+        seconds are divided by the number of pipeline stages.
+        """
         total, runs = 0.0, [np.zeros((3, 0))]  # first round, rounds, seconds
         if self._decodes:
             first, rounds, rows, contexts = np.array(self._decodes).T
@@ -245,10 +249,10 @@ class _Work:
         return total, self._held(np.concatenate(runs, axis=1), same_prompt)
 
     def _held(self, runs: NDArray[np.float64], same_prompt: int) -> HeldBlocks:
-        if not self._seated:
+        if not self._sequences:
             return HeldBlocks(0.0, 0)
         prompts, starts, responses = np.array(
-            [(one.prompt_tokens, start, one.response_tokens) for one, start in self._seated]
+            [(sequence.prompt_tokens, start, sequence.response_tokens) for sequence, start in self._sequences]
         ).T
         ends, num_rounds = starts + responses, max(1, math.ceil(self._num_rounds))
         until = self._read_until(ends, same_prompt) if same_prompt > 1 else np.zeros_like(ends)
@@ -257,14 +261,17 @@ class _Work:
         return use_of(held, first, first + rounds, runs[2])
 
     def _read_until(self, ends: NDArray[np.int64], same_prompt: int) -> NDArray[np.int64]:
-        """The round in which the last of those seated before ends that read the prompt: they began in the same turn."""
-        found, lasts = list[int](), dict[tuple[int, int, int], int]()
-        for (one, _), end in zip(self._seated, ends.tolist(), strict=True):
-            prompt = one.step, one.row // same_prompt, one.first_turn
-            found.append(lasts.get(prompt, 0))
-            lasts[prompt] = max(found[-1], end)
-        return np.array(found)
+        """Return for each sequence the round in which the last earlier one ends that shares its prompt.
+
+        Sequences share a prompt's blocks only if they started in the same period.
+        """
+        ends_before, last_ends = list[int](), dict[tuple[int, int, int], int]()
+        for (sequence, _), end in zip(self._sequences, ends.tolist(), strict=True):
+            prompt = sequence.step, sequence.row // same_prompt, sequence.first_turn
+            ends_before.append(last_ends.get(prompt, 0))
+            last_ends[prompt] = max(ends_before[-1], end)
+        return np.array(ends_before)
 
 
 def _mean_prompt(admitted: Sequence[Drawn]) -> float:
-    return statistics.fmean(one.prompt_tokens for one in admitted)
+    return statistics.fmean(sequence.prompt_tokens for sequence in admitted)

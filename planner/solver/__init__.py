@@ -1,1 +1,4 @@
-"""The best answer to a problem and its proof. It knows no stages and no seconds; OR-Tools is imported here alone."""
+"""Solves a scheduling problem to optimality or to a proven gap.
+
+It knows neither stages nor seconds, and is the only part of the planner that imports OR-Tools.
+"""

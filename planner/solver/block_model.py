@@ -1,28 +1,29 @@
-"""The search as an integer program when every call may be on any aligned block of its number of ranks.
+"""The problem as an integer program, if every call may be on any aligned rank range of its size.
 
-Its size does not depend on how many ranks there are: where `place_model.py` has places and atoms, this has relations.
+Its size does not depend on the number of ranks: `place_model.py` has places and atoms, this model has relations between
+rank ranges instead.
 
 Sets
-    c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, memory r (resident), w
-       (of it the part that sharing saves) and m (transient)
+    c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, resident memory r, the
+       part w of r that sharing saves, and transient memory m
     t  tasks: runs of calls, and transfers between the shapes of two calls
 Variables
     x[c, o], y[c, p]            call c uses option o, has shape p
-    inside, equal, meet [c, c'] how the blocks of two calls lie to each other
-    s[c, p]                     call c, of shape p, uses an earlier call's copy
+    inside, equal, meet [c, c'] relation of the rank ranges of two calls
+    s[c, p]                     call c, of shape p, shares an earlier call's copy
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
 Objective
-    minimise the makespan, in coarse steps, or the blocks that a device needs
+    minimise the makespan, in coarse steps, or the memory units that a device needs
 Constraints
-    choice   sum_o x[c, o] = 1;  y follows x;  blocks are nested or apart, and parts fit (`blocks.py`)
-             s[c, p] only when an earlier owner has shape p and an equal block
-    time     as in `place_model.py`; two tasks whose blocks meet do not overlap in time
-    memory   on the block of every call c: sum of r - w s over the calls around it, and m of any of them, <= device;
-             the ranks of a block that are in none of its parts hold no more
-Redundant, for the proof
-    between two tasks (or the ends) the cluster has time for all work that must lie there, and so has the block of
-    every call; at no time do the running calls have more ranks than there are.
+    choice   sum_o x[c, o] = 1;  y follows x;  rank ranges are nested or disjoint, and parts fit (`blocks.py`)
+             s[c, p] only if an earlier owner has shape p and an equal rank range
+    time     as in `place_model.py`; two tasks whose rank ranges intersect do not overlap in time
+    memory   on the rank range of every call c: sum of r - w s over the calls around it, plus m of any of them,
+             <= device; the ranks of a range that are in none of its parts hold no more
+Redundant, for a tighter bound
+    between two tasks (or the ends) the cluster, and the rank range of every call, have time for all work that must
+    lie there; at no time do the running calls have more ranks than there are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ from meshwright.planner.solver.windows import followers, windows
 
 @dataclass(frozen=True, kw_only=True)
 class Relations:
-    """Calls are named, options are counted within their call."""
+    """The variables of the picks and of the relations between rank ranges.
+
+    Calls are named; options are numbered within their call.
+    """
 
     pick: Mapping[tuple[str, int], cp_model.IntVar]
     has: Mapping[tuple[str, Place], cp_model.IntVar]  # y: the call has the shape, a place that starts at rank 0
@@ -51,7 +55,7 @@ class Relations:
 
 
 def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
-    """The variables of what is picked, and the rules about it, whenever it runs."""
+    """Add the variables of what is picked, and the rules about it that do not depend on time."""
     pick = {
         (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
         for call in problem.calls
@@ -66,49 +70,51 @@ def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
     }
     for call in problem.calls:
         for shape in places(call):
-            here = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
-            model.add(sum(here) == has[call.name, shape])
+            picks = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
+            model.add(sum(picks) == has[call.name, shape])
     size = {c.name: _amount(model, pick, c, "size", lambda option: option.place.num_ranks) for c in problem.calls}
     blocks = add_blocks(model, problem, size)
     return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), blocks=blocks)
 
 
 def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> TaskVariables:
-    """The variables of when tasks run, and the rules about it."""
+    """Add the variables of when tasks run, and the rules about them."""
     times = add_task_variables(model, problem, latest)
     _a_run_takes_its_options_ticks(model, problem, x, times)
     _a_transfer_takes_its_shapes_ticks(model, problem, x, times, latest)
     add_order_constraints(model, problem, x.pick, times)
-    _tasks_that_meet_take_turns(model, problem, x, times)
+    _tasks_on_common_ranks_do_not_overlap(model, problem, x, times)
     _work_fits_between_its_neighbours(model, problem, x, times)
     _running_calls_fit_into_the_cluster(model, problem, x, times)
     return times
 
 
 def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: cp_model.LinearExprT) -> None:
-    """On the block of every call the copies that live there, and any one call's transient memory, fit in `device`."""
-    kept, transient = {}, {}
+    """Limit the copies on the rank range of every call, plus any one call's transient memory, to `device` units."""
+    resident, transient = {}, {}
     for call in problem.calls:
         saved = [
             next(option.shared_blocks for option in call.options if option.place == shape) * shared
             for (name, shape), shared in x.shares.items()
             if name == call.name
         ]
-        most = max(option.resident_blocks for option in call.options)
-        kept[call.name] = model.new_int_var(0, most, f"kept[{call.name}]")
-        model.add(kept[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_blocks) - sum(saved))
+        max_units = max(option.resident_blocks for option in call.options)
+        resident[call.name] = model.new_int_var(0, max_units, f"kept[{call.name}]")
+        model.add(
+            resident[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_blocks) - sum(saved)
+        )
         transient[call.name] = _amount(model, x.pick, call, "transient", lambda option: option.transient_blocks)
-    for name, own in kept.items():
-        around = [other for other in kept if other != name]
-        there = []
-        for other in around:
-            blocks = model.new_int_var(0, MAX_SUM, f"there[{name},{other}]")
-            model.add(blocks >= kept[other]).only_enforce_if(x.blocks.inside[name, other])
-            there.append(blocks)
+    for name, range_resident in resident.items():
+        others = [other for other in resident if other != name]
+        outer_resident = []
+        for other in others:
+            units = model.new_int_var(0, MAX_SUM, f"there[{name},{other}]")
+            model.add(units >= resident[other]).only_enforce_if(x.blocks.inside[name, other])
+            outer_resident.append(units)
         held = model.new_int_var(0, MAX_SUM, f"held[{name}]")
-        model.add(held == own + sum(there))
+        model.add(held == range_resident + sum(outer_resident))
         model.add(held + transient[name] <= device)
-        for other in around:
+        for other in others:
             model.add(held + transient[other] <= device).only_enforce_if(x.blocks.inside[name, other])
 
 
@@ -120,12 +126,12 @@ def _amount(
     model: cp_model.CpModel,
     pick: Mapping[tuple[str, int], cp_model.IntVar],
     call: CallOptions,
-    what: str,
-    of: Callable[[Option], int],
+    name: str,
+    amount_of: Callable[[Option], int],
 ) -> cp_model.IntVar:
-    """A variable with what the picked option has of something."""
-    amounts = [of(option) for option in call.options]
-    variable = model.new_int_var_from_domain(cp_model.Domain.from_values(amounts), f"{what}[{call.name}]")
+    """Return a variable that equals an amount of the picked option."""
+    amounts = [amount_of(option) for option in call.options]
+    variable = model.new_int_var_from_domain(cp_model.Domain.from_values(amounts), f"{name}[{call.name}]")
     model.add(cp_model.LinearExpr.weighted_sum(_picks(pick, call), amounts) == variable)
     return variable
 
@@ -133,27 +139,27 @@ def _amount(
 def _shares(
     model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: Blocks
 ) -> dict[tuple[str, Place], cp_model.IntVar]:
-    """A call shares a copy only with an earlier call of its group that has its block and its shape."""
+    """Return the variables s: a call shares an earlier call's copy only at an equal range and shape."""
     shares = {}
     for call in problem.calls:
         for shape in places(call):
-            from_owners = []
+            owner_choices = []
             for owner in problem.owners(call.name):
                 if (owner, shape) in has:
-                    one = model.new_bool_var(f"s[{call.name},{owner},{shape}]")
-                    for needed in (blocks.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
-                        model.add_implication(one, needed)
-                    from_owners.append(one)
-            if from_owners:
+                    shares_with_owner = model.new_bool_var(f"s[{call.name},{owner},{shape}]")
+                    for condition in (blocks.equal[owner, call.name], has[owner, shape], has[call.name, shape]):
+                        model.add_implication(shares_with_owner, condition)
+                    owner_choices.append(shares_with_owner)
+            if owner_choices:
                 shared = shares[call.name, shape] = model.new_bool_var(f"s[{call.name},{shape}]")
-                model.add_bool_or(*from_owners, ~shared)
+                model.add_bool_or(*owner_choices, ~shared)
     return shares
 
 
 def _a_run_takes_its_options_ticks(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """A run lasts as long as its call's option says."""
+    """A run lasts as long as its call's option."""
     by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
         if isinstance(task, CallRun):
@@ -165,9 +171,9 @@ def _a_run_takes_its_options_ticks(
 def _a_transfer_takes_its_shapes_ticks(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, latest: int
 ) -> None:
-    """A transfer lasts as long as two shapes and what they have in common say; none when its target shares a copy.
+    """A transfer lasts as long as its shapes and common ranks require, and no time if its target shares a copy.
 
-    Longer than until just after `latest` is not told apart: it is too long in any case.
+    Durations are clipped just above `latest`, because longer ones are too long in any case.
     """
     by_name = {call.name: call for call in problem.calls}
     for task in problem.tasks:
@@ -175,35 +181,40 @@ def _a_transfer_takes_its_shapes_ticks(
             continue
         happens, meet = times.happens[task.name], x.blocks.meet[task.source, task.target]
         model.add(times.ticks[task.name] == 0).only_enforce_if(~happens)
-        for source, meets in product(places(by_name[task.source]), (False, True)):
-            moved = []
+        for source, intersects in product(places(by_name[task.source]), (False, True)):
+            terms = []
             for target in places(by_name[task.target]):
-                if ticks := task.ticks_between(source, target, source.overlap(target) if meets else 0):
+                if ticks := task.ticks_between(source, target, source.overlap(target) if intersects else 0):
                     shared = x.shares.get((task.target, target), 0)
-                    moved.append(min(ticks, latest + 1) * (x.has[task.target, target] - shared))
-            if moved:
-                where = (x.has[task.source, source], meet if meets else ~meet)
-                model.add(times.ticks[task.name] >= sum(moved)).only_enforce_if(*where)
+                    terms.append(min(ticks, latest + 1) * (x.has[task.target, target] - shared))
+            if terms:
+                conditions = (x.has[task.source, source], meet if intersects else ~meet)
+                model.add(times.ticks[task.name] >= sum(terms)).only_enforce_if(*conditions)
 
 
-def _tasks_that_meet_take_turns(model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables) -> None:
-    """Of two tasks on blocks that meet, one ends before the other starts; what the order says is not said again."""
+def _tasks_on_common_ranks_do_not_overlap(
+    model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
+) -> None:
+    """Two tasks on intersecting rank ranges do not overlap in time.
+
+    Pairs that the precedences order already are skipped.
+    """
     after = followers(problem)
     for one, other in combinations(problem.tasks, 2):
         if other.name in after[one.name] or one.name in after[other.name]:
             continue
-        happen = [~times.happens[task.name] for task in (one, other) if task.name in times.happens]
+        not_happening = [~times.happens[task.name] for task in (one, other) if task.name in times.happens]
         meet = model.new_bool_var(f"meet[{one.name},{other.name}]")
-        for here, there in product(_calls_of(one), _calls_of(other)):
-            apart = [] if here == there else [~x.blocks.meet[here, there]]
-            model.add_bool_or(meet, *apart, *happen)
+        for one_call, other_call in product(_calls_of(one), _calls_of(other)):
+            disjoint = [] if one_call == other_call else [~x.blocks.meet[one_call, other_call]]
+            model.add_bool_or(meet, *disjoint, *not_happening)
         is_first = model.new_bool_var(f"before[{one.name},{other.name}]")
         model.add(times.start[other.name] >= times.end[one.name]).only_enforce_if(meet, is_first)
         model.add(times.start[one.name] >= times.end[other.name]).only_enforce_if(meet, ~is_first)
 
 
 def _calls_of(task: Task) -> tuple[str, ...]:
-    """The calls on whose ranks a task is."""
+    """Return the calls whose ranks a task occupies."""
     if isinstance(task, CallRun):
         return (task.call,)
     return {"source": (task.source,), "target": (task.target,), "both": (task.source, task.target)}[task.occupies]
@@ -212,7 +223,7 @@ def _calls_of(task: Task) -> tuple[str, ...]:
 def _work_fits_between_its_neighbours(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """Between two tasks, or the ends, the cluster has time for all the work that must lie there, and so has a block."""
+    """Between two tasks, or the ends, the cluster and every rank range have time for the work that lies there."""
     run = problem.runs
     share = {call.name: _share_of_work(problem, x, call) for call in problem.calls}
     load = {call.name: _load(model, problem, x, times, call.name) for call in problem.calls}
@@ -226,7 +237,7 @@ def _work_fits_between_its_neighbours(
 
 
 def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_model.LinearExprT:
-    """Ticks that a call would take spread over all ranks, rounded down."""
+    """Return the ticks of a call spread over all ranks, rounded down."""
     shares = [option.ticks * option.place.num_ranks // problem.num_ranks for option in call.options]
     expression: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(_picks(x.pick, call), shares)
     return expression
@@ -235,20 +246,20 @@ def _share_of_work(problem: Problem, x: Relations, call: CallOptions) -> cp_mode
 def _load(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables, name: str
 ) -> dict[str, cp_model.IntVar]:
-    """Ticks that a run of each call is on all ranks of this call's block."""
+    """Return for each call the ticks that its run occupies all ranks of the named call's range."""
     ticks = {task.call: times.ticks[task.name] for task in problem.tasks if isinstance(task, CallRun)}
     load = {name: ticks[name]} if name in ticks else {}
-    for other, lasts in ticks.items():
+    for other, run_ticks in ticks.items():
         if other != name:
             load[other] = model.new_int_var(0, problem.horizon, f"load[{name},{other}]")
-            model.add(load[other] >= lasts).only_enforce_if(x.blocks.inside[name, other])
+            model.add(load[other] >= run_ticks).only_enforce_if(x.blocks.inside[name, other])
     return load
 
 
 def _running_calls_fit_into_the_cluster(
     model: cp_model.CpModel, problem: Problem, x: Relations, times: TaskVariables
 ) -> None:
-    """At no time do the calls that run have more ranks than the cluster."""
+    """At no time do the running calls have more ranks than the cluster."""
     runs = [task for task in problem.tasks if isinstance(task, CallRun)]
     model.add_cumulative(
         [_interval(model, times, run.name) for run in runs],
@@ -262,7 +273,7 @@ def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_mo
 
 
 def block_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
-    """All rules, for answers that end by the tick `latest`; what to minimise is left open."""
+    """Build the model with all rules for answers that end by the tick `latest`; the caller sets the objective."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     times = add_times(model, problem, x, latest)
@@ -271,7 +282,7 @@ def block_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpMode
 
 
 def block_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
-    """The rules about what is picked, and the blocks of a device to minimise."""
+    """Build the model of what is picked, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")

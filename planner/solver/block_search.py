@@ -1,23 +1,24 @@
-"""The search when calls may be anywhere, and its proof.
+"""The search if calls may be on any rank range, with a proof of its lower bound.
 
-    answer     = the best of a few options per call, where no other is known
-    bound      = of the problem in which few options stand in for all of a short call (`coarse.py`)
-    answer     = the best of those like the best there; often that is all
+    answer     = the best among a few options per call, if no answer is known
+    bound      = of the problem in which short calls have only representative options (`coarse.py`)
+    answer     = the best among the options on as many ranks as the best representatives; often the search ends here
     repeat
-        aim    = a stride further than the bound; strides grow
-        for each branch of the problem (`branches.py`), with memory and times in coarse parts and few layouts, then more
-        and all layouts, and last as it is
-            repeat while that makes the answer better
-                target     = the aim, or what is better than the answer by more than the gap asked
-                problem    = without the options that cannot meet the target, the others rounded down to whole parts
-                bound      = what CP-SAT proves of it, in coarse steps of the makespan
-                answer     = the best within the target of the options that are like those that it picked there
-                answer     = where that was not enough, and layouts were few, the best of all on as many ranks, even
-                             beyond the aim if it is within the gap of the bound
-    until the gap is reached, or the limit is
+        aim    = the bound plus a stride; strides grow
+        for each branch of the problem (`branches.py`): memory and times in coarse parts, with few layouts, then with
+        more, then with all layouts, and last without rounding
+            repeat while the answer improves
+                target     = the aim, or a makespan that is better than the answer by more than the requested gap
+                problem    = the options that can meet the target, rounded down to whole parts
+                bound      = what CP-SAT proves for it, in coarse steps of the makespan
+                answer     = the best within the target among options similar to those that CP-SAT picked
+                answer     = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
+                             even beyond the aim if it is within the gap of the bound
+    until the gap or the limit is reached
 
-The further a target lies above the bound of the linear program, the more options may meet it: what is found near the
-bound leaves little to be proven, and what is not there is proven with few. Everything is deterministic.
+The further a target lies above the bound of the linear program, the more options may meet it. Hence the search starts
+near the bound: an answer found there leaves little to prove, and the absence of one is proven with few options.
+Everything is deterministic.
 """
 
 from __future__ import annotations
@@ -46,72 +47,79 @@ from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, R
 from meshwright.planner.solver.variables import TaskVariables
 
 _STEPS = 64
-"""Into how many steps CP-SAT cuts the makespans that it looks at."""
+"""Number of steps into which the range of makespans is divided for CP-SAT."""
 
 _FIRST_TIME = 4.0
-"""Deterministic time for a first answer."""
+"""Deterministic time limit for a first answer."""
 
 _FIRST_RANGE = 4
-"""A first answer is looked for within so many times the bound, and only then without a limit."""
+"""A first answer is searched within this multiple of the bound, and only then without a limit."""
 
-_PARTS = 64
-"""Of a device: memory is counted in these at first."""
+_MEMORY_PARTS = 64
+"""Number of parts of a device in which memory is counted at first."""
 
-_APART = (2, 1 / 8)
-"""Layouts whose transfers differ by less than so many times the gap that is asked are one, at first and then: a model's
-size goes with its pairs of layouts, and most transfers are short beside a turn."""
+_MERGE_GAPS = (2, 1 / 8)
+"""Multiples of the requested gap: layouts whose transfer times differ by less are merged, in a first and a second pass.
+The size of a model grows with its pairs of layouts, and most transfers are short compared to a period."""
 
-_MANY = 700
-"""Options in all: of so many CP-SAT takes longer to prove a bound than of all with fewer layouts and then of these."""
+_MANY_OPTIONS = 700
+"""Number of options beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
 
-_STRIDE, _FURTHER = 0.01, 1.5
-"""Of what is proven: the first round of the search aims so much further, or by the gap that is asked where that is
-more; and each round by so many times as much as the one before it."""
+_STRIDE, _STRIDE_GROWTH = 0.01, 1.5
+"""First stride, as a share of the bound, and the factor by which strides grow in each round.
 
-_SHORT, _FINER = 2, 2
-"""Calls that take less of the bound than so many times the gap that is asked are told by stand-ins, in a problem that
-is solved to a gap so many times finer."""
+The first stride is the requested gap if that is more.
+"""
+
+_SHORT_CALL_GAPS, _FINER_GAP = 2, 2
+"""Calls that take less of the bound than this multiple of the requested gap get representatives.
+
+The problem with representatives is solved to a gap finer by the second factor.
+"""
 
 _TICKS_PER_GAP = 128
-"""Times are rounded to this part of the gap that is asked: a turn of ten tasks in line loses a tenth of it at most."""
+"""Times are rounded to one in this many parts of the requested gap.
+
+Ten tasks in sequence then lose at most a tenth of the gap.
+"""
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
-    """The best answer within the limits, with the bound that was proven; every call has options.
+    """Return the best answer within the limits and the proven lower bound; every call must have options.
 
-    What it takes is added to `effort`.
+    The work is added to `effort`.
     """
-    best = _Best(problem, limits, progress, effort or Effort())
+    state = _Best(problem, limits, progress, effort or Effort())
     remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    best.bound = least_makespan(remaining)
+    state.bound = least_makespan(remaining)
     if limits.most is None:
-        best.find(fastest_few(remaining))
-    best.by_stand_ins(remaining)
-    best.by_branches(remaining)
-    if best.aside:
-        best.offer(best.aside)
-    return best.result()
+        state.find(fastest_few(remaining))
+    state.by_stand_ins(remaining)
+    state.by_branches(remaining)
+    if state.aside:
+        state.offer(state.aside)
+    return state.result()
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
-    """The best answer among a few options per call; none where there is none."""
-    best = _Best(problem, limits, _silence, effort)
+    """Return the best answer among a few options per call, or None if there is none."""
+    state = _Best(problem, limits, _ignore_progress, effort)
     remaining = possible(problem)
     if any(not call.options for call in remaining.calls):
         return None
-    best.bound = least_makespan(remaining)
-    best.find(fastest_few(remaining))
-    return best.result() if best.answer else None
+    state.bound = least_makespan(remaining)
+    state.find(fastest_few(remaining))
+    return state.result() if state.answer else None
 
 
 @dataclass
 class _Best:
-    """The best answer so far, what is proven of it, and the time that is left.
+    """The state of the search: the best answer so far, the bounds, and the deterministic time left.
 
-    `bound` is of the branch that is looked at, `elsewhere` the least of all others; `aside` is an answer that is not
-    looked at meanwhile. Where it `is_rough` any answer within the gap serves as well as a shorter one.
+    `bound` belongs to the branch being searched, `elsewhere` is the least bound of the other branches. `aside` is an
+    answer that is ignored in the meantime. If `is_rough`, any answer within the gap serves as well as a shorter one.
     """
 
     problem: Problem
@@ -132,167 +140,175 @@ class _Best:
 
     @property
     def target(self) -> int:
-        """The largest makespan that is asked for, and better than the answer by more than the gap asked."""
-        most = self.longest if self.answer is None else self.limits.target(self.makespan)
-        return most if self.aim is None else min(most, self.aim)
+        """The largest makespan that is requested and improves on the answer by more than the requested gap."""
+        longest = self.longest if self.answer is None else self.limits.target(self.makespan)
+        return longest if self.aim is None else min(longest, self.aim)
 
     @property
-    def _enough(self) -> int:
-        """The largest makespan of a better answer that is within the target, or not longer than what is proven by more
-        than the gap asked."""
-        most = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
-        return min(most, max(self.target, self.limits.as_short(self.bound)))
+    def _longest_worthwhile(self) -> int:
+        """The largest makespan of a better answer that meets the target or is within the gap of the bound."""
+        longest = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
+        return min(longest, max(self.target, self.limits.as_short(self.bound)))
 
     @property
     def longest(self) -> int:
-        """The largest makespan that is asked for; all answers are within it where none is."""
+        """The largest makespan that is requested; the horizon of the problem if there is no limit."""
         return self.problem.horizon if self.limits.most is None else self.limits.most
 
     @property
     def is_open(self) -> bool:
-        """Whether there is time, and an answer within the target is not excluded."""
+        """True if time is left and an answer within the target is not excluded."""
         in_time = self.left > 0 and self.limits.seconds_left > 0
         return in_time and self.bound <= self.target
 
     @property
     def _grain(self) -> int:
-        """Ticks to which times may be rounded without much harm to a bound."""
+        """Ticks to which times may be rounded with little effect on the bound."""
         return max(1, int(self.limits.tolerance * self.bound) // _TICKS_PER_GAP)
 
     @property
     def _proven(self) -> int:
-        """The bound on what was asked for, or the answer where that is shorter."""
+        """The proven bound over all branches, or the answer's makespan if that is shorter."""
         bound = self.bound if self.elsewhere is None else min(self.bound, self.elsewhere)
         return min(bound, self.makespan) if self.answer else bound
 
     def left_of(self, problem: Problem) -> Problem:
-        """The problem without the options that cannot meet the target; when a call has none left, nothing can."""
-        target = self.target
-        left = within(problem, target)
-        least = least_makespan(left) if all(call.options for call in left.calls) else target + 1
-        self._raise_bound(min(least, target + 1))
-        return left
+        """Return the problem without options that cannot meet the target.
 
-    def find(self, few: Problem) -> None:
-        """Looks for a first answer among a few options, whatever time is left."""
-        most = self.target
-        for target in (min(_FIRST_RANGE * self.bound, most), most):
+        If a call has none left, the bound rises above the target.
+        """
+        target = self.target
+        remaining = within(problem, target)
+        bound = least_makespan(remaining) if all(call.options for call in remaining.calls) else target + 1
+        self._raise_bound(min(bound, target + 1))
+        return remaining
+
+    def find(self, restricted: Problem) -> None:
+        """Search a first answer among a few options, whatever time is left."""
+        longest = self.target
+        for target in (min(_FIRST_RANGE * self.bound, longest), longest):
             if self.answer is None and self.is_open:
-                self._look(few, max(target, self.bound), _FIRST_TIME)
+                self._search_among(restricted, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
-            self._look(few, self.target, self.left)
+            self._search_among(restricted, self.target, self.left)
 
     def by_stand_ins(self, problem: Problem) -> None:
-        """Looks at the problem with one option for each number of ranks in place of all of a short call, and then for
-        an answer on as many ranks as are best there."""
-        short = short_calls(problem, _SHORT * self.limits.tolerance * self.bound)
-        if not self.is_open or not _are_many(problem, short):
+        """Solve the problem with representatives for short calls, then search among the similar real options.
+
+        A representative stands for all options of a short call on one number of ranks.
+        """
+        short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
+        if not self.is_open or not _have_many_options(problem, short):
             return
         problem = self.left_of(problem)
         if not self.is_open:
             return
-        limits = replace(self.limits, gap=self.limits.tolerance / _FINER, most=self.target)
-        stand_ins = with_stand_ins(problem, short)
-        least = _Best(stand_ins, limits, _silence, self.effort, self.bound, is_rough=True)
-        least.by_branches(least.problem)
-        self.left -= limits.max_deterministic_time - least.left
-        found = least.result()
-        self._raise_bound(min(found.bound, self.target + 1))
-        if found.answer is not None and self.is_open:
-            known, near = self.answer, like(problem, picked_options(least.problem, found.answer), short)
-            self._look(near, self.target, self.left)
-            if (
-                self.is_open and self.answer is not known
-            ):  # what is only a little shorter than it would be hard to exclude
+        limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, most=self.target)
+        with_representatives = with_stand_ins(problem, short)
+        relaxed = _Best(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
+        relaxed.by_branches(relaxed.problem)
+        self.left -= limits.max_deterministic_time - relaxed.left
+        result = relaxed.result()
+        self._raise_bound(min(result.bound, self.target + 1))
+        if result.answer is not None and self.is_open:
+            answer, similar = self.answer, like(problem, picked_options(relaxed.problem, result.answer), short)
+            self._search_among(similar, self.target, self.left)
+            # Answers that are only a little shorter would be hard to exclude, so the new answer is set aside.
+            if self.is_open and self.answer is not answer:
                 self.aside, self.answer = self.answer, None
 
     def by_branches(self, problem: Problem) -> None:
-        """Looks at all branches in rounds, each with an aim: a round that finds no answer proves that there is none."""
+        """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
         problem = self.left_of(problem)
         if not self.is_open:
             return
-        least, last = self.bound, self.target
-        every = branches(problem, last, lambda: self.limits.seconds_left > 0)
-        proven = [max(least, branch.bound) for branch in every]
+        least, longest = self.bound, self.target
+        all_branches = branches(problem, longest, lambda: self.limits.seconds_left > 0)
+        proven = [max(least, branch.bound) for branch in all_branches]
         stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
         while proven and self.limits.seconds_left > 0 and self.left > 0:
             self.aim = min(proven) + math.ceil(stride)
-            stride *= _FURTHER
+            stride *= _STRIDE_GROWTH
             if min(proven) > self.target:
                 break
-            for position, branch in enumerate(every):
+            for position, branch in enumerate(all_branches):
                 self.bound = proven[position]
-                self.elsewhere = min([last + 1, *proven[:position], *proven[position + 1 :]])
+                self.elsewhere = min([longest + 1, *proven[:position], *proven[position + 1 :]])
                 if self.is_open:
                     self._prove(branch)
                 proven[position] = self.bound
-        self.bound, self.elsewhere, self.aim = min([last + 1, *proven]), None, None
+        self.bound, self.elsewhere, self.aim = min([longest + 1, *proven]), None, None
 
     def _prove(self, branch: Branch) -> None:
-        """Looks for better answers until none is left, or no time."""
+        """Search a branch for better answers until none is left, or no time."""
         problem = branch.within(self.target)
-        for gaps in _APART:
-            apart = int(self.limits.tolerance * self.bound * gaps)
-            if apart and self._has_many(problem):
-                problem = self._narrow(branch, problem, apart)
-        problem = self._narrow(branch, problem)
+        for gaps in _MERGE_GAPS:
+            merged_ticks = int(self.limits.tolerance * self.bound * gaps)
+            if merged_ticks and self._has_many_options(problem):
+                problem = self._tighten(branch, problem, merged_ticks)
+        problem = self._tighten(branch, problem)
         while self.is_open:
             problem = self.left_of(problem)
             if self.is_open:
                 self._finish(problem)
 
-    def _has_many(self, problem: Problem) -> bool:
-        """Whether so many options are left in coarse parts that a bound with fewer layouts is worth its own search."""
+    def _has_many_options(self, problem: Problem) -> bool:
+        """True if so many options are left in coarse parts that merging layouts first is worth a search of its own."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.left_of(problem), parts=_PARTS, ticks=self._grain).problem
-        return _num_options(coarse) > _MANY
+        coarse = coarsened(self.left_of(problem), parts=_MEMORY_PARTS, ticks=self._grain).problem
+        return _num_options(coarse) > _MANY_OPTIONS
 
-    def _narrow(self, branch: Branch, problem: Problem, apart: int = 0) -> Problem:
-        """What is left of the branch's problem when neither the bound nor the answer gets better in coarse parts."""
+    def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
+        """Tighten bound and answer with coarse parts until neither improves, and return the options that are left."""
         is_better = True
         while self.is_open and is_better:
-            problem, known = self.left_of(problem), self.answer
+            problem, answer = self.left_of(problem), self.answer
             if not self.is_open:
                 break
-            coarse = coarsened(problem, parts=_PARTS, ticks=self._grain, apart=apart)
+            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._grain, apart=merged_ticks)
             before = self.left
             picked = self._bound_by(coarse.problem)
-            taken = before - self.left
+            spent = before - self.left
             if picked and self.is_open:
-                self._look(around(problem, picked, coarse), self.target, self.left)
-            if picked and self.is_open and (apart or self.is_rough):  # of fewer options the rest is soon proven
-                self._look_further(branch.within(self._enough), picked, min(taken, self.left))
-            is_better = self.answer is not known
+                self._search_among(around(problem, picked, coarse), self.target, self.left)
+            if (
+                picked and self.is_open and (merged_ticks or self.is_rough)
+            ):  # with fewer options the rest is proven quickly
+                self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.left))
+            is_better = self.answer is not answer
         return problem
 
     def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
-        """Learns the bound from a problem in which every answer has one; the options of the best there, if there is."""
+        """Tighten the bound with a relaxed problem, and return the options of its best answer, if there is one."""
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, _ = self._run(outer, steps, self.left)
-        self._learn(solved, steps)
-        return _chosen(outer, solved, x) if solved.is_found else ()
+        self._raise_bound_by(solved, steps)
+        return _picked(outer, solved, x) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
-        """Looks for a better answer among all options that can be part of one, and learns the bound."""
+        """Search a better answer among all options that can be part of one, and tighten the bound."""
         steps = Steps.between(self.bound, self.target, _STEPS)
         solved, x, times = self._run(problem, steps, self.left)
         if solved.is_found:
             self.offer(_answer(self.problem, problem, solved, x, times))
-        self._learn(solved, steps)
+        self._raise_bound_by(solved, steps)
 
-    def _look_further(self, problem: Problem, picked: Sequence[Option], limit: float) -> None:
-        """Looks at all layouts on as many ranks as those picked for what would be enough, even beyond the aim: to prove
-        that nothing lies between the bound and an aim just below an answer takes longer than to find that answer."""
+    def _search_beyond_aim(self, problem: Problem, picked: Sequence[Option], limit: float) -> None:
+        """Search all layouts on as many ranks as those picked for an answer within the gap, even beyond the aim.
+
+        To prove that no answer lies between the bound and an aim just below an answer takes longer than to find that
+        answer.
+        """
         names = [call.name for call in problem.calls]
-        self._look(like(problem, dict(zip(names, picked, strict=True)), names), self._enough, limit)
+        self._search_among(like(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit)
 
-    def _look(self, few: Problem, target: int, limit: float) -> None:
-        left = within(few, target)
-        if all(call.options for call in left.calls):
-            solved, x, times = self._run(left, Steps.between(self.bound, target, _STEPS), limit)
+    def _search_among(self, few: Problem, target: int, limit: float) -> None:
+        remaining = within(few, target)
+        if all(call.options for call in remaining.calls):
+            solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
-                self.offer(_answer(self.problem, left, solved, x, times))
+                self.offer(_answer(self.problem, remaining, solved, x, times))
 
     def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
         model, x, times = block_makespan_model(problem, steps.target)
@@ -301,7 +317,7 @@ class _Best:
         self.left -= max(solved.solver.deterministic_time, 1e-3)
         return solved, x, times
 
-    def _learn(self, solved: Solved, steps: Steps) -> None:
+    def _raise_bound_by(self, solved: Solved, steps: Steps) -> None:
         self._raise_bound(min(steps.proven(solved), steps.target + 1))
 
     def _raise_bound(self, proven: int) -> None:
@@ -320,7 +336,7 @@ class _Best:
 
     def result(self) -> Result:
         if self.answer is None:
-            return self._nothing()
+            return self._no_answer()
         return Result(
             status="optimal" if self._proven == self.makespan else "feasible",
             answer=self.answer,
@@ -328,8 +344,8 @@ class _Best:
             bound=self._proven,
         )
 
-    def _nothing(self) -> Result:
-        """No answer: none is short enough, none exists, or none was found in time."""
+    def _no_answer(self) -> Result:
+        """Return the result without an answer: none is short enough, none exists, or none was found in time."""
         if self.bound > self.longest:
             if self.limits.most is not None:
                 return Result.beaten(self.limits.most)
@@ -337,8 +353,8 @@ class _Best:
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
 
-def _are_many(problem: Problem, names: Collection[str]) -> bool:
-    """Whether these calls have a quarter of the options or more."""
+def _have_many_options(problem: Problem, names: Collection[str]) -> bool:
+    """True if these calls have at least a quarter of all options."""
     return 4 * sum(len(problem.options(name)) for name in names) >= _num_options(problem)
 
 
@@ -346,26 +362,26 @@ def _num_options(problem: Problem) -> int:
     return sum(len(call.options) for call in problem.calls)
 
 
-def _silence(_makespan: int | None, _bound: int) -> None:
-    """Tells no one."""
+def _ignore_progress(_makespan: int | None, _bound: int) -> None:
+    """Ignore progress."""
 
 
-def _chosen(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
-    """The option of each call that CP-SAT picked."""
+def _picked(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
+    """Return the option of each call that CP-SAT picked."""
     return tuple(
         next(o for index, o in enumerate(call.options) if solved.solver.value(x.pick[call.name, index]))
         for call in problem.calls
     )
 
 
-def _answer(problem: Problem, part: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
-    """What CP-SAT found for a part of the options, in the indices of all."""
-    value, chosen = solved.solver.value, _chosen(part, solved, x)
-    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, chosen, strict=True)}
+def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
+    """Convert what CP-SAT found among part of the options to option indices of the whole problem."""
+    value_of, options = solved.solver.value, _picked(restricted, solved, x)
+    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, options, strict=True)}
     sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
-    inside = {pair: bool(value(variable)) for pair, variable in x.blocks.inside.items()}
+    inside = {pair: bool(value_of(variable)) for pair, variable in x.blocks.inside.items()}
     return Answer(
         picked=picked,
         first_ranks=first_ranks(sizes, inside),
-        starts={name: value(start) for name, start in times.start.items()},
+        starts={name: value_of(start) for name, start in times.start.items()},
     )

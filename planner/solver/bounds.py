@@ -1,9 +1,9 @@
-"""Which options cannot be part of an answer that ends by a given tick, by arithmetic alone.
+"""Computes by arithmetic alone a lower bound on the makespan of every answer that uses a given option.
 
-For each option: the longest line of tasks with this option and every other call at its fastest, where the stretch
-between two tasks also has room for the least work that must lie there, spread over all ranks. What a task hands over
-k turns later is read when the line behind its reader still fits into the turn: (k + 1) turns are no shorter than the
-line that ends with the task, its hand-over, and the line that its reader begins.
+The bound of an option is the longest chain of tasks with this option and every other call at its fastest, where the
+time between two tasks also has room for the least work that must lie there, spread over all ranks. A transfer to a task
+k periods later has to arrive while the chain after that task still fits into its period: (k + 1) periods are no shorter
+than the chain that ends with the sending task, the transfer, and the chain that starts with the receiving task.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meshwright.planner.solver.windows import TaskWindow, windows
 
 Ticks: TypeAlias = NDArray[np.int64]
 Amount: TypeAlias = int | Ticks
-"""The same for every option of a call, or one for each."""
+"""An amount that is the same for every option of a call, or an array with one for each."""
 
 
 def within(problem: Problem, makespan: int) -> Problem:
-    """The problem without the options whose bound is above `makespan`."""
+    """Return the problem without the options whose bound exceeds `makespan`."""
     bound = _Bound(problem)
     return problem.with_calls(
         tuple(
@@ -36,13 +36,13 @@ def within(problem: Problem, makespan: int) -> Problem:
 
 
 def least_makespan(problem: Problem) -> int:
-    """A bound on the makespan of every answer; every call has options."""
+    """Return a lower bound on the makespan of every answer; every call must have options."""
     bound = _Bound(problem)
     return max(int(bound.with_each(call).min()) for call in problem.calls)
 
 
 def bounds_with(problem: Problem, call: CallOptions) -> Ticks:
-    """For each of other options of a call a bound on the makespan of every answer that picks it, [options]."""
+    """Return a lower bound on the makespan for each of the given options of a call, [options]."""
     return _Bound(problem).with_each(call)
 
 
@@ -50,8 +50,12 @@ class _Bound:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._call = problem.runs
-        self._rest = {call.name: min((_rest(o) for o in call.options), default=0) for call in problem.calls}
-        self._arrive = {call.name: min((_arrives(o) for o in call.options), default=0) for call in problem.calls}
+        self._ticks_after_stream = {
+            call.name: min((_ticks_after_stream(o) for o in call.options), default=0) for call in problem.calls
+        }
+        self._arrive = {
+            call.name: min((_ticks_to_late_delivery(o) for o in call.options), default=0) for call in problem.calls
+        }
         self._fastest = {call.name: min((o.ticks for o in call.options), default=0) for call in problem.calls}
         self._least = {call.name: min((_work(o) for o in call.options), default=0) for call in problem.calls}
         self._windows: dict[str | None, list[TaskWindow]] = {}
@@ -68,96 +72,102 @@ class _Bound:
             self._after[precedence.before].append(precedence)
 
     def with_each(self, call: CallOptions) -> Ticks:
-        """For each option of a call a bound on the makespan of every answer that picks it, [options]."""
-        ticks, rest, work, arrive = (
-            np.array([of(option) for option in call.options], dtype=np.int64) for of in (_ticks, _rest, _work, _arrives)
+        """Return a lower bound on the makespan of the answers with each option of a call, [options]."""
+        ticks, after_stream, work, arrive = (
+            np.array([amount_of(option) for option in call.options], dtype=np.int64)
+            for amount_of in (_ticks, _ticks_after_stream, _work, _ticks_to_late_delivery)
         )
-        found = self._makespan(
+        bounds = self._makespan(
             {**self._fastest, call.name: ticks},
-            {**self._rest, call.name: rest},
+            {**self._ticks_after_stream, call.name: after_stream},
             {**self._least, call.name: work},
             {**self._arrive, call.name: arrive},
         )
-        return np.broadcast_to(found, len(ticks))
+        return np.broadcast_to(bounds, len(ticks))
 
     def _makespan(
         self,
         ticks: Mapping[str, Amount],
-        rest: Mapping[str, Amount],
+        after_stream: Mapping[str, Amount],
         work: Mapping[str, Amount],
         arrive: Mapping[str, Amount],
     ) -> Amount:
-        """A bound when no call takes less than `ticks`, than `rest` after what streams to it, or less `work` in all, or
-        has what it hands over late in less than `arrive`."""
+        """Return a lower bound on the makespan if every call takes at least the given amounts.
+
+        `ticks` are durations, `after_stream` the ticks left of a run when what streams to it has ended, `work` the
+        ticks x ranks, and `arrive` the ticks from the start of a run until its late delivery.
+        """
         starts: dict[str, Amount] = {}
         ends: dict[str | None, Amount] = {None: 0}
         for name in self._problem.order:
-            starts[name] = _most(0, *(self._closes(window, ends, work) for window in self._windows.get(name, ())))
+            starts[name] = _largest(0, *(self._closes(window, ends, work) for window in self._windows.get(name, ())))
             streamed: Amount = 0
             for before, _, lag, is_streamed, is_late in self._before[name]:
-                handed = ends[before] + lag
+                delivered = ends[before] + lag
                 if is_late:
-                    handed = _most(handed, starts[before] + arrive[self._call[before]] + lag)
-                starts[name] = _most(starts[name], starts[before] if is_streamed else handed)
-                streamed = _most(streamed, handed if is_streamed else 0)
+                    delivered = _largest(delivered, starts[before] + arrive[self._call[before]] + lag)
+                starts[name] = _largest(starts[name], starts[before] if is_streamed else delivered)
+                streamed = _largest(streamed, delivered if is_streamed else 0)
             call = self._call.get(name)
-            ends[name] = _most(starts[name] + ticks[call], streamed + rest[call]) if call else starts[name]
-        found = _most(*ends.values(), *(self._closes(window, ends, work) for window in self._windows.get(None, ())))
+            ends[name] = _largest(starts[name] + ticks[call], streamed + after_stream[call]) if call else starts[name]
+        longest = _largest(
+            *ends.values(), *(self._closes(window, ends, work) for window in self._windows.get(None, ()))
+        )
         if self._problem.carried:
-            behind = self._lines_behind(ticks, rest, work)
+            chain_after = self._chains_after(ticks, after_stream, work)
             for before, after, turns, lag, is_late in self._problem.carried:
-                handed = ends[before] + lag
+                delivered = ends[before] + lag
                 if is_late:
-                    handed = _most(handed, starts[before] + arrive[self._call[before]] + lag)
-                found = _most(found, -(-(handed + behind[after]) // (turns + 1)))
-        return found
+                    delivered = _largest(delivered, starts[before] + arrive[self._call[before]] + lag)
+                longest = _largest(longest, -(-(delivered + chain_after[after]) // (turns + 1)))
+        return longest
 
-    def _lines_behind(
-        self, ticks: Mapping[str, Amount], rest: Mapping[str, Amount], work: Mapping[str, Amount]
+    def _chains_after(
+        self, ticks: Mapping[str, Amount], after_stream: Mapping[str, Amount], work: Mapping[str, Amount]
     ) -> dict[str, Amount]:
-        """Of each task the ticks from its start to the end of the turn, at least."""
-        found: dict[str, Amount] = {}
+        """Return for each task the least ticks from its start to the end of the period."""
+        chain_after: dict[str, Amount] = {}
         for name in reversed(self._problem.order):
-            lasts = ticks[self._call[name]] if name in self._call else 0
-            behind = [0, *(self._inside(window, work) for window in self._behind.get(name, ()))]
+            duration = ticks[self._call[name]] if name in self._call else 0
+            chains = [0, *(self._inside(window, work) for window in self._behind.get(name, ()))]
             for _, after, lag, is_streamed, _ in self._after[name]:
-                behind.append(lag + rest[self._call[after]] if is_streamed else lag + found[after])
-            found[name] = lasts + _most(*behind)
+                chains.append(lag + after_stream[self._call[after]] if is_streamed else lag + chain_after[after])
+            chain_after[name] = duration + _largest(*chains)
             for _, after, _, is_streamed, _ in self._after[name]:
                 if is_streamed:
-                    found[name] = _most(found[name], found[after])
-        return found
+                    chain_after[name] = _largest(chain_after[name], chain_after[after])
+        return chain_after
 
     def _closes(self, window: TaskWindow, ends: Mapping[str | None, Amount], work: Mapping[str, Amount]) -> Amount:
-        """When the work inside a window can be done at the earliest."""
+        """Return the earliest tick at which the work in a window can be done."""
         return ends[window.after] + self._inside(window, work)
 
     def _inside(self, window: TaskWindow, work: Mapping[str, Amount]) -> Amount:
-        """Ticks of all ranks for the work inside a window."""
+        """Return the ticks in which all ranks together do the work in a window."""
         inside = sum(work[self._call[name]] for name in window.between if name in self._call)
         return -(-inside // self._problem.num_ranks)
 
 
-def _most(*amounts: Amount) -> Amount:
-    """The largest, option by option."""
-    found: Amount = reduce(np.maximum, amounts)
-    return found
+def _largest(*amounts: Amount) -> Amount:
+    """Return the elementwise maximum."""
+    largest: Amount = reduce(np.maximum, amounts)
+    return largest
 
 
 def _ticks(option: Option) -> int:
     return option.ticks
 
 
-def _rest(option: Option) -> int:
-    """Ticks that are left of a run when what streams to it has ended."""
+def _ticks_after_stream(option: Option) -> int:
+    """Return the ticks left of a run when what streams to it has ended."""
     return option.ticks - option.early_ticks
 
 
-def _arrives(option: Option) -> int:
-    """Ticks from the start of a run until it has all that it hands over late."""
+def _ticks_to_late_delivery(option: Option) -> int:
+    """Return the ticks from the start of a run until it has everything that it delivers late."""
     return option.ticks + option.late_ticks
 
 
 def _work(option: Option) -> int:
-    """Ticks of ranks."""
+    """Return ticks x ranks."""
     return option.ticks * option.place.num_ranks

@@ -1,9 +1,9 @@
-"""A problem taken apart: one branch for each option of the call with the fewest that are worth it.
+"""Splits a problem into branches, one for each option of the call with the fewest possible options.
 
-With one option given, what cannot be beside it in memory is left out, and the relaxation with memory spread over all
-ranks (`spread.py`) says how long the others take in what is left. A synchronous turn is the example: the keys and
-values of generation fill every device, and the little that each of its options leaves decides how much of the other
-stages has to be offloaded, recomputed or done in small pieces.
+Fixing that option excludes the options that do not fit in memory beside it, and the relaxation with memory spread over
+all ranks (`spread.py`) bounds how long the other calls take with what is left. The typical case is a synchronous step:
+the KV cache of generation fills every device, and the little that each of its options leaves decides how much of the
+other stages has to be offloaded, recomputed or run in small micro-batches.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
 from meshwright.planner.solver.spread import Bounds, Kept, Spread
 
-_SHARE = 0.7
-"""Of the options of all branches: where a branch has more of them on average, all are looked at together."""
+_MAX_MEAN_SHARE = 0.7
+"""If a branch has on average more than this share of the options of all branches together, the problem is not split."""
 
-_MOST = 64
-"""Branches: of more, the little work for each adds up to more than all take together."""
+_MAX_BRANCHES = 64
+"""Largest number of branches; with more, the small fixed cost of each adds up to more than one joint search."""
 
-_TRIED = 4
-"""So many branches say whether the others are worth a look."""
+_NUM_TRIED = 4
+"""Number of branches that are bounded first to decide if the others are worth it."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The answers to a problem that have one option of some call; none of them ends before `bound`."""
+    """The answers to a problem that use one option of some call; none of them ends before `bound`."""
 
     asked: Problem
     bounds: Bounds
@@ -41,67 +41,67 @@ class Branch:
         return self.bounds.least
 
     def size(self, makespan: int) -> int:
-        """The number of options that may be part of such an answer."""
+        """Return the number of options that may be part of an answer within the makespan."""
         return sum(int(kept.sum()) for kept in self.bounds.within(makespan).values())
 
     def within(self, makespan: int) -> Problem:
-        """The problem with the options that may be part of an answer of this branch that ends by the tick."""
-        return _with(self.asked, self.bounds.within(makespan))
+        """Return the problem with the options that may be part of an answer of this branch within the makespan."""
+        return _restricted(self.asked, self.bounds.within(makespan))
 
 
 def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> list[Branch]:
-    """Branches that have all the answers that end by the tick, those with the least bound first.
+    """Return branches that together contain all answers that end by the tick, sorted by their bound.
 
-    They are one where they differ little or are many, and the whole problem where time ends.
+    The whole problem is one branch if branches would differ little or be too many, or if time runs out.
     """
     spread = Spread(problem)
-    whole = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
-    if whole is None or whole.least > makespan:
+    bounds_of_all = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
+    if bounds_of_all is None or bounds_of_all.least > makespan:
         return []
-    found, kept, room = [], whole.within(makespan), _Room(problem)
+    split, kept, room = [], bounds_of_all.within(makespan), _Room(problem)
     deciding = min(problem.calls, key=lambda call: int(kept[call.name].sum()))
-    likeliest = _likeliest(whole.each[deciding.name], makespan)
-    if len(likeliest) > _MOST:
-        return [Branch(problem, whole)]
-    for index in _spaced(likeliest):
+    likeliest = _likeliest(bounds_of_all.each[deciding.name], makespan)
+    if len(likeliest) > _MAX_BRANCHES:
+        return [Branch(problem, bounds_of_all)]
+    for index in _evenly_spaced_first(likeliest):
         if not in_time():
-            return [Branch(problem, whole)]
+            return [Branch(problem, bounds_of_all)]
         bounds = spread.bounds(room.beside(deciding, index, kept))
         if bounds is not None and bounds.least <= makespan:
-            found.append(Branch(problem, bounds))
-        if len(found) == _TRIED and not _differ(found, makespan):
-            return [Branch(problem, whole)]
-    if found and _differ(found, makespan):
-        return sorted(found, key=lambda branch: branch.bound)
-    return [_together(found)] if found else []
+            split.append(Branch(problem, bounds))
+        if len(split) == _NUM_TRIED and not _differ(split, makespan):
+            return [Branch(problem, bounds_of_all)]
+    if split and _differ(split, makespan):
+        return sorted(split, key=lambda branch: branch.bound)
+    return [_merged(split)] if split else []
 
 
 def _likeliest(bounds: NDArray[np.float64], makespan: int) -> list[int]:
-    """The positions of bounds within the makespan, those of the least first."""
+    """Return the positions of the bounds within the makespan, in ascending order of the bounds."""
     order: list[int] = np.argsort(bounds, kind="stable").tolist()
     return order[: int((bounds <= makespan).sum())]
 
 
-def _spaced(order: list[int]) -> list[int]:
-    """So many as are tried first evenly spaced, then the others."""
-    first = order[:: max(1, len(order) // _TRIED)][:_TRIED]
-    return [*first, *(index for index in order if index not in first)]
+def _evenly_spaced_first(order: list[int]) -> list[int]:
+    """Reorder so that the first few positions are evenly spaced over the list."""
+    spaced = order[:: max(1, len(order) // _NUM_TRIED)][:_NUM_TRIED]
+    return [*spaced, *(index for index in order if index not in spaced)]
 
 
-def _differ(found: list[Branch], makespan: int) -> bool:
-    """Whether a branch has on average so few of the options of all that to look at each is less work."""
-    alone = sum(branch.size(makespan) for branch in found)
-    return alone < _SHARE * len(found) * _together(found).size(makespan)
+def _differ(split: list[Branch], makespan: int) -> bool:
+    """True if a branch has on average so few of all options that searching each one separately is less work."""
+    separate_size = sum(branch.size(makespan) for branch in split)
+    return separate_size < _MAX_MEAN_SHARE * len(split) * _merged(split).size(makespan)
 
 
-def _together(found: list[Branch]) -> Branch:
-    """All answers of some branches of one problem as one."""
-    each = {name: np.min([branch.bounds.each[name] for branch in found], axis=0) for name in found[0].bounds.each}
-    return Branch(found[0].asked, Bounds(min(branch.bound for branch in found), each))
+def _merged(split: list[Branch]) -> Branch:
+    """Merge branches of one problem into one."""
+    each = {name: np.min([branch.bounds.each[name] for branch in split], axis=0) for name in split[0].bounds.each}
+    return Branch(split[0].asked, Bounds(min(branch.bound for branch in split), each))
 
 
-def _with(problem: Problem, kept: Kept) -> Problem:
-    """The problem with some options, and of its transfers what is between their layouts."""
+def _restricted(problem: Problem, kept: Kept) -> Problem:
+    """Return the problem with the options that are kept, and the transfers between their layouts."""
     calls = tuple(CallOptions(c.name, tuple(compress(c.options, kept[c.name].tolist()))) for c in problem.calls)
     layouts = {call.name: {option.place.layout for option in call.options} for call in calls}
     tasks = tuple(_between(task, layouts) if isinstance(task, Transfer) else task for task in problem.tasks)
@@ -116,7 +116,7 @@ def _between(transfer: Transfer, layouts: Mapping[str, Collection[str]]) -> Tran
 
 
 class _Room:
-    """What two options leave each other on ranks that they must have in common."""
+    """Decides which options fit in memory beside each other on ranks that they must have in common."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -124,33 +124,38 @@ class _Room:
             {call.name: np.array([amount(o) for o in call.options], dtype=np.int64) for call in problem.calls}
             for amount in map(attrgetter, ("place.num_ranks", "resident_blocks", "transient_blocks", "shared_blocks"))
         )
-        self._free = {call.name: np.array(list(_unowned(problem, call)), dtype=np.int64) for call in problem.calls}
+        self._free = {
+            call.name: np.array(list(_unowned_units(problem, call)), dtype=np.int64) for call in problem.calls
+        }
 
     def beside(self, deciding: CallOptions, index: int, kept: Kept) -> Kept:
-        """Of the options that are kept those that fit beside one of a call, and that one."""
+        """Return which of the kept options fit beside one option of the deciding call; of that call, only this
+        option."""
         option = deciding.options[index]
-        own = option.resident_blocks - int(self._free[deciding.name][index])
-        found: dict[str, NDArray[np.bool_]] = {}
+        own_resident = option.resident_blocks - int(self._free[deciding.name][index])
+        fitting: dict[str, NDArray[np.bool_]] = {}
         for call in self._problem.calls:
             name = call.name
-            together = own + self._resident[name] - self._free[name] - self._common(deciding.name, option, call)
-            most = together + np.maximum(self._transient[name], option.transient_blocks)
-            apart = self._size[name] + option.place.num_ranks <= self._problem.num_ranks
-            found[name] = kept[name] & (apart | (most <= self._problem.device_blocks))
+            common_resident = (
+                own_resident + self._resident[name] - self._free[name] - self._shared_units(deciding.name, option, call)
+            )
+            peak = common_resident + np.maximum(self._transient[name], option.transient_blocks)
+            may_be_disjoint = self._size[name] + option.place.num_ranks <= self._problem.num_ranks
+            fitting[name] = kept[name] & (may_be_disjoint | (peak <= self._problem.device_blocks))
         only = np.zeros(len(deciding.options), dtype=bool)
         only[index] = True
-        return {**found, deciding.name: only}
+        return {**fitting, deciding.name: only}
 
-    def _common(self, name: str, option: Option, other: CallOptions) -> NDArray[np.int64] | int:
-        """Blocks of one copy that two calls would share at one place, [options of the other]."""
+    def _shared_units(self, name: str, option: Option, other: CallOptions) -> NDArray[np.int64] | int:
+        """Return the units of a copy that two calls would share at the same place, [options of the other call]."""
         if not any(name in group and other.name in group for group in self._problem.copies):
             return 0
-        same = np.array([o.place == option.place for o in other.options])
-        return np.where(same, np.maximum(self._saved[other.name], option.shared_blocks), 0)
+        at_same_place = np.array([o.place == option.place for o in other.options])
+        return np.where(at_same_place, np.maximum(self._saved[other.name], option.shared_blocks), 0)
 
 
-def _unowned(problem: Problem, call: CallOptions) -> Iterator[int]:
-    """Blocks of each option that sharing may save on its ranks although no owner of the copy has as many there."""
+def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
+    """Yield for each option the units that sharing may save beyond the size of any owner's copy there."""
     owned: dict[Place, int] = {}
     for owner in problem.owners(call.name):
         for option in problem.options(owner):

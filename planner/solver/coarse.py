@@ -1,8 +1,8 @@
-"""Fewer options for a call: without those that another can always stand in for, and with amounts that are rounded.
+"""Smaller versions of a problem: without dominated options, with rounded amounts, or with representatives.
 
 possible                     the same best answers
-coarsened                    every answer has one here that is no longer and no larger
-with_stand_ins               so has it here: of a short call it matters on how many ranks it is, and hardly how
+coarsened                    every answer has a counterpart here that is no longer and no larger
+with_stand_ins               likewise; for a short call the number of ranks matters, and little else
 fastest_few, around, like    some of the answers
 """
 
@@ -15,71 +15,77 @@ from meshwright.planner.solver.alike import Alike, alike
 from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Precedence, Problem, Transfer
 
-_FEW = 8
-"""Parts of a device: in each a few options are chosen for a first answer."""
+_MEMORY_LEVELS = 8
+"""Number of memory levels, as parts of a device, in each of which a few options are chosen for a first answer."""
 
 
 def possible(problem: Problem) -> Problem:
-    """The problem without options that are alone too large, or that another can always stand in for."""
+    """Return the problem without options that are too large even alone, or that another option can always replace."""
     calls = []
     for call in problem.calls:
-        fitting = [o for o in call.options if _blocks_of(o) <= problem.device_blocks]
-        calls.append(CallOptions(call.name, tuple(fitting[index] for index in _kept(problem, call.name, fitting))))
+        fitting = [o for o in call.options if _units_of(o) <= problem.device_blocks]
+        calls.append(
+            CallOptions(call.name, tuple(fitting[index] for index in _undominated(problem, call.name, fitting)))
+        )
     return problem.with_calls(tuple(calls))
 
 
 def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
-    """The problem with memory in whole parts of a device and times in multiples of some ticks, rounded down.
+    """Round memory down to whole parts of a device and times to multiples of `ticks`, and drop dominated options.
 
-    The ticks by which an option may start early are rounded up. Layouts are one when their transfers and copies differ
-    by less than `apart` ticks and a part; with 0 each is one of its own and copies keep their size.
+    The ticks by which an option may start early are rounded up. Layouts are merged if their transfers and copies differ
+    by less than `apart` ticks and one part; with 0 no layouts are merged and copies keep their size.
     """
-    part, calls = max(1, problem.device_blocks // parts), []
-    found = alike(problem, ticks=apart, blocks=part) if apart else Alike(problem, {}, {})
-    for call in found.problem.calls:
-        rounded = [_rounded(option, part, ticks) for option in call.options]
+    unit, calls = max(1, problem.device_blocks // parts), []
+    merged = alike(problem, ticks=apart, blocks=unit) if apart else Alike(problem, {}, {})
+    for call in merged.problem.calls:
+        rounded = [_rounded(option, unit, ticks) for option in call.options]
         calls.append(
-            CallOptions(call.name, tuple(rounded[index] for index in _kept(found.problem, call.name, rounded)))
+            CallOptions(call.name, tuple(rounded[index] for index in _undominated(merged.problem, call.name, rounded)))
         )
-    return replace(found, problem=found.problem.with_calls(tuple(calls)))
+    return replace(merged, problem=merged.problem.with_calls(tuple(calls)))
 
 
 def fastest_few(problem: Problem) -> Problem:
-    """The problem with a few options of each size per call: the smallest, the fastest in each part of a device."""
+    """Return the problem with a few options per call and number of ranks: the smallest, and fast ones of each size."""
 
-    def few(call: CallOptions) -> tuple[Option, ...]:
+    def few_options(call: CallOptions) -> tuple[Option, ...]:
         chosen: set[Option] = set()
         by_size: dict[int, list[Option]] = {}
         for option in call.options:
             by_size.setdefault(option.place.num_ranks, []).append(option)
-        for same in by_size.values():
-            chosen.add(min(same, key=_blocks_of))
-            for part in range(1, _FEW + 1):
-                within_part = [option for option in same if _blocks_of(option) * _FEW <= problem.device_blocks * part]
+        for same_size in by_size.values():
+            chosen.add(min(same_size, key=_units_of))
+            for part in range(1, _MEMORY_LEVELS + 1):
+                within_part = [
+                    option for option in same_size if _units_of(option) * _MEMORY_LEVELS <= problem.device_blocks * part
+                ]
                 chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
                 chosen.update(sorted(within_part, key=lambda option: option.ticks + option.late_ticks)[:1])
         return tuple(option for option in call.options if option in chosen)
 
-    return problem.with_calls(tuple(CallOptions(call.name, few(call)) for call in problem.calls))
+    return problem.with_calls(tuple(CallOptions(call.name, few_options(call)) for call in problem.calls))
 
 
 def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem:
-    """The problem with the options that are like those picked: of as many ranks and, where it matters, a layout that
-    the one picked stands for."""
+    """Return the problem with the options similar to those picked in the coarse problem.
+
+    Similar options have the same number of ranks and, for calls whose layout matters, the same representative place.
+    """
     calls = []
     for call, option in zip(problem.calls, picked, strict=True):
         is_tied, place = call.name in problem.tied, option.place
-        like = (
+        similar = (
             o
             for o in call.options
             if (coarse.place(call.name, o.place) == place if is_tied else o.place.num_ranks == place.num_ranks)
         )
-        calls.append(CallOptions(call.name, tuple(like)))
+        calls.append(CallOptions(call.name, tuple(similar)))
     return problem.with_calls(tuple(calls))
 
 
 def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
-    """The calls whose fastest option takes no more ticks, and from which nothing streams."""
+    """Return the calls whose fastest option takes at most `ticks`, and from which nothing streams."""
     runs = problem.runs
     streamed_from = {runs[p.before] for p in problem.precedences if p.streamed and p.before in runs}
     return frozenset(
@@ -90,12 +96,14 @@ def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
 
 
 def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
-    """The problem in which each of these calls has one option for each number of ranks, with the least of every amount.
+    """Return the problem with one representative option per number of ranks for each named call.
 
-    Its weights take no room, as if another call had them, nor do those of a call that may share them, and no time to be
-    moved. Options may be anywhere.
+    It has the least of every amount.
+
+    The representative's weights take neither memory nor time to move, as if another call owned them; nor do those of a
+    call that may share them. Options may be anywhere.
     """
-    calls = tuple(_with_stand_ins(problem, call, names) for call in problem.calls)
+    calls = tuple(_with_representatives(problem, call, names) for call in problem.calls)
     tasks = tuple(
         replace(task, ticks={}) if isinstance(task, Transfer) and {task.source, task.target} & set(names) else task
         for task in problem.tasks
@@ -104,93 +112,105 @@ def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
 
 
 def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str]) -> Problem:
-    """The problem with the options that are on as many ranks as those picked and, but for calls that had stand-ins,
-    have their layout."""
+    """Return the problem with options on as many ranks, and in the same layout, as those picked.
 
-    def alike(call: CallOptions) -> tuple[Option, ...]:
+    For the named calls, any layout will do.
+    """
+
+    def similar(call: CallOptions) -> tuple[Option, ...]:
         place = picked[call.name].place
-        same = (option for option in call.options if option.place.num_ranks == place.num_ranks)
-        return tuple(option for option in same if call.name in names or option.place.layout == place.layout)
+        same_size = (option for option in call.options if option.place.num_ranks == place.num_ranks)
+        return tuple(option for option in same_size if call.name in names or option.place.layout == place.layout)
 
-    return problem.with_calls(tuple(CallOptions(call.name, alike(call)) for call in problem.calls))
+    return problem.with_calls(tuple(CallOptions(call.name, similar(call)) for call in problem.calls))
 
 
-def _blocks_of(option: Option) -> int:
-    """What an option needs if it is alone."""
+def _units_of(option: Option) -> int:
+    """Return the units that an option needs alone."""
     return option.resident_blocks + option.transient_blocks
 
 
-def _rounded(option: Option, part: int, ticks: int) -> Option:
-    lasts = option.ticks // ticks * ticks
+def _rounded(option: Option, unit: int, ticks: int) -> Option:
+    duration = option.ticks // ticks * ticks
     return replace(
         option,
-        ticks=lasts,
-        early_ticks=min(lasts, -(-option.early_ticks // ticks) * ticks),
+        ticks=duration,
+        early_ticks=min(duration, -(-option.early_ticks // ticks) * ticks),
         late_ticks=option.late_ticks // ticks * ticks,
-        resident_blocks=option.shared_blocks + (option.resident_blocks - option.shared_blocks) // part * part,
-        transient_blocks=option.transient_blocks // part * part,
+        resident_blocks=option.shared_blocks + (option.resident_blocks - option.shared_blocks) // unit * unit,
+        transient_blocks=option.transient_blocks // unit * unit,
     )
 
 
-def _kept(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
-    """The indices of the options that no other of the call beats in ranks, ticks, early ticks and memory.
+def _undominated(problem: Problem, call: str, options: Sequence[Option]) -> list[int]:
+    """Return the indices of the options that no other option of the call dominates.
 
-    A smaller block can always take the place of a larger one, inside it, where options may be anywhere; elsewhere they
-    are compared with those on their own ranks. Where the layout matters to others, it is with those that serve alike.
+    If options may be anywhere, a smaller range can always take the place of a larger one, inside it; otherwise only
+    options on the same ranks are compared. If the layout matters to others, only options that are equivalent to them
+    are compared.
     """
-    amounts, serves = _amounts_for(problem, call), _serving(problem, call, options)
+    amounts_of, class_of = _amounts_for(problem, call), _equivalence_for(problem, call, options)
     groups: dict[Hashable, list[int]] = {}
     for index, option in enumerate(options):
-        groups.setdefault(serves(option.place), []).append(index)
+        groups.setdefault(class_of(option.place), []).append(index)
     return [
-        same[index] for same in groups.values() for index in undominated([amounts(options[index]) for index in same])
+        group[index]
+        for group in groups.values()
+        for index in undominated([amounts_of(options[index]) for index in group])
     ]
 
 
-def _serving(problem: Problem, call: str, options: Sequence[Option]) -> Callable[[Place], Hashable]:
-    """What is the same for places of a call that serve the others alike.
+def _equivalence_for(problem: Problem, call: str, options: Sequence[Option]) -> Callable[[Place], Hashable]:
+    """Return a function from places of a call to a key that is equal for places that are equivalent to the other calls.
 
-    A place where another call may share its copy is one of its own; others are alike when every transfer from and to
-    them is. Where calls cannot be anywhere each place is one of its own: few others serve alike.
+    A place where another call may share its copy is in a class of its own; other places are equivalent if all transfers
+    from and to them take equally long. If calls have fixed ranks, every place is in a class of its own.
     """
     if call not in problem.tied:
         return lambda place: None if problem.anywhere else place.ranks
     if not problem.anywhere:
         return lambda place: place
     sharers = {name for group in problem.copies if call in group for name in group} - {call}
-    shared = {o.place for other in problem.calls if other.name in sharers for o in other.options}
+    shared = {o.place for sharer in problem.calls if sharer.name in sharers for o in sharer.options}
     alone = {option.place.layout for option in options if option.place not in shared}
     moves: dict[str, set[Hashable]] = {layout: set() for layout in alone}
     for task in problem.tasks:
         if isinstance(task, Transfer) and call in (task.source, task.target):
-            for (one, other, overlap), lasts in task.ticks.items():
-                if task.source == call and one in alone:
-                    moves[one].add((task.name, "to", other, overlap, lasts))
-                if task.target == call and other in alone:
-                    moves[other].add((task.name, "from", one, overlap, lasts))
-    known = {layout: frozenset(found) for layout, found in moves.items()}
-    return lambda place: place if place in shared else (place.ranks, known[place.layout])
+            for (source, target, overlap), duration in task.ticks.items():
+                if task.source == call and source in alone:
+                    moves[source].add((task.name, "to", target, overlap, duration))
+                if task.target == call and target in alone:
+                    moves[target].add((task.name, "from", source, overlap, duration))
+    equivalence_key = {layout: frozenset(moves_of) for layout, moves_of in moves.items()}
+    return lambda place: place if place in shared else (place.ranks, equivalence_key[place.layout])
 
 
 def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, ...]]:
-    """What has to be small in an option of a call.
+    """Return a function that gives the amounts to minimise of an option of a call.
 
-    Options with more ranks than what streams to the call leaves meet all of it, and can start early by no more than its
-    hand-over takes. What streams from a call waits for its start, so that a short option that starts late cannot stand
-    in for a long one.
+    An option with more ranks than the streaming producer leaves free always intersects it, and can start early by no
+    more than the transfer takes. What streams from a call waits for the call's start, so that a short option that
+    starts late cannot replace a long one.
     """
-    room = problem.num_ranks - _least_ranks_of_producers(problem, call)
-    runs = {name for name, of in problem.runs.items() if of == call}
+    free_ranks = problem.num_ranks - _least_ranks_of_producers(problem, call)
+    runs = {name for name, call_name in problem.runs.items() if call_name == call}
     lag = max((_longest_lag(problem, p) for p in problem.precedences if p.streamed and p.after in runs), default=0)
     is_streamed_from = any(p.streamed and p.before in runs for p in problem.precedences)
 
-    def amounts(option: Option) -> tuple[int, ...]:
-        early = option.early_ticks if option.place.num_ranks <= room else min(option.early_ticks, lag)
+    def amounts_of(option: Option) -> tuple[int, ...]:
+        early = option.early_ticks if option.place.num_ranks <= free_ranks else min(option.early_ticks, lag)
         memory = option.resident_blocks, option.transient_blocks
-        arrives = option.ticks + option.late_ticks, option.ticks - early + option.late_ticks
-        return option.place.num_ranks, option.ticks, option.ticks - early, -early * is_streamed_from, *arrives, *memory
+        late_ticks = option.ticks + option.late_ticks, option.ticks - early + option.late_ticks
+        return (
+            option.place.num_ranks,
+            option.ticks,
+            option.ticks - early,
+            -early * is_streamed_from,
+            *late_ticks,
+            *memory,
+        )
 
-    return amounts
+    return amounts_of
 
 
 def _longest_lag(problem: Problem, precedence: Precedence) -> int:
@@ -201,41 +221,43 @@ def _longest_lag(problem: Problem, precedence: Precedence) -> int:
 
 
 def _least_ranks_of_producers(problem: Problem, call: str) -> int:
-    """The ranks that what streams to a call has at least, whichever of it is the smallest."""
+    """Return the least ranks of any producer that streams to the call."""
     run = problem.runs
     before = {run[p.before] for p in problem.precedences if p.streamed and run[p.after] == call and p.before in run}
     sizes = [min((o.place.num_ranks for o in problem.options(name)), default=0) for name in before]
     return min(sizes, default=problem.num_ranks)
 
 
-def _with_stand_ins(problem: Problem, call: CallOptions, names: Collection[str]) -> CallOptions:
+def _with_representatives(problem: Problem, call: CallOptions, names: Collection[str]) -> CallOptions:
     if call.name in names:
-        return _least(call)
+        return _representatives(call)
     if set(problem.owners(call.name)).isdisjoint(names):
         return call
-    own = (replace(o, resident_blocks=o.resident_blocks - o.shared_blocks, shared_blocks=0) for o in call.options)
-    return CallOptions(call.name, tuple(own))
+    without_weights = (
+        replace(o, resident_blocks=o.resident_blocks - o.shared_blocks, shared_blocks=0) for o in call.options
+    )
+    return CallOptions(call.name, tuple(without_weights))
 
 
-def _least(call: CallOptions) -> CallOptions:
+def _representatives(call: CallOptions) -> CallOptions:
     by_size: dict[int, list[Option]] = {}
     for option in call.options:
         by_size.setdefault(option.place.num_ranks, []).append(option)
-    return CallOptions(call.name, tuple(_stand_in(size, options) for size, options in by_size.items()))
+    return CallOptions(call.name, tuple(_representative(size, options) for size, options in by_size.items()))
 
 
-def _stand_in(num_ranks: int, options: Sequence[Option]) -> Option:
-    """It may be done in the last ticks of the time in which any of them is."""
+def _representative(num_ranks: int, options: Sequence[Option]) -> Option:
+    """Return the representative of options on one number of ranks; it can start and end whenever one of them can."""
     ticks = min(option.ticks for option in options)
     rest = min(option.ticks - option.early_ticks for option in options)
     early = max(0, ticks - rest)
-    arrives = min(option.ticks + option.late_ticks for option in options)
-    arrives_behind = min(option.ticks - option.early_ticks + option.late_ticks for option in options)
+    late_end = min(option.ticks + option.late_ticks for option in options)
+    late_end_after_stream = min(option.ticks - option.early_ticks + option.late_ticks for option in options)
     return Option(
         place=Place(0, num_ranks, f"any of {num_ranks}"),
         ticks=ticks,
         early_ticks=early,
-        late_ticks=max(0, min(arrives - ticks, arrives_behind - (ticks - early))),
+        late_ticks=max(0, min(late_end - ticks, late_end_after_stream - (ticks - early))),
         resident_blocks=min(option.resident_blocks - option.shared_blocks for option in options),
         transient_blocks=min(option.transient_blocks for option in options),
     )

@@ -1,4 +1,4 @@
-"""Which options are on ranks that cross: that have some ranks in common while each has others. No answer has such."""
+"""Finds options on ranks that cross, that is, intersect without being nested; no answer has two such options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class Crossing:
-    """Of one problem: `numbers` has for each call, in their order, the numbers of its options' ranks, [options];
-    `common` has of every two numbers how many ranks they have in common, and `crosses` whether they cross,
-    [numbers, numbers]."""
+    """The rank ranges of one problem's options, numbered, and which of them cross.
+
+    `numbers` has for each call the number of each option's range, [options]; `common` has the number of common ranks of
+    every two ranges, and `crosses` whether they cross, both [ranges, ranges].
+    """
 
     def __init__(self, problem: Problem) -> None:
         ranks: dict[range, int] = {}
@@ -32,11 +34,13 @@ class Crossing:
         self._is_possible = bool(self.crosses.any())
 
     def count(self, columns: Sequence[Array]) -> Array:
-        """How many pairs of calls cross in each choice of options; each call's are [choices], or [1] where all choices
-        have the same."""
-        found = np.zeros(max(map(len, columns)), dtype=np.int64)
+        """Return the number of pairs of calls that cross, [choices].
+
+        `columns` has for each call its option index in each choice, [choices], or [1] if all choices have the same.
+        """
+        num_crossing = np.zeros(max(map(len, columns)), dtype=np.int64)
         if self._is_possible:
-            on = [numbers[chosen] for numbers, chosen in zip(self.numbers, columns, strict=True)]
-            for one, other in combinations(on, 2):
-                found += self.crosses[one, other]
-        return found
+            range_numbers = [numbers[chosen] for numbers, chosen in zip(self.numbers, columns, strict=True)]
+            for one, other in combinations(range_numbers, 2):
+                num_crossing += self.crosses[one, other]
+        return num_crossing

@@ -1,6 +1,6 @@
-"""A good answer quickly: coordinate descent over options, each scored with a greedy schedule.
+"""Finds a good answer quickly by coordinate descent over options, each scored with a greedy schedule.
 
-What it finds is a starting point and an upper bound; no proof depends on how good it is.
+The answer is a start and an upper bound; no proof depends on its quality.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from meshwright.planner.solver.greedy import Greedy, Near, Picks, Score
 from meshwright.planner.solver.result import Limits
 
 _SWEEPS = 20
-"""Descents have always ended by themselves long before."""
+"""Limit on sweeps over all calls; descents have always ended long before it."""
 
 
 def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
-    """A choice that no change of a single call improves."""
-    tried, last = 0, len(greedy.options) * _SWEEPS
-    for number in range(last):
+    """Return a choice that no change of a single call improves, with its score."""
+    num_unchanged, max_changes = 0, len(greedy.options) * _SWEEPS
+    for number in range(max_changes):
         call = number % len(greedy.options)
         before, choices = score, range(len(greedy.options[call]))
         picks, score = greedy.best_change(picks, score, (call,), [choices])
-        tried = tried + 1 if score == before else 1
-        if tried == len(greedy.options):
+        num_unchanged = num_unchanged + 1 if score == before else 1
+        if num_unchanged == len(greedy.options):
             break
     return picks, score
 
 
 def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near, limits: Limits) -> tuple[Picks, Score]:
-    """A choice that no change of two calls to options in `near` improves, each change followed by a descent.
+    """Return a choice that no change of two calls to options in `near` improves; each change is followed by a descent.
 
-    Raises OutOfTimeError where the limits leave no time.
+    Raises OutOfTimeError if the limits leave no time.
     """
     pairs = list(combinations(range(len(near)), 2))
     for _ in range(_SWEEPS):

@@ -1,4 +1,4 @@
-"""Which of several rows of amounts, all of them better when smaller, no other row beats."""
+"""Finds the Pareto-optimal rows of a table of amounts, all of which are better when smaller."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import numpy.typing as npt
 
 
 def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
-    """The indices of the rows that no other beats, by their amounts from the first on; of equals the first stays."""
+    """Return the indices of the rows that no other row dominates, sorted by their amounts.
+
+    Of equal rows the first is kept.
+    """
     if len(amounts) < 2:
         return list(range(len(amounts)))
     table = np.array(amounts)
     kept = np.empty_like(table)
-    found: list[int] = []
-    for index in np.lexsort(table.T[::-1]).tolist():  # whatever beats a row comes before it
+    indices: list[int] = []
+    for index in np.lexsort(table.T[::-1]).tolist():  # a row comes after every row that dominates it
         row = table[index]
-        if not (kept[: len(found)] <= row).all(axis=1).any():
-            kept[len(found)] = row
-            found.append(index)
-    return found
+        if not (kept[: len(indices)] <= row).all(axis=1).any():
+            kept[len(indices)] = row
+            indices.append(index)
+    return indices
 
 
 def beaten(row: Sequence[float], table: npt.NDArray[np.float64]) -> bool:
-    """Whether a row of the table is nowhere larger."""
+    """Return True if some row of the table is nowhere larger than `row`."""
     return bool((table <= np.array(row)).all(axis=1).any())

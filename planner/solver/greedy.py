@@ -1,4 +1,4 @@
-"""Scores choices of options by a greedy schedule (`timetable.py`), all that differ in a call or two at once."""
+"""Scores choices of options with greedy schedules, for all changes of one or two calls at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from meshwright.planner.solver.timetable import Columns, Timetable
 
 
 class Score(NamedTuple):
-    """Smaller is better: first the blocks above the device, over all atoms, then the makespan, then ticks of ranks.
+    """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
 
-    Two calls whose ranks cross count as more blocks than a device has.
+    `excess_blocks` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
     """
 
     excess_blocks: int
@@ -35,7 +35,7 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class _Table(NamedTuple):
-    """What each option of a call puts on each atom, in blocks, [options, atoms]."""
+    """The memory units that each option of a call puts on each atom, [options, atoms]."""
 
     resident: Array
     shared: Array
@@ -57,15 +57,17 @@ class Greedy:
         self._timetable = Timetable(problem, self._owners, self._crossing)
 
     def score(self, picks: Picks) -> Score:
-        """The score of a choice."""
+        """Return the score of a choice."""
         columns = _columns(picks)
         excess, lasts = self._excess(columns), self._timetable.lasts(columns)
         makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         return Score(int(excess[0]), int(makespan[0]), int(work[0]))
 
     def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Near) -> tuple[Picks, Score]:
-        """The best change of these calls to options near them with its score, the first of equals; the choice as it
-        was where none is better."""
+        """Return the best change of these calls to options in `near`, and its score; the first of equals.
+
+        The given choice and score are returned if no change is better.
+        """
         columns = _columns(picks)
         for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
             columns[call] = column.ravel()
@@ -73,57 +75,57 @@ class Greedy:
         least = int(excess.min())
         if least > score.excess_blocks:
             return picks, score
-        columns = _kept(columns, excess == least)
+        columns = _selected(columns, excess == least)
         lasts = self._timetable.lasts(columns)
         if least == score.excess_blocks:
-            may_be = lasts.tails.max(axis=1) <= score.makespan
-            if not may_be.any():
+            is_possible = lasts.tails.max(axis=1) <= score.makespan
+            if not is_possible.any():
                 return picks, score
-            columns, lasts = _kept(columns, may_be), lasts.where(may_be)
+            columns, lasts = _selected(columns, is_possible), lasts.where(is_possible)
         makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
-        first = np.lexsort((work, makespans))[0]
-        found = Score(least, int(makespans[first]), int(work[first]))
-        if found >= score:
+        best = np.lexsort((work, makespans))[0]
+        best_score = Score(least, int(makespans[best]), int(work[best]))
+        if best_score >= score:
             return picks, score
-        return tuple(int(column[first % len(column)]) for column in columns), found
+        return tuple(int(column[best % len(column)]) for column in columns), best_score
 
     def turn(self, picks: Picks) -> TimedTurn:
-        """The shortest turn in the order of the greedy schedule."""
+        """Return the shortest period in the order of the greedy schedule."""
         columns = _columns(picks)
         lasts = self._timetable.lasts(columns)
         ends = self._timetable.schedule(columns, lasts)
-        known = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
+        starts = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
         if not self._problem.carried:
-            return TimedTurn(int(ends.max()), known)
+            return TimedTurn(int(ends.max()), starts)
         position = {name: index for index, name in enumerate(self._problem.order)}
-        order = sorted(position, key=lambda name: (known[name], position[name]))
+        order = sorted(position, key=lambda name: (starts[name], position[name]))
         picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}
         return shortest_turn(self._problem, picked, order)
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
-        """The options of a choice."""
+        """Return the options of a choice."""
         return tuple(options[index] for options, index in zip(self.options, picks, strict=True))
 
     def indices(self, options: Sequence[Option]) -> Picks:
-        """The choice of these options."""
-        return tuple(known.index(option) for known, option in zip(self.options, options, strict=True))
+        """Return the choice of these options."""
+        return tuple(call_options.index(option) for call_options, option in zip(self.options, options, strict=True))
 
     def _table(self, options: Sequence[Option]) -> _Table:
         start = np.array([option.place.ranks.start for option in options])
         stop = np.array([option.place.ranks.stop for option in options])
-        here = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
+        is_covered = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
 
-        def spread(amounts: Iterable[int]) -> Array:
-            return here * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
+        def per_atom(amounts: Iterable[int]) -> Array:
+            return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
 
         return _Table(
-            resident=spread(option.resident_blocks for option in options),
-            shared=spread(option.shared_blocks for option in options),
-            transient=spread(option.transient_blocks for option in options),
+            resident=per_atom(option.resident_blocks for option in options),
+            shared=per_atom(option.shared_blocks for option in options),
+            transient=per_atom(option.transient_blocks for option in options),
         )
 
     def _excess(self, columns: Columns) -> Array:
-        """The blocks above the device, [choices]."""
+        """Return the memory units above the device, [choices]."""
         held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
         for call, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
             held = held + table.resident[chosen]
@@ -138,6 +140,6 @@ def _columns(picks: Picks) -> list[Array]:
     return [np.array([index], dtype=np.int64) for index in picks]
 
 
-def _kept(columns: Columns, kept: NDArray[np.bool_]) -> list[Array]:
-    """Of some of the choices; a column that is the same for all stays."""
-    return [column[kept] if len(column) == len(kept) else column for column in columns]
+def _selected(columns: Columns, mask: NDArray[np.bool_]) -> list[Array]:
+    """Select some of the choices; a column that is the same for all choices stays."""
+    return [column[mask] if len(column) == len(mask) else column for column in columns]

@@ -1,28 +1,28 @@
-"""The search as an integer program.
+"""The problem as an integer program, if every option has fixed ranks.
 
 Sets
-    c  calls, each with options o; an option has a place p (ranks, layout), ticks d, memory r (resident), w (of it the
-       part that sharing saves) and m (transient)
+    c  calls, each with options o; an option has a place p (ranks, layout), ticks d, resident memory r, the part w of r
+       that sharing saves, and transient memory m
     t  tasks: runs of calls, and transfers between the places of two calls
-    a  atoms: groups of ranks that every option covers wholly or not at all
+    a  atoms: groups of ranks that every option covers entirely or not at all
 Variables
     x[c, o], y[c, p], z[c, a]   call c uses option o, is at place p, covers atom a
-    s[c, p]                     call c uses an earlier call's copy at p
+    s[c, p]                     call c shares an earlier call's copy at p
     h[t]                        transfer t takes time
     start, ticks, end [t], makespan
 Objective
-    minimise the makespan, or the blocks that a device needs
+    minimise the makespan, or the memory units that a device needs
 Constraints
     choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y over earlier owners
     time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
-             start[t'] >= end[t] + lag over the precedences, less the option's early ticks where t streams to t', and
-             then start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
-             k makespan >= end[t] + lag - start[t'] over what is carried to the turn that is k later; where t hands over
-             late, its option's late ticks are part of the lag
+             start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the option's early ticks, and
+             start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
+             k makespan >= end[t] + lag - start[t'] for a precedence that is carried k periods; if t delivers late, its
+             option's late ticks are part of the lag
     memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
-Redundant, for the proof
+Redundant, for a tighter bound
     between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves
-    of aligned blocks are filled from the left.
+    of aligned rank ranges are filled from the left.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from meshwright.planner.solver.problem import MAX_SUM, Problem
 from meshwright.planner.solver.result import Effort, Limits, Progress
 from meshwright.planner.solver.variables import Variables, add_variables
 
-_LEAST_SECONDS = 0.01
-"""Of a search whose deadline has passed: CP-SAT refuses a limit below 0."""
+_MIN_SECONDS = 0.01
+"""Time limit of a search whose deadline has passed; CP-SAT refuses a limit below 0."""
 
-_SECONDS_BETWEEN_LOOKS = 0.05
-"""Whether a search that may be asked to stop has been."""
+_POLL_SECONDS = 0.05
+"""Interval of polling for a requested stop."""
 
 NAME = "CP-SAT"
 VERSION = str(ortools.__version__)
@@ -51,7 +51,7 @@ VERSION = str(ortools.__version__)
 
 @dataclass(frozen=True)
 class Solved:
-    """What CP-SAT answered; the values are read from `solver` when an answer was found."""
+    """The outcome of CP-SAT; the values are read from `solver` if an answer was found."""
 
     solver: cp_model.CpSolver
     status: cp_model.CpSolverStatus
@@ -62,12 +62,12 @@ class Solved:
 
     @property
     def is_proven(self) -> bool:
-        """Whether there is nothing better than what was found, or nothing at all."""
+        """True if the answer is proven optimal, or no answer is proven to exist."""
         return self.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
 
 def makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
-    """All rules, and the makespan to minimise."""
+    """Build the model with all rules that minimises the makespan."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     add_choice_constraints(model, problem, x)
@@ -78,7 +78,7 @@ def makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
 
 
 def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
-    """The rules about what is picked, and the blocks of a device to minimise."""
+    """Build the model of what is picked, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     device = model.new_int_var(0, MAX_SUM, "device")
@@ -91,9 +91,9 @@ def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_mode
 def run(
     model: cp_model.CpModel, limits: Limits, progress: Progress | None = None, effort: Effort | None = None
 ) -> Solved:
-    """Solves a model deterministically: fixed seed, workers that take turns, a limit in deterministic time.
+    """Solve a model deterministically: fixed seed, workers that take turns, a limit in deterministic time.
 
-    What it takes is added to `effort`.
+    The work is added to `effort`.
     """
     _check_range(model)
     solver = cp_model.CpSolver()
@@ -102,51 +102,56 @@ def run(
     solver.parameters.interleave_search = limits.num_workers > 1
     solver.parameters.max_deterministic_time = limits.max_deterministic_time
     if limits.seconds_left < math.inf:
-        solver.parameters.max_time_in_seconds = max(limits.seconds_left, _LEAST_SECONDS)
+        solver.parameters.max_time_in_seconds = max(limits.seconds_left, _MIN_SECONDS)
     solver.parameters.max_presolve_iterations = 1
-    solver.parameters.linearization_level = 0  # its linear programs and probing cost more than they prune once the
-    solver.parameters.cp_model_probing_level = 0  # hopeless options are gone: 6.1 s with, 1.4 s without (16 ranks)
-    status = _solve_beside(solver, model, limits, _Listener(progress) if progress else None)
+    # Linear programs and probing cost more than they prune once hopeless options are gone: 6.1 s with them, 1.4 s
+    # without (16 ranks).
+    solver.parameters.linearization_level = 0
+    solver.parameters.cp_model_probing_level = 0
+    status = _solve_in_thread(solver, model, limits, _Listener(progress) if progress else None)
     if effort:
         effort.add(float(solver.deterministic_time))
     assert status != cp_model.MODEL_INVALID, model.validate()
     return Solved(solver, status)
 
 
-def _solve_beside(
+def _solve_in_thread(
     solver: cp_model.CpSolver, model: cp_model.CpModel, limits: Limits, listener: _Listener | None
 ) -> cp_model.CpSolverStatus:
-    """Solves in a second thread: this one goes on taking signals, and what they raise ends the search."""
+    """Solve in a second thread; this one keeps receiving signals, and an exception that they raise ends the search."""
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(max_workers=1) as second:
         solving = second.submit(solver.solve, model, listener)
         try:
-            while limits.stop is not None and not wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).done:
+            while limits.stop is not None and not wait([solving], timeout=_POLL_SECONDS).done:
                 if limits.stop.is_set():
                     solver.stop_search()
             return solving.result()
         except BaseException:
-            while not wait([solving], timeout=_SECONDS_BETWEEN_LOOKS).done:
+            while not wait([solving], timeout=_POLL_SECONDS).done:
                 solver.stop_search()
             raise
 
 
 def _check_range(model: cp_model.CpModel) -> None:
-    """Raises ValueError when the Boolean coefficients of a rule sum past what CP-SAT handles exactly."""
+    """Check that the Boolean coefficients of every rule add up to no more than CP-SAT handles exactly.
+
+    Raises ValueError otherwise.
+    """
     for constraint in model.proto.constraints:
-        if not constraint.has_linear():  # reading `.linear` of another kind would turn it into an empty linear one
+        if not constraint.has_linear():  # reading `.linear` of another kind would turn it into an empty linear rule
             continue
         linear = constraint.linear
         if sum(map(abs, linear.coeffs)) <= MAX_SUM:
             continue
-        of = zip(linear.vars, linear.coeffs, strict=True)
-        total = sum(abs(c) for v, c in of if list(model.proto.variables[v].domain) == [0, 1])
+        terms = zip(linear.vars, linear.coeffs, strict=True)
+        total = sum(abs(c) for v, c in terms if list(model.proto.variables[v].domain) == [0, 1])
         if total > MAX_SUM:
             raise ValueError(f"coefficients of a rule sum to {total}, above {MAX_SUM}; use longer ticks.")
 
 
 class _Listener(cp_model.CpSolverSolutionCallback):  # type: ignore[misc]
-    """Tells `progress` of each better answer."""
+    """Reports each better answer to `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()

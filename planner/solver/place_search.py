@@ -1,13 +1,13 @@
-"""The search when every option has its own ranks, and its proof.
+"""The search if every option has fixed ranks, with a proof of its lower bound.
 
-    problem    = without the options that cannot beat what is asked for
+    problem    = the options that can meet the requested makespan
     incumbent  = the best of several descents, from fixed and from seeded starts
-    problem    = without the options that cannot beat the incumbent; what the relaxation suggests is descended from,
-                 and where many are left what kicks lead to, until they make the answer no better
+    problem    = the options that can beat the incumbent; choices that the relaxation suggests start descents, and
+                 while many options are left, random kicks do, until they no longer improve the answer
     repeat
-        incumbent  = what CP-SAT finds in coarse steps of the makespan, descended from
+        incumbent  = what CP-SAT finds in coarse steps of the makespan, improved by a descent
         bound      = what CP-SAT proved
-        problem    = without the options that cannot beat the incumbent, by the bounds that are known
+        problem    = the options that can beat the incumbent, by the known bounds
     until the bound meets the incumbent, or the limit is reached
 
 Steps of the makespan are coarse at first because CP-SAT otherwise improves an answer one tick at a time. Everything is
@@ -31,16 +31,16 @@ from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError, Pro
 from meshwright.planner.solver.variables import Variables
 
 _STEPS = 16
-"""Into how many steps CP-SAT cuts the distance between the bound and the incumbent."""
+"""Number of steps into which the distance between the bound and the incumbent is divided for CP-SAT."""
 
-_MANY = 700
-"""Options in all, as in `block_search.py`."""
+_MANY_OPTIONS = 700
+"""Number of options beyond which kicks are worth their time; see `block_search.py`."""
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
-    """The best answer within the limits, with the bound that was proven; every call has options.
+    """Return the best answer within the limits and the proven lower bound; every call must have options.
 
-    What it takes is added to `effort`.
+    The work is added to `effort`.
     """
     effort = effort or Effort()
     incumbent, remaining = Incumbent(problem, progress, limits), possible(problem)
@@ -53,22 +53,22 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     try:
         incumbent.start(remaining, limits)
         if incumbent.makespan is None:
-            excluded = _start_from_least_memory(incumbent, limits, effort)
-            if excluded is not None:
-                return excluded
+            no_answer = _start_from_least_memory(incumbent, limits, effort)
+            if no_answer is not None:
+                return no_answer
         _prove(incumbent, remaining, limits, effort)
     except OutOfTimeError:
         pass
     assert incumbent.makespan is not None
     if limits.most is not None and incumbent.makespan > limits.most:
-        return _nothing_as_short(limits.most, incumbent.bound)
+        return _no_answer_within(limits.most, incumbent.bound)
     if limits.seconds_left > 0:
         incumbent.polish()
     return incumbent.result()
 
 
 def first_answer(problem: Problem, limits: Limits) -> Result | None:
-    """The best answer of a few descents; None where none of them fits."""
+    """Return the best answer of a few descents, or None if none of them fits in memory."""
     incumbent, remaining = Incumbent(problem, lambda _makespan, _bound: None, limits), possible(problem)
     if any(not call.options for call in remaining.calls):
         return None
@@ -81,33 +81,33 @@ def first_answer(problem: Problem, limits: Limits) -> Result | None:
 
 
 def _prove(incumbent: Incumbent, remaining: Problem, limits: Limits, effort: Effort) -> None:
-    """Improves the incumbent and its bound until they meet, or the limit is reached."""
-    left = _reduced(incumbent, remaining, limits)
-    while not left.is_empty and _has_many(left.problem) and incumbent.kick(left.problem):
-        left = _reduced(incumbent, left.within(incumbent.target).problem, limits)
-    time = limits.max_deterministic_time
-    while time > 0 and limits.seconds_left > 0 and incumbent.bound <= incumbent.target:
-        time -= _improve(incumbent, left.problem, replace(limits, max_deterministic_time=time), effort)
+    """Improve the incumbent and its bound until they meet, or the limit is reached."""
+    reduction = _reduced(incumbent, remaining, limits)
+    while not reduction.is_empty and _has_many_options(reduction.problem) and incumbent.kick(reduction.problem):
+        reduction = _reduced(incumbent, reduction.within(incumbent.target).problem, limits)
+    time_left = limits.max_deterministic_time
+    while time_left > 0 and limits.seconds_left > 0 and incumbent.bound <= incumbent.target:
+        time_left -= _improve(incumbent, reduction.problem, replace(limits, max_deterministic_time=time_left), effort)
         incumbent.progress(incumbent.makespan, incumbent.bound)
-        left = left.within(incumbent.target)
-        if left.is_empty:
+        reduction = reduction.within(incumbent.target)
+        if reduction.is_empty:
             incumbent.bound = max(incumbent.bound, incumbent.target + 1)
 
 
-def _has_many(problem: Problem) -> bool:
-    """Whether so many options are left that CP-SAT takes longer than descents that may leave fewer."""
-    return sum(len(call.options) for call in problem.calls) > _MANY
+def _has_many_options(problem: Problem) -> bool:
+    """True if so many options are left that CP-SAT takes longer than descents that may reduce them."""
+    return sum(len(call.options) for call in problem.calls) > _MANY_OPTIONS
 
 
-def _nothing_as_short(most: int, bound: int) -> Result:
-    """No answer is as short as asked, or none was found in time."""
+def _no_answer_within(most: int, bound: int) -> Result:
+    """Return the result if no answer is as short as requested, or none was found in time."""
     if bound > most:
         return Result.beaten(most)
     return Result(status="out_of_limit", answer=None, objective=None, bound=bound)
 
 
 def _start_from_least_memory(incumbent: Incumbent, limits: Limits, effort: Effort) -> Result | None:
-    """A descent from the choice that needs the least memory, or the result that there is none."""
+    """Descend from the choice that needs the least memory; return a result only if there is no such choice."""
     problem = incumbent.problem
     model, x, device = memory_model(problem)
     solved = run(model, limits, effort=effort)
@@ -119,30 +119,30 @@ def _start_from_least_memory(incumbent: Incumbent, limits: Limits, effort: Effor
 
 
 def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
-    """What is left of the problem; what the relaxation suggests is descended from."""
+    """Return the problem without excluded options, and descend from the choices that the relaxation suggests."""
 
     def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
         limits.require_time()
         incumbent.consider(greedy, picks, near)
         return incumbent.target
 
-    left = reduced(problem, incumbent.target, suggest)
-    incumbent.bound = incumbent.target + 1 if left.is_empty else min(left.bound, incumbent.target + 1)
-    return left
+    reduction = reduced(problem, incumbent.target, suggest)
+    incumbent.bound = incumbent.target + 1 if reduction.is_empty else min(reduction.bound, incumbent.target + 1)
+    return reduction
 
 
 def _improve(incumbent: Incumbent, problem: Problem, limits: Limits, effort: Effort) -> float:
-    """One search with CP-SAT among the options that are left: the deterministic time that was spent."""
+    """Search the remaining options with CP-SAT once; return the deterministic time spent."""
     steps = Steps.between(incumbent.bound, incumbent.target, _STEPS)
     model, x = makespan_model(problem)
     steps.minimise(model, x.times.makespan)
     solved = run(model, limits, effort=effort)
-    _learn(incumbent, problem, solved, x, steps)
+    _record(incumbent, problem, solved, x, steps)
     return max(float(solved.solver.deterministic_time), 1e-3)
 
 
-def _learn(incumbent: Incumbent, problem: Problem, solved: Solved, x: Variables, steps: Steps) -> None:
-    """Takes the answer and the bound of a search in coarse steps."""
+def _record(incumbent: Incumbent, problem: Problem, solved: Solved, x: Variables, steps: Steps) -> None:
+    """Record the answer and the bound of a search in coarse steps."""
     incumbent.bound = max(incumbent.bound, min(steps.proven(solved), steps.target + 1))
     if solved.is_found:
         picks = _picks(solved, problem, x)

@@ -1,8 +1,8 @@
-"""The problem the search solves, as data. It has never heard of a solver, of stages or of seconds.
+"""The optimisation problem as plain data, without any knowledge of solvers, stages or seconds.
 
-A call picks one option: ranks, a layout, a duration and memory. A task occupies ranks for a time: a run of a call, or a
-transfer of weights between the choices of two calls. Times are whole ticks, memory is whole blocks; what they stand for
-is decided where the problem is formulated.
+A call picks one option: ranks, a layout, a duration and memory. A task occupies ranks for some time: it is a run of a
+call, or a transfer of weights between the places that two calls picked. Times are whole ticks and memory is in whole
+units; `search.formulate` decides how long a tick and how large a unit is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 MAX_SUM = 2**31 - 1
-"""No sum of coefficients may pass this: beyond it CP-SAT 9.15 can certify a wrong optimum (or-tools#5293)."""
+"""Largest sum of coefficients; beyond it CP-SAT 9.15 can certify a wrong optimum (or-tools#5293)."""
 
 
 class Place(NamedTuple):
-    """Ranks and a layout. Calls that may share a copy of their weights do so exactly when they are at one place."""
+    """Ranks and a layout. Calls that may share a copy of their weights do so exactly if they are at the same place."""
 
     first_rank: int
     num_ranks: int
@@ -30,16 +30,16 @@ class Place(NamedTuple):
         return range(self.first_rank, self.first_rank + self.num_ranks)
 
     def overlap(self, other: Place) -> int:
-        """The number of ranks that are in both."""
+        """Return the number of ranks that two places have in common."""
         return len(range(max(self.ranks.start, other.ranks.start), min(self.ranks.stop, other.ranks.stop)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a call. `shared_blocks` is the part of `resident_blocks` that a shared copy saves.
+    """One way to run a call; sharing a copy saves the `shared_blocks` part of `resident_blocks` (memory units).
 
-    `early_ticks` is how long before the end of what streams to it a run of the call may start, `late_ticks` how long
-    after its end a run has all that it hands over late.
+    A run may start `early_ticks` before the end of the task that streams to it. It has everything that it delivers late
+    (rewards) `late_ticks` after its end.
     """
 
     place: Place
@@ -51,13 +51,13 @@ class Option:
     late_ticks: int = 0
 
     def at(self, first_rank: int) -> Option:
-        """The same on other ranks."""
+        """Return the same option on other ranks."""
         return replace(self, place=self.place._replace(first_rank=first_rank))
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """A decision: every run of the call uses the one option that is picked."""
+    """A decision: all runs of the call use the one option that is picked."""
 
     name: str
     options: tuple[Option, ...]
@@ -65,7 +65,7 @@ class CallOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRun:
-    """A task: the call's option, on its ranks, for its ticks."""
+    """A task: one run of a call, on the ranks and for the ticks of its option."""
 
     name: str
     call: str
@@ -73,10 +73,10 @@ class CallRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A task: weights go from the place of `source` to the place of `target`.
+    """A task: weights move from the place of `source` to the place of `target`.
 
-    It occupies the source's ranks, the target's, or both together. `ticks` is keyed by both layouts and the number of
-    ranks in both places; a key that is absent takes no time, and so does a target that shares a copy.
+    It occupies the source's ranks, the target's, or both. `ticks` is keyed by (source layout, target layout, number of
+    common ranks); a missing key takes no time, and neither does a target that shares a copy.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Transfer:
     ticks: Mapping[tuple[str, str, int], int]
 
     def ticks_between(self, source: Place, target: Place, overlap: int) -> int:
-        """The ticks when the two places have `overlap` ranks in common."""
+        """Return the ticks of the transfer if the two places have `overlap` ranks in common."""
         return self.ticks.get((source.layout, target.layout, overlap), 0)
 
 
@@ -96,8 +96,8 @@ Task: TypeAlias = CallRun | Transfer
 class Precedence(NamedTuple):
     """`after` starts no earlier than `lag` ticks past the end of `before`.
 
-    When it is streamed, `after` is a run; it starts as many ticks earlier than that as its option's `early_ticks`,
-    and not before `before` starts. When it is late, `before` is a run whose option's `late_ticks` are waited for too.
+    If `streamed`, `after` is a run that may start as many ticks earlier as its option's `early_ticks`, but not before
+    `before` starts. If `late`, `before` is a run whose option's `late_ticks` are waited for too.
     """
 
     before: str
@@ -107,14 +107,16 @@ class Precedence(NamedTuple):
     late: bool = False
 
     def earliest(self, start: int, end: int, early: int, late: int = 0) -> int:
-        """The first tick at which `after` may start when `before` runs from `start` to `end`."""
+        """Return the first tick at which `after` may start if `before` runs from `start` to `end`."""
         arrival = end + self.lag + late * self.late
         return max(start, arrival - early) if self.streamed else arrival
 
 
 class CarriedPrecedence(NamedTuple):
-    """`after` of the turn that comes so many `turns` later starts no earlier than `lag` ticks past the end of `before`:
-    turns x period >= end + lag - start, as in modulo scheduling. `late` as in `Precedence`."""
+    """`after`, `turns` periods later, starts no earlier than `lag` ticks past the end of `before`.
+
+    As in modulo scheduling: turns x period >= end + lag - start. `late` is as in `Precedence`.
+    """
 
     before: str
     after: str
@@ -123,24 +125,26 @@ class CarriedPrecedence(NamedTuple):
     late: bool = False
 
     def arrival(self, end: int, late: int) -> int:
-        """The tick at which all is handed over when `before` ends at `end`."""
+        """Return the tick at which everything is delivered if `before` ends at `end`."""
         return end + self.lag + late * self.late
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Pick one option per call and an order of the tasks, so that the turn is as short as possible: it lasts until the
-    last task ends, and as long as what is `carried` to later turns needs. All turns are alike. The length of a turn is
-    the makespan here and in the solver.
+    """Pick one option per call and an order of the tasks that minimise the period, called the makespan here.
+
+    The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods are
+    alike.
 
     `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
-    that one's copy. Memory on a rank: the resident blocks of every copy on it, and the largest transient of its calls.
+    that call's copy. The memory on a rank is the resident units of every copy on it, plus the largest transient of its
+    calls.
 
-    Of two calls' ranks, some of one lie in the other's only if all do.
+    The ranks of two calls are disjoint or nested.
 
-    With `anywhere`, an option, written with rank 0 as its first, may be on every block of its number of ranks: of
-    `step` ranks and more they are multiples of it and start at one, smaller ones divide it and start at multiples of
-    their own. Without a `step` it is the number of all ranks.
+    With `anywhere`, an option is written with first rank 0 and may be on every aligned rank range of its size: sizes of
+    at least `step` ranks are multiples of `step` and start at multiples of it; smaller sizes divide it and start at
+    multiples of themselves. `step` defaults to the number of all ranks.
     """
 
     num_ranks: int
@@ -159,60 +163,62 @@ class Problem:
             _check_options(call, self.num_ranks)
         if self.anywhere:
             options = [option for call in self.calls for option in call.options]
-            _check_blocks(options, self.num_ranks, self.step or self.num_ranks)
+            _check_rank_ranges(options, self.num_ranks, self.step or self.num_ranks)
         if self.horizon > MAX_SUM:
             raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
         try:
             _ = self.order
         except CycleError as error:
-            raise ValueError(f"the precedences go in a circle: {' -> '.join(error.args[1])}.") from None
+            raise ValueError(f"the precedences form a cycle: {' -> '.join(error.args[1])}.") from None
 
     def _check_names(self) -> None:
-        for what, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
+        for kind, names in (("call", [c.name for c in self.calls]), ("task", [t.name for t in self.tasks])):
             if len(set(names)) < len(names):
-                raise ValueError(f"two {what}s share a name: {sorted(names)}.")
+                raise ValueError(f"two {kind}s share a name: {sorted(names)}.")
         used = set(self.runs.values())
         used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
         used |= {name for group in self.copies for name in group}
         if unknown := used - {call.name for call in self.calls}:
             raise ValueError(f"there is no call named {sorted(unknown)}.")
-        waits = self._waits
+        waits = self._all_precedences
         ends = {name for wait in waits for name in (wait.before, wait.after)}
         if unknown := ends - {task.name for task in self.tasks}:
             raise ValueError(f"there is no task named {sorted(unknown)}.")
-        if others := {p.after for p in self.precedences if p.streamed} - set(self.runs):
-            raise ValueError(f"only a run can be streamed to, not {sorted(others)}.")
-        if others := {wait.before for wait in waits if wait.late} - set(self.runs):
-            raise ValueError(f"only a run can be late, not {sorted(others)}.")
-        if odd := [wait for wait in self.carried if wait.turns < 1]:
-            raise ValueError(f"{odd[0].before} is carried by {odd[0].turns} turns to {odd[0].after}; use 1 or more.")
+        if not_runs := {p.after for p in self.precedences if p.streamed} - set(self.runs):
+            raise ValueError(f"only a run can be streamed to, not {sorted(not_runs)}.")
+        if not_runs := {wait.before for wait in waits if wait.late} - set(self.runs):
+            raise ValueError(f"only a run can be late, not {sorted(not_runs)}.")
+        if invalid := [wait for wait in self.carried if wait.turns < 1]:
+            raise ValueError(
+                f"{invalid[0].before} is carried by {invalid[0].turns} periods to {invalid[0].after}; use 1 or more."
+            )
 
     @cached_property
     def runs(self) -> Mapping[str, str]:
-        """The call of each run, by the task's name."""
+        """The call of each run, keyed by the task's name."""
         return {task.name: task.call for task in self.tasks if isinstance(task, CallRun)}
 
     @cached_property
     def horizon(self) -> int:
-        """Ticks within which every schedule without idle time ends, and what is carried has arrived."""
+        """Ticks within which every schedule without idle time ends and everything carried over has arrived."""
         longest = {call.name: max((o.ticks for o in call.options), default=0) for call in self.calls}
         runs = sum(longest[task.call] for task in self.tasks if isinstance(task, CallRun))
         transfers = sum(max(t.ticks.values(), default=0) for t in self.tasks if isinstance(t, Transfer))
-        return runs + transfers + sum(max(0, wait.lag) for wait in self._waits) + self._latest
+        return runs + transfers + sum(max(0, wait.lag) for wait in self._all_precedences) + self._total_late_ticks
 
     @property
-    def _waits(self) -> tuple[Precedence | CarriedPrecedence, ...]:
+    def _all_precedences(self) -> tuple[Precedence | CarriedPrecedence, ...]:
         return (*self.precedences, *self.carried)
 
     @property
-    def _latest(self) -> int:
-        """Most ticks of all that may be late."""
+    def _total_late_ticks(self) -> int:
+        """Upper bound on the sum of all late ticks that are waited for."""
         latest = {call.name: max((o.late_ticks for o in call.options), default=0) for call in self.calls}
-        return sum(latest[self.runs[wait.before]] for wait in self._waits if wait.late)
+        return sum(latest[self.runs[wait.before]] for wait in self._all_precedences if wait.late)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The names of the tasks, each after those it waits for."""
+        """The names of the tasks in a topological order of the precedences."""
         sorter: TopologicalSorter[str] = TopologicalSorter({task.name: () for task in self.tasks})
         for precedence in self.precedences:
             sorter.add(precedence.after, precedence.before)
@@ -220,68 +226,73 @@ class Problem:
 
     @cached_property
     def atoms(self) -> tuple[range, ...]:
-        """The ranks in the largest consecutive groups that every option covers wholly or not at all."""
-        edges = {0, self.num_ranks}
+        """The largest runs of consecutive ranks that every option covers entirely or not at all."""
+        bounds = {0, self.num_ranks}
         for call in self.calls:
             for option in call.options:
-                edges.update((option.place.ranks.start, option.place.ranks.stop))
-        cuts = sorted(edges)
-        return tuple(range(a, b) for a, b in pairwise(cuts))
+                bounds.update((option.place.ranks.start, option.place.ranks.stop))
+        sorted_bounds = sorted(bounds)
+        return tuple(range(a, b) for a, b in pairwise(sorted_bounds))
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """The calls whose layout matters to others: those of a group of copies, and the ends of transfers."""
+        """The calls whose layout matters to others: members of a group of copies, and ends of transfers."""
         ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
         return frozenset({*ends, *(name for group in self.copies for name in group)})
 
     @cached_property
     def lasts_like(self) -> Mapping[str, str]:
-        """For each task the first that takes as long whatever is picked: a run of the same call, or the same move."""
-        first: dict[tuple[str, ...], list[Task]] = {}
-        found: dict[str, str] = {}
+        """For each task, the first task that takes equally long whatever is picked.
+
+        That is a run of the same call, or an equal transfer.
+        """
+        by_ends: dict[tuple[str, ...], list[Task]] = {}
+        first_like: dict[str, str] = {}
         for task in self.tasks:
             ends = (task.call,) if isinstance(task, CallRun) else (task.source, task.target)
-            known = first.setdefault(ends, [])
-            same = (
-                o for o in known if isinstance(task, CallRun) or (isinstance(o, Transfer) and o.ticks == task.ticks)
+            earlier = by_ends.setdefault(ends, [])
+            alike = (
+                candidate
+                for candidate in earlier
+                if isinstance(task, CallRun) or (isinstance(candidate, Transfer) and candidate.ticks == task.ticks)
             )
-            found[task.name] = next(same, task).name
-            known.append(task)
-        return found
+            first_like[task.name] = next(alike, task).name
+            earlier.append(task)
+        return first_like
 
     def blocks(self, num_ranks: int) -> range:
-        """The first ranks of the blocks of a number of ranks."""
+        """Return the first ranks of the aligned rank ranges of a size."""
         return range(0, self.num_ranks - num_ranks + 1, min(num_ranks, self.step or num_ranks))
 
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
 
     def with_calls(self, calls: tuple[CallOptions, ...]) -> Problem:
-        """The same problem with other options."""
+        """Return the same problem with other options."""
         return replace(self, calls=calls)
 
     def owners(self, call: str) -> tuple[str, ...]:
-        """The calls whose copy this one shares when it is at the same place."""
+        """Return the earlier calls of the group, whose copy this call shares if it is at the same place."""
         group = next((g for g in self.copies if call in g), (call,))
         return group[: group.index(call)]
 
     def early(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """The ticks by which a task may start before the end of what streams to it."""
+        """Return the ticks by which a task may start before the end of what streams to it."""
         return picked[task.call].early_ticks if isinstance(task, CallRun) else 0
 
     def late(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """The ticks after the end of a task until it has all that it hands over late."""
+        """Return the ticks from the end of a task until it has everything that it delivers late."""
         return picked[task.call].late_ticks if isinstance(task, CallRun) else 0
 
     def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
-        """The ranks that a task occupies when its calls are at these places."""
+        """Return the ranks that a task occupies if its calls are at these places."""
         if isinstance(task, CallRun):
             return frozenset(places[task.call].ranks)
         source, target = frozenset(places[task.source].ranks), frozenset(places[task.target].ranks)
         return {"source": source, "target": target, "both": source | target}[task.occupies]
 
     def duration(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """The ticks that a task takes with these options."""
+        """Return the ticks that a task takes with these options."""
         if isinstance(task, CallRun):
             return picked[task.call].ticks
         source, target = picked[task.source].place, picked[task.target].place
@@ -290,15 +301,16 @@ class Problem:
         return task.ticks_between(source, target, source.overlap(target))
 
     def memory(self, picked: Mapping[str, Option]) -> tuple[int, ...]:
-        """The blocks that each atom's ranks hold at the worst instant."""
-        return tuple(self._blocks(picked, atom.start) for atom in self.atoms)
+        """Return the peak memory units on the ranks of each atom."""
+        return tuple(self._units_on(picked, atom.start) for atom in self.atoms)
 
-    def _blocks(self, picked: Mapping[str, Option], rank: int) -> int:
-        here = {name: option for name, option in picked.items() if rank in option.place.ranks}
+    def _units_on(self, picked: Mapping[str, Option], rank: int) -> int:
+        on_rank = {name: option for name, option in picked.items() if rank in option.place.ranks}
         resident = sum(
-            option.resident_blocks - option.shared_blocks * self._shares(name, picked) for name, option in here.items()
+            option.resident_blocks - option.shared_blocks * self._shares(name, picked)
+            for name, option in on_rank.items()
         )
-        return resident + max((option.transient_blocks for option in here.values()), default=0)
+        return resident + max((option.transient_blocks for option in on_rank.values()), default=0)
 
     def _shares(self, call: str, picked: Mapping[str, Option]) -> bool:
         return any(picked[owner].place == picked[call].place for owner in self.owners(call))
@@ -307,41 +319,43 @@ class Problem:
 def ends_of(
     problem: Problem, picked: Mapping[str, Option], order: Iterable[str], held: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """When each task ends if the ranks take the tasks in this order, each as early as it can; those that are `held` not
-    before a tick."""
+    """Return when each task ends if the ranks run the tasks in this order, each as early as possible.
+
+    The tasks in `held` start no earlier than the given tick.
+    """
     held, tasks = held or {}, {task.name: task for task in problem.tasks}
-    waits: dict[str, list[Precedence]] = {name: [] for name in tasks}
+    predecessors: dict[str, list[Precedence]] = {name: [] for name in tasks}
     for precedence in problem.precedences:
-        waits[precedence.after].append(precedence)
+        predecessors[precedence.after].append(precedence)
     places = {name: option.place for name, option in picked.items()}
     late = {name: problem.late(task, picked) for name, task in tasks.items()}
-    free = dict.fromkeys(range(problem.num_ranks), 0)
+    free_at = dict.fromkeys(range(problem.num_ranks), 0)
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     for name in order:
         ticks = problem.duration(tasks[name], picked)
         ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
         early = problem.early(tasks[name], picked)
-        ready = (p.earliest(starts[p.before], ends[p.before], early, late[p.before]) for p in waits[name])
-        starts[name] = max([held.get(name, 0), *ready, *(free[rank] for rank in ranks)])
+        ready = (p.earliest(starts[p.before], ends[p.before], early, late[p.before]) for p in predecessors[name])
+        starts[name] = max([held.get(name, 0), *ready, *(free_at[rank] for rank in ranks)])
         ends[name] = starts[name] + ticks
-        free.update(dict.fromkeys(ranks, ends[name]))
+        free_at.update(dict.fromkeys(ranks, ends[name]))
     return ends
 
 
 class TimedTurn(NamedTuple):
-    """A schedule of one turn: its length and when each task starts."""
+    """A schedule of one period: its length and the start of each task, in ticks."""
 
     makespan: int
     starts: Mapping[str, int]
 
 
 def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> TimedTurn:
-    """The shortest turn in which the ranks take the tasks in this order.
+    """Return the shortest period in which the ranks run the tasks in this order.
 
-    A task that would begin before what an earlier turn hands to it has arrived is held: that lengthens this turn, and
-    lets the earlier one be the shorter. For one length of the turn the least starts are longest paths, which go through
-    each carried precedence once at most.
+    A task that would start before its input from an earlier period has arrived is delayed: that lengthens this period,
+    but shortens the time that has to pass before it. For a given length of the period the earliest starts are longest
+    paths, which contain each carried precedence at most once. The length is found by bisection.
     """
     tasks = {task.name: task for task in problem.tasks}
     ticks = {name: problem.duration(task, picked) for name, task in tasks.items()}
@@ -352,7 +366,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
         return wait.arrival(ends[wait.before], late[wait.before])
 
     def within(makespan: int) -> dict[str, int] | None:
-        """The least ends in a turn of this length; None where it is too short."""
+        """Return the earliest ends in a period of this length, or None if it is too short."""
         held: dict[str, int] = {}
         for _ in range(len(problem.carried) + 1):
             ends = ends_of(problem, picked, order, held)
@@ -372,24 +386,27 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
     high = max(low, max(waits, default=0))
     while low < high:
         middle = (low + high) // 2
-        found = within(middle)
-        if found is None:
+        feasible_ends = within(middle)
+        if feasible_ends is None:
             low = middle + 1
         else:
-            high, ends = middle, found
+            high, ends = middle, feasible_ends
     return TimedTurn(high, {name: end - ticks[name] for name, end in ends.items()})
 
 
-def _check_blocks(options: Sequence[Option], num_ranks: int, step: int) -> None:
-    """Blocks fit into each other without a gap, the larger ones first, if each divides the next up to a step."""
+def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> None:
+    """Check that rank ranges tile each other without gaps: each size divides the next up to `step`.
+
+    Raises ValueError otherwise.
+    """
     if any(option.place.first_rank for option in options):
         raise ValueError("an option that may be anywhere is written with rank 0 as its first.")
     sizes = sorted({option.place.num_ranks for option in options} - {num_ranks})
-    if odd := [size for size in sizes if size > step and size % step]:
-        raise ValueError(f"{odd[0]} ranks are neither a multiple of {step} nor all {num_ranks}.")
+    if invalid := [size for size in sizes if size > step and size % step]:
+        raise ValueError(f"{invalid[0]} ranks are neither a multiple of {step} nor all {num_ranks}.")
     chain = [*(size for size in sizes if size < step), *([step] if step < num_ranks else [])]
-    if odd := [size for size, larger in pairwise(chain) if larger % size]:
-        raise ValueError(f"{odd[0]} ranks do not divide the next larger block of {chain}.")
+    if invalid := [size for size, larger in pairwise(chain) if larger % size]:
+        raise ValueError(f"{invalid[0]} ranks do not divide the next larger rank range of {chain}.")
 
 
 def _check_options(call: CallOptions, num_ranks: int) -> None:
@@ -405,8 +422,6 @@ def _check_options(call: CallOptions, num_ranks: int) -> None:
         if option.late_ticks < 0:
             raise ValueError(f"{call.name}: an option is {option.late_ticks} ticks late; use 0 or more.")
         if not 0 <= option.shared_blocks <= option.resident_blocks:
-            raise ValueError(
-                f"{call.name}: {option.shared_blocks} of {option.resident_blocks} blocks cannot be shared."
-            )
+            raise ValueError(f"{call.name}: {option.shared_blocks} of {option.resident_blocks} units cannot be shared.")
         if shared.setdefault(place, option.shared_blocks) != option.shared_blocks:
             raise ValueError(f"{call.name}: copies of two sizes at {place}.")

@@ -1,7 +1,7 @@
-"""Drops the options that no answer within a makespan can use, by bounds from arithmetic and from the relaxation.
+"""Drops the options that no answer within a makespan can use, by bounds from arithmetic and from the linear relaxation.
 
-The relaxation is solved once, and then with each call fixed to each of its pools in turn, the calls with most work
-first, until one has no option left. Each of these optima also suggests a choice to descend from.
+The relaxation is solved once, and then with each call fixed to each of its pools in turn, calls with the most work
+first, until some call has no option left. Each of these optima also suggests a choice to descend from.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from meshwright.planner.solver.relaxation import Relaxation, Relaxed
 from meshwright.planner.solver.variables import Variables
 
 Suggest = Callable[[Greedy, Picks, Near | None], int]
-"""Takes a choice worth trying, and returns the makespan that an answer must be within from now on.
+"""Takes a choice worth trying, and returns the makespan that answers have to meet from now on.
 
-The options near the relaxation's answer come with its own rounding, None with the others.
+The rounded answer of the relaxation comes with the options near it; other choices come with None.
 """
 
-_NEAR = 40
-"""Options per call that are near the relaxation's answer: those whose reduced cost is least."""
+_NUM_NEAR = 40
+"""Number of options per call that count as near the relaxation's answer: those with the least reduced cost."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What is left, and a makespan that no answer to the original problem is below unless it is above the one asked.
+    """The remaining problem, and a lower bound on the makespan unless that exceeds the requested makespan.
 
-    `bounds` has by call, and for each option that is left, one on the makespan of every answer with the option.
+    `bounds` has for each call and remaining option a lower bound on the makespan of every answer with the option.
     """
 
     problem: Problem
@@ -42,7 +42,7 @@ class Reduced:
         return any(not call.options for call in self.problem.calls)
 
     def within(self, makespan: int) -> Reduced:
-        """What is left for a makespan that is shorter still, by the bounds that are known."""
+        """Return what is left for a shorter makespan, by the known bounds."""
         calls = tuple(
             CallOptions(call.name, tuple(o for o in call.options if self.bounds[call.name][o] <= makespan))
             for call in self.problem.calls
@@ -51,15 +51,15 @@ class Reduced:
 
 
 def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
-    """The problem without options that are in no answer that ends by `makespan`, or by what `suggest` lowers it to."""
+    """Return the problem without options that are in no answer within `makespan` or what `suggest` lowers it to."""
     problem = within(problem, makespan)
     if any(not call.options for call in problem.calls):
-        return _nothing(problem, makespan)
+        return _no_answer(problem, makespan)
     model, x = makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
     relaxed = relaxation.solve(makespan)
     if relaxed is None:
-        return _nothing(problem, makespan)
+        return _no_answer(problem, makespan)
     greedy = Greedy(problem)
     pass_ = _Pass(problem, x, relaxation, greedy, suggest, makespan)
     pass_.makespan = suggest(greedy, rounded(problem, x, relaxed), _near(problem, x, relaxed))
@@ -67,41 +67,44 @@ def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
     for call in sorted(problem.calls, key=_least_work, reverse=True):
         bounds[call.name] = pass_.bounds(call, relaxed)
         if not bounds[call.name]:
-            return _nothing(problem, pass_.makespan)
+            return _no_answer(problem, pass_.makespan)
     kept = problem.with_calls(tuple(CallOptions(call.name, tuple(bounds[call.name])) for call in problem.calls))
     return Reduced(kept, relaxed.bound, bounds).within(pass_.makespan)
 
 
 def _least_work(call: CallOptions) -> int:
-    """Ticks of ranks: where most of a call has to lie, the relaxation tells its pools apart and suggests most."""
+    """Return ticks x ranks of the smallest option, which orders the calls.
+
+    For a call with much work, the relaxation distinguishes the pools best and suggests most.
+    """
     return min(option.ticks * option.place.num_ranks for option in call.options)
 
 
-def _nothing(problem: Problem, makespan: int) -> Reduced:
-    """No answer ends by the makespan."""
+def _no_answer(problem: Problem, makespan: int) -> Reduced:
+    """Return the reduction that proves that no answer ends by the makespan."""
     return Reduced(problem.with_calls(tuple(CallOptions(call.name, ()) for call in problem.calls)), makespan + 1)
 
 
 def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
-    """The option of each call that has most of the relaxation's answer."""
+    """Return for each call the option with the largest value in the relaxation's answer."""
 
-    def most(call: CallOptions) -> int:
+    def largest(call: CallOptions) -> int:
         return max(range(len(call.options)), key=lambda index: relaxed.values[x.pick[call.name, index].index])
 
-    return tuple(most(call) for call in problem.calls)
+    return tuple(largest(call) for call in problem.calls)
 
 
 def _near(problem: Problem, x: Variables, relaxed: Relaxed) -> Near:
     def nearest(call: CallOptions) -> list[int]:
         cost = [relaxed.reduced_costs[x.pick[call.name, index].index] for index in range(len(call.options))]
-        return sorted(range(len(call.options)), key=cost.__getitem__)[:_NEAR]
+        return sorted(range(len(call.options)), key=cost.__getitem__)[:_NUM_NEAR]
 
     return [nearest(call) for call in problem.calls]
 
 
 @dataclass
 class _Pass:
-    """One pass over the calls; `makespan` falls as suggestions turn out well."""
+    """One pass over the calls; `makespan` falls as suggestions improve the answer."""
 
     problem: Problem
     x: Variables
@@ -111,7 +114,7 @@ class _Pass:
     makespan: int
 
     def bounds(self, call: CallOptions, relaxed: Relaxed) -> dict[Option, int]:
-        """The options of a call that survive, first one by one, then with the call fixed to each pool in turn."""
+        """Return the options of a call that survive, tested one by one and then with the call fixed to each pool."""
         variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
         pools: dict[range, list[int]] = {}
         for index, option in enumerate(call.options):
@@ -120,13 +123,13 @@ class _Pass:
         bounds: dict[int, int] = {}
         for indices in pools.values():
             group = [variables[index] for index in indices]
-            there = self.relaxation.solve_with_one_of(group, variables, self.makespan)
-            if there is not None:
+            on_pool = self.relaxation.solve_with_one_of(group, variables, self.makespan)
+            if on_pool is not None:
                 for index in indices:
-                    bound = max(relaxed.bound_with(variables[index]), there.bound_with(variables[index]))
+                    bound = max(relaxed.bound_with(variables[index]), on_pool.bound_with(variables[index]))
                     if bound <= self.makespan:
                         bounds[index] = bound
-                self.makespan = self.suggest(self.greedy, rounded(self.problem, self.x, there), None)
+                self.makespan = self.suggest(self.greedy, rounded(self.problem, self.x, on_pool), None)
         for index in range(len(call.options)):
             if index not in bounds:
                 self.relaxation.forbid(variables[index])

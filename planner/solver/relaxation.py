@@ -1,6 +1,6 @@
-"""The linear relaxation of a model: its linear rules without conditions, over real numbers.
+"""The linear relaxation of a model: its unconditional linear rules over real numbers.
 
-It gives a bound, and for each variable that is 0 how much worse the bound would be if it were 1.
+It gives a lower bound, and for each variable that is 0 how much the bound would rise if the variable were 1.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
 _UNBOUNDED = 2**60
-"""Bounds of a domain beyond it stand for none."""
+"""Domain bounds beyond this value represent infinity."""
 
 SAFETY = 1e-5
-"""Relative to a bound: an option is only dropped when rounding in the linear program cannot be the reason."""
+"""Relative margin on a bound, so that rounding in the linear program never excludes an option."""
 
 
-_ANSWERS = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
-"""What GLOP says when it knows."""
+_CONCLUSIVE = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
+"""GLOP's conclusive statuses."""
 
 AFRESH = ("", "use_preprocessing: false")
-"""How GLOP is asked, and how again where it gives up for numerical trouble."""
+"""Parameters with which GLOP is tried in order; the second set is for numerical trouble."""
 
-_FROM_LAST = ("use_preprocessing: false use_dual_simplex: true", *AFRESH)
-"""The same, from the last optimum on, which is near where only bounds of variables have changed."""
+_WARM_START = ("use_preprocessing: false use_dual_simplex: true", *AFRESH)
+"""Parameters for a warm start from the last optimum, which is close if only bounds of variables have changed."""
 
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The optimum, and by index of variable its value and its reduced cost."""
+    """The optimum, and the value and reduced cost of each variable by its index."""
 
     optimum: float
     values: Sequence[float]
@@ -39,17 +39,17 @@ class Relaxed:
 
     @property
     def bound(self) -> int:
-        """No whole answer is below this."""
+        """A lower bound on every integer answer."""
         return math.ceil(self.optimum * (1 - SAFETY) - SAFETY)
 
     def bound_with(self, variable: int) -> int:
-        """No whole answer in which the variable is 1 is below this."""
+        """Return a lower bound on every integer answer in which the variable is 1."""
         rest = max(0.0, self.reduced_costs[variable]) * (1 - self.values[variable])
         return math.ceil((self.optimum + rest) * (1 - SAFETY) - SAFETY)
 
 
 class Relaxation:
-    """A linear program made of a model, minimising one of its variables."""
+    """The linear program of a model, minimising one of its variables."""
 
     def __init__(self, model: cp_model.CpModel, objective: cp_model.IntVar) -> None:
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
@@ -61,7 +61,8 @@ class Relaxation:
             if constraint.has_exactly_one():
                 picks = constraint.exactly_one.literals
                 self._add(1, 1, picks, [1] * len(picks))
-                self._set_most(picks, math.inf)  # one of them that is at a bound of its own says less of the others
+                # A variable at an upper bound of its own makes the reduced costs of the others less informative.
+                self._set_upper_bound(picks, math.inf)
             elif constraint.has_linear() and not len(constraint.enforcement_literal):
                 self._add(*_range(constraint.linear.domain), constraint.linear.vars, constraint.linear.coeffs)
         self._solver.Objective().SetCoefficient(self._variables[objective.index], 1)
@@ -69,14 +70,14 @@ class Relaxation:
         self._forbidden: set[int] = set()
 
     def solve(self, most: float = math.inf) -> Relaxed | None:
-        """The optimum, or None when there is no answer within `most`; where GLOP gives up nothing is known."""
-        status = solved(self._solver, _FROM_LAST)
+        """Return the optimum, or None if it exceeds `most`; if GLOP gives up, the bound is 0."""
+        status = solved(self._solver, _WARM_START)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         if status != pywraplp.Solver.OPTIMAL:
             return Relaxed(optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables))
         optimum = self._solver.Objective().Value()
-        if Relaxed(optimum, (), ()).bound > most:  # all that follows takes as long as solving
+        if Relaxed(optimum, (), ()).bound > most:  # reading all values takes as long as solving
             return None
         return Relaxed(
             optimum=optimum,
@@ -87,20 +88,22 @@ class Relaxation:
     def solve_with_one_of(
         self, group: Collection[int], others: Collection[int], most: float = math.inf
     ) -> Relaxed | None:
-        """The optimum when of these others, one of which is 1, only those of a group may be; None when there is no
-        answer within `most`."""
-        without = set(others) - set(group) - self._forbidden
-        self._set_most(without, 0)
+        """Return the optimum if, of variables of which one is 1, only those in `group` may be.
+
+        None if it exceeds `most`.
+        """
+        excluded = set(others) - set(group) - self._forbidden
+        self._set_upper_bound(excluded, 0)
         relaxed = self.solve(most)
-        self._set_most(without, math.inf)
+        self._set_upper_bound(excluded, math.inf)
         return relaxed
 
     def forbid(self, variable: int) -> None:
-        """The variable is 0 from now on."""
+        """Fix the variable to 0 from now on."""
         self._forbidden.add(variable)
-        self._set_most([variable], 0)
+        self._set_upper_bound([variable], 0)
 
-    def _set_most(self, variables: Iterable[int], most: float) -> None:
+    def _set_upper_bound(self, variables: Iterable[int], most: float) -> None:
         for index in variables:
             self._variables[index].SetUb(most)
 
@@ -114,17 +117,17 @@ class Relaxation:
 
 
 def solved(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
-    """How solving ends in the first of these ways in which GLOP does not give up."""
+    """Solve with the first parameters with which GLOP does not give up, and return its status."""
     status = int(pywraplp.Solver.NOT_SOLVED)
     for way in ways:
         solver.SetSolverSpecificParametersAsString(way)
         status = int(solver.Solve())
-        if status in _ANSWERS:
+        if status in _CONCLUSIVE:
             break
     return status
 
 
 def _range(domain: Sequence[int]) -> tuple[float, float]:
-    """The ends of a domain; what stands for infinity there is infinity here."""
+    """Return the ends of a domain as floats, with values beyond `_UNBOUNDED` as infinity."""
     low, *_, high = domain
     return (-math.inf if low < -_UNBOUNDED else low), (math.inf if high > _UNBOUNDED else high)

@@ -1,4 +1,4 @@
-"""What a search may use, and what it answers. No solver is known here."""
+"""The limits of a search and its result, independent of any solver."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from typing import Literal, Self, TypeAlias
 from meshwright.planner.solver.problem import Option, Problem
 
 Progress: TypeAlias = Callable[[int | None, int], None]
-"""Called with the makespan of the best answer, None before there is one, and with the bound, in ticks, when one of them
-has become better."""
+"""Called with the makespan of the best answer, or None, and the lower bound, in ticks, when one improves."""
 
-_KEPT = 0.99
-"""The part of the gap that the search uses; the rest is for seconds that are not whole ticks."""
+_GAP_SHARE = 0.99
+"""Share of the gap that the search uses; the rest covers seconds that are not whole ticks."""
 
-_SPARE = 1e-5
-"""Of the seconds of a plan that is known: what its tasks lose when they are rounded to ticks."""
+_ROUNDING_MARGIN = 1e-5
+"""Relative margin on the seconds of a known plan for the rounding of its tasks to ticks."""
 
-_MANY_RANKS, _GAP, _GAP_OF_MANY = 1024, 0.01, 0.03
-"""The gap at which a search for a plan ends where none is asked: of up to so many ranks, and of more."""
+_MANY_RANKS, _GAP, _GAP_OF_MANY_RANKS = 1024, 0.01, 0.03
+"""The default gap is the first one up to this many ranks, and the second one beyond."""
 
 
 class OutOfTimeError(Exception):
-    """The time that was given is over, or it was asked to stop."""
+    """The time limit has passed, or a stop was requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the search may use. The same limits give the same answer on every machine.
+    """The limits of a search; the same limits without `deadline` and `stop` give the same answer on every machine.
 
-    The search ends when (makespan - bound) / makespan is at most `gap`; 0 asks for the best answer and its proof. A
-    search for a plan takes the usual gap where none is given (`on`), the solver alone then takes 0. It may end without
-    an answer when none takes at most `most` ticks, and with what it has when `deadline` comes, in seconds of
-    `time.monotonic`, or `stop` is set: then machines differ.
+    The search ends when (makespan - bound) / makespan is at most `gap`; 0 requests the optimum and its proof. If `gap`
+    is None, a search for a plan uses the default for its number of ranks (`on`), and the solver alone uses 0. The
+    search may end without an answer if none takes at most `most` ticks. It ends with what it has at `deadline`, in
+    seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
 
-    More workers than one take turns to stay deterministic, which is slower on every problem tried so far.
+    Several workers take turns to stay deterministic, which was slower than one worker on every problem tried so far.
     """
 
     seed: int = 0
@@ -51,72 +50,74 @@ class Limits:
 
     @classmethod
     def within(cls, seconds: float, *, gap: float | None = None, began: float | None = None) -> Self:
-        """So many seconds from `began` on, of `time.monotonic`, by default from now."""
+        """Return limits of this many seconds from `began`, in seconds of `time.monotonic`; `began` defaults to now."""
         start = time.monotonic() if began is None else began
         return cls(max_deterministic_time=seconds, gap=gap, deadline=start + seconds)
 
     def on(self, num_ranks: int) -> Self:
-        """The same with the gap that is usual on so many ranks where none is given."""
-        usual = _GAP if num_ranks <= _MANY_RANKS else _GAP_OF_MANY
+        """Return the limits with the default gap for this number of ranks if none is set."""
+        usual = _GAP if num_ranks <= _MANY_RANKS else _GAP_OF_MANY_RANKS
         return self if self.gap is not None else replace(self, gap=usual)
 
     @property
     def tolerance(self) -> float:
-        """The gap, 0 where none is given."""
+        """The gap, or 0 if none is set."""
         return self.gap or 0.0
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, infinite without one; none once it is asked to stop."""
+        """Seconds until the deadline: infinite without one, 0 once a stop was requested."""
         if self.stop is not None and self.stop.is_set():
             return 0.0
         return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def require_time(self) -> None:
-        """Raises OutOfTimeError where none is left."""
+        """Raises OutOfTimeError if no time is left."""
         if self.seconds_left <= 0:
             raise OutOfTimeError
 
     def target(self, makespan: int) -> int:
-        """The largest makespan worth finding once this is known: `most`, then what is shorter by more than the gap."""
+        """The largest makespan worth finding once this one is known: `most`, or shorter by more than the gap."""
         if self.most is not None and makespan > self.most:
             return self.most
         return self.shorter(makespan)
 
     def shorter(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
-        return math.ceil(makespan * (1 - _KEPT * self.tolerance)) - 1
+        return math.ceil(makespan * (1 - _GAP_SHARE * self.tolerance)) - 1
 
     def shorter_seconds(self, seconds: float) -> float:
-        """Seconds than which a plan that takes so many is longer by the gap."""
-        return seconds * (1 - _KEPT * self.tolerance)
+        """The period, in seconds, that is shorter than the given one by the gap."""
+        return seconds * (1 - _GAP_SHARE * self.tolerance)
 
     def as_short_seconds(self, seconds: float) -> float:
-        """Seconds than which a plan that takes so many is shorter by the gap; what tasks lose when they are rounded to
-        ticks is spare."""
-        return seconds * (1 + _SPARE) / (1 - self.tolerance)
+        """The longest period, in seconds, that the given one undercuts by no more than the gap.
+
+        It includes a margin for rounding to ticks.
+        """
+        return seconds * (1 + _ROUNDING_MARGIN) / (1 - self.tolerance)
 
     def as_short(self, makespan: int) -> int:
-        """The largest makespan that this one is not shorter than by more than the gap."""
-        return math.floor(makespan / (1 - _KEPT * self.tolerance))
+        """The largest makespan that the given one undercuts by no more than the gap."""
+        return math.floor(makespan / (1 - _GAP_SHARE * self.tolerance))
 
 
 @dataclass
 class Effort:
-    """What a search has asked of CP-SAT so far, in numbers that no clock moves."""
+    """Work done by CP-SAT, in numbers that do not depend on the machine."""
 
     num_models: int = 0
     deterministic_time: float = 0.0
 
     def add(self, deterministic_time: float) -> None:
-        """One more model."""
+        """Count one more model and its deterministic time."""
         self.num_models += 1
         self.deterministic_time += deterministic_time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The index of an option and the first of its ranks per call, and the tick at which each task starts."""
+    """The picked option's index and first rank for each call, and the start tick of each task."""
 
     picked: Mapping[str, int]
     first_ranks: Mapping[str, int]
@@ -125,8 +126,11 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """`out_of_limit` means that the limit passed before any answer was found, and `beaten` that every answer takes at
-    least `bound`, which is too long; `objective` is then None."""
+    """The result of a search. `objective` is None unless there is an answer.
+
+    `out_of_limit` means that the limit was reached before any answer was found. `beaten` means that every answer takes
+    at least `bound`, which is more than the largest makespan that was requested.
+    """
 
     status: Literal["optimal", "feasible", "infeasible", "out_of_limit", "beaten"]
     answer: Answer | None
@@ -135,10 +139,10 @@ class Result:
 
     @classmethod
     def beaten(cls, target: int) -> Self:
-        """No answer is within the target."""
+        """Return the result that no answer meets the target."""
         return cls(status="beaten", answer=None, objective=None, bound=target + 1)
 
 
 def picked_options(problem: Problem, answer: Answer) -> dict[str, Option]:
-    """The options that an answer picked, on the ranks that it gave them."""
+    """Return the options that an answer picked, on the ranks that it assigned to them."""
     return {c.name: c.options[answer.picked[c.name]].at(answer.first_ranks[c.name]) for c in problem.calls}

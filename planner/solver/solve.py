@@ -1,4 +1,4 @@
-"""The search for the best answer to a problem, and its proof: by blocks where calls may be anywhere, else by places."""
+"""Solves a problem: with relations between rank ranges if calls may be anywhere, otherwise with fixed ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from meshwright.planner.solver.result import Effort, Limits, Progress, Result
 
 
 def solve(problem: Problem, limits: Limits, progress: Progress | None = None, effort: Effort | None = None) -> Result:
-    """The best answer within the limits, with the bound that was proven; what it takes is added to `effort`."""
+    """Return the best answer within the limits and the proven lower bound; the work is added to `effort`."""
     if any(not call.options for call in problem.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     search = block_search.search if problem.anywhere else place_search.search
-    return search(problem, limits, progress or _silence, effort or Effort())
+    return search(problem, limits, progress or _ignore_progress, effort or Effort())
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
-    """An answer among a few options; none where it was not found at once."""
+    """Return an answer among a few options per call, or None if none is found at once."""
     if any(not call.options for call in problem.calls):
         return None
     if problem.anywhere:
@@ -27,9 +27,9 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 
 
 def least_memory(problem: Problem, limits: Limits) -> int | None:
-    """The least blocks a device can have so that some choice of options fits, whatever its duration.
+    """Return the least units of device memory with which some choice of options fits, whatever its duration.
 
-    None when a call has no option. The limits may cut the search short; the answer is then still one that fits.
+    None if a call has no option. If the limits end the search early, the result still fits but may not be the least.
     """
     if any(not call.options for call in problem.calls):
         return None
@@ -38,5 +38,5 @@ def least_memory(problem: Problem, limits: Limits) -> int | None:
     return solved.solver.value(device) if solved.is_found else None
 
 
-def _silence(_makespan: int | None, _bound: int) -> None:
-    """For callers who do not ask for progress."""
+def _ignore_progress(_makespan: int | None, _bound: int) -> None:
+    """Ignore progress."""

@@ -1,8 +1,8 @@
-"""The relaxation in which calls may mix their options, and work and memory are spread over all ranks.
+"""The linear relaxation in which calls may mix their options, and work and memory are spread over all ranks.
 
-A linear program over real numbers. Between two tasks, or the ends, the cluster has time for all the work that must lie
-there; all copies, and the transient memory of any one call, fit into all devices together. A transfer takes what it
-takes at least from what its source picks, and to what its target picks, wherever they are.
+Between two tasks, or the ends, the cluster has time for all the work that must lie there. All copies, and the transient
+memory of any one call, fit into all devices together. A transfer takes at least the least time from its source's
+options, and to its target's options, wherever these are.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from meshwright.planner.solver.relaxation import AFRESH, SAFETY, solved
 from meshwright.planner.solver.windows import windows
 
 Kept: TypeAlias = Mapping[str, NDArray[np.bool_]]
-"""By call, which of its options are left, [options]."""
+"""The options of each call that are left, as a mask, [options]."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """No answer with the options that are left ends before the tick `least`; `each` says it by call and option, of an
-    option that is not left nothing."""
+    """Lower bounds in ticks: `least` holds for every answer, `each` for the answers with an option, [options] by call.
+
+    An option that is not left has an infinite bound.
+    """
 
     least: int
     each: Mapping[str, NDArray[np.float64]]
 
     def within(self, makespan: int) -> Kept:
-        """The options that may be part of an answer that ends by the tick."""
+        """Return the options that may be part of an answer that ends by the tick."""
         return {name: bounds <= makespan for name, bounds in self.each.items()}
 
 
@@ -42,12 +44,12 @@ class Spread:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._solver = pywraplp.Solver.CreateSolver("GLOP")
-        self._far = self._solver.infinity()
+        self._infinity = self._solver.infinity()
         self._pick = {c.name: [self._solver.NumVar(0, 1, "") for _ in c.options] for c in problem.calls}
         self._left = {c.name: np.ones(len(c.options), dtype=bool) for c in problem.calls}
-        self._makespan = self._solver.NumVar(0, self._far, "")
-        self._start = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
-        self._end = {name: self._solver.NumVar(0, self._far, "") for name in problem.order}
+        self._makespan = self._solver.NumVar(0, self._infinity, "")
+        self._start = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
+        self._end = {name: self._solver.NumVar(0, self._infinity, "") for name in problem.order}
         self._run = problem.runs
         self._ticks = {c.name: [float(o.ticks) for o in c.options] for c in problem.calls}
         self._work = {c.name: [self._share(o) * o.ticks for o in c.options] for c in problem.calls}
@@ -60,7 +62,7 @@ class Spread:
         self._solver.Objective().SetMinimization()
 
     def bounds(self, kept: Kept) -> Bounds | None:
-        """Those of answers with the options that are left; None where there is no answer."""
+        """Return the bounds on answers with the options that are kept, or None if there is no answer."""
         for name, picks in self._pick.items():
             for index in np.flatnonzero(self._left[name] != kept[name]).tolist():
                 picks[index].SetUb(float(kept[name][index]))
@@ -70,22 +72,28 @@ class Spread:
         each = {}
         for name, picks in self._pick.items():
             costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
-            found = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - SAFETY) - SAFETY)
-            each[name] = np.where(self._left[name], found, np.inf)
+            option_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - SAFETY) - SAFETY)
+            each[name] = np.where(self._left[name], option_bounds, np.inf)
         return Bounds(max(0, int(np.ceil(optimum * (1 - SAFETY) - SAFETY))), each)
 
     def _solved(self) -> float | None:
-        """The optimum, 0 where GLOP gives up for numerical trouble; None where there is no answer."""
+        """Return the optimum, 0 if GLOP gives up for numerical trouble, or None if the program is infeasible."""
         status = solved(self._solver, AFRESH)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
 
     def _set_order(self) -> None:
-        """A run lasts as long as its call's options say, and what waits for it starts when it may."""
+        """A run lasts as long as its call's options, and a task starts after what it waits for."""
         for name in self._problem.order:
-            self._add(0, self._far, (self._end[name], 1.0), (self._start[name], -1.0), *self._of(name, self._ticks, -1))
-            self._add(0, self._far, (self._makespan, 1.0), (self._end[name], -1.0))
+            self._add(
+                0,
+                self._infinity,
+                (self._end[name], 1.0),
+                (self._start[name], -1.0),
+                *self._terms(name, self._ticks, -1),
+            )
+            self._add(0, self._infinity, (self._makespan, 1.0), (self._end[name], -1.0))
         for task in self._problem.tasks:
             if isinstance(task, Transfer) and task.ticks:
                 self._set_transfer(task)
@@ -95,31 +103,31 @@ class Spread:
             ends = (
                 (self._start[after], 1.0),
                 (self._end[before], -1.0),
-                *(self._of(before, late, -1) if is_late else ()),
+                *(self._terms(before, late, -1) if is_late else ()),
             )
-            self._add(lag, self._far, *ends, *(self._of(after, early, 1) if streamed else ()))
+            self._add(lag, self._infinity, *ends, *(self._terms(after, early, 1) if streamed else ()))
             if streamed:
-                self._add(0, self._far, (self._start[after], 1.0), (self._start[before], -1.0))
+                self._add(0, self._infinity, (self._start[after], 1.0), (self._start[before], -1.0))
         for before, after, turns, lag, is_late in self._problem.carried:
             waits = (self._makespan, float(turns)), (self._start[after], 1.0), (self._end[before], -1.0)
-            self._add(lag, self._far, *waits, *(self._of(before, late, -1) if is_late else ()))
+            self._add(lag, self._infinity, *waits, *(self._terms(before, late, -1) if is_late else ()))
 
     def _set_transfer(self, transfer: Transfer) -> None:
-        lasts = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
+        ends = (self._end[transfer.name], 1.0), (self._start[transfer.name], -1.0)
         for call, least in zip((transfer.source, transfer.target), _least_ticks(self._problem, transfer), strict=True):
             places = (option.place for option in self._problem.options(call))
-            picked = zip(self._pick[call], (-float(least[place]) for place in places), strict=True)
-            self._add(0, self._far, *lasts, *picked)
+            terms = zip(self._pick[call], (-float(least[place]) for place in places), strict=True)
+            self._add(0, self._infinity, *ends, *terms)
 
     def _set_work(self) -> None:
         for window in windows(self._problem):
             closes = self._start[window.before] if window.before else self._makespan
             opens = [(self._end[window.after], -1.0)] if window.after else []
-            inside = (term for name in window.between for term in self._of(name, self._work, -1))
-            self._add(0, self._far, (closes, 1.0), *opens, *inside)
+            inside = (term for name in window.between for term in self._terms(name, self._work, -1))
+            self._add(0, self._infinity, (closes, 1.0), *opens, *inside)
 
     def _set_memory(self) -> None:
-        """A call that is not the first of its group may share all that it may share."""
+        """A call that is not the first of its group may share everything that can be shared."""
         copies = {}
         for call in self._problem.calls:
             shares = bool(self._problem.owners(call.name))
@@ -131,21 +139,21 @@ class Spread:
             ]
             held = {**copies, call.name: with_transient}
             terms = (pair for name, blocks in held.items() for pair in zip(self._pick[name], blocks, strict=True))
-            self._add(-self._far, self._problem.device_blocks, *terms)
+            self._add(-self._infinity, self._problem.device_blocks, *terms)
 
     def _share(self, option: Option) -> float:
-        """Of all ranks."""
+        """Return the option's share of all ranks."""
         return option.place.num_ranks / self._problem.num_ranks
 
-    def _of(self, task: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[pywraplp.Variable, float]]:
-        """What the options of a run's call have of something; a transfer has nothing."""
+    def _terms(self, task: str, amounts: Mapping[str, list[float]], sign: int) -> list[tuple[pywraplp.Variable, float]]:
+        """Return the terms with an amount of each option of a run's call; a transfer has none."""
         if task not in self._run:
             return []
         call = self._run[task]
         return [(pick, sign * amount) for pick, amount in zip(self._pick[call], amounts[call], strict=True)]
 
     def _add(self, low: float, high: float, *terms: tuple[pywraplp.Variable, float]) -> None:
-        """A variable that comes twice counts twice."""
+        """Add a rule over a sum of terms; a variable that occurs twice counts twice."""
         sums: dict[int, float] = {}
         by_index = {}
         for variable, amount in terms:
@@ -158,21 +166,23 @@ class Spread:
 
 
 def _least_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int], dict[Place, int]]:
-    """The least ticks of a transfer from each place of its source, and to each place of its target: to or from any
-    place, of pools that are apart or one within the other."""
+    """Return the least ticks of a transfer from each place of its source, and to each place of its target.
+
+    Pools that are disjoint and pools of which one contains the other are both considered.
+    """
     sources, targets = (
         list(dict.fromkeys(option.place for option in problem.options(call)))
         for call in (transfer.source, transfer.target)
     )
     may_share = any({transfer.source, transfer.target} <= set(group) for group in problem.copies)
-    found = np.empty((len(sources), len(targets)), dtype=np.int64)
-    for row, one in enumerate(sources):
-        for column, other in enumerate(targets):
-            smaller, both = min(one.num_ranks, other.num_ranks), one.num_ranks + other.num_ranks
-            overlaps = (0, smaller) if both <= problem.num_ranks else (smaller,)
-            every = (transfer.ticks_between(one, other, overlap) for overlap in overlaps)
-            found[row, column] = 0 if may_share and one == other else min(every)
+    ticks = np.empty((len(sources), len(targets)), dtype=np.int64)
+    for row, source in enumerate(sources):
+        for column, target in enumerate(targets):
+            smaller, sum_of_ranks = min(source.num_ranks, target.num_ranks), source.num_ranks + target.num_ranks
+            overlaps = (0, smaller) if sum_of_ranks <= problem.num_ranks else (smaller,)
+            by_overlap = (transfer.ticks_between(source, target, overlap) for overlap in overlaps)
+            ticks[row, column] = 0 if may_share and source == target else min(by_overlap)
     return (
-        dict(zip(sources, found.min(axis=1).tolist(), strict=True)),
-        dict(zip(targets, found.min(axis=0).tolist(), strict=True)),
+        dict(zip(sources, ticks.min(axis=1).tolist(), strict=True)),
+        dict(zip(targets, ticks.min(axis=0).tolist(), strict=True)),
     )

@@ -1,4 +1,4 @@
-"""Blocks of ranks that can be swapped without changing the problem."""
+"""Finds rank ranges that can be swapped without changing the problem."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from meshwright.planner.solver.problem import CallOptions, Problem
 
 
 class Swap(NamedTuple):
-    """Two neighbouring blocks of equal size that every call has the same options on."""
+    """Two neighbouring rank ranges of equal size on which every call has the same options."""
 
     left: range
     right: range
 
 
 def swaps(problem: Problem) -> tuple[Swap, ...]:
-    """The swaps of halves of aligned power-of-two blocks that map every call's options to themselves.
+    """Return the swaps of halves of aligned power-of-two ranges that map every call's options to themselves.
 
-    Such blocks are nested or disjoint, so each can be put in order without disturbing the others.
+    Such ranges are nested or disjoint, so that each can be sorted without disturbing the others.
     """
-    found = []
-    every = [_alike_pools(call) for call in problem.calls]
+    all_swaps = []
+    pools_by_call = [_equivalent_pools(call) for call in problem.calls]
     size = 1
     while 2 * size <= problem.num_ranks:
         for first in range(0, problem.num_ranks - 2 * size + 1, 2 * size):
             swap = Swap(range(first, first + size), range(first + size, first + 2 * size))
-            if all(_is_unchanged(pools, swap) for pools in every):
-                found.append(swap)
+            if all(_is_unchanged(pools, swap) for pools in pools_by_call):
+                all_swaps.append(swap)
         size *= 2
-    return tuple(found)
+    return tuple(all_swaps)
 
 
 def _is_unchanged(pools: Mapping[range, int], swap: Swap) -> bool:
-    """Whether a call has the same options after the swap; ranks that straddle a block have no image."""
-    return all((there := _image(ranks, swap)) is not None and pools.get(there) == pools[ranks] for ranks in pools)
+    """True if a call has the same options after the swap; ranks that straddle a range have no image."""
+    return all((image := _image(ranks, swap)) is not None and pools.get(image) == pools[ranks] for ranks in pools)
 
 
 def _image(ranks: range, swap: Swap) -> range | None:
@@ -50,11 +50,11 @@ def _image(ranks: range, swap: Swap) -> range | None:
     return None
 
 
-def _alike_pools(call: CallOptions) -> dict[range, int]:
-    """By the ranks of a call's options a number, the same where it has the same options but for their ranks."""
-    here: dict[range, Counter[Hashable]] = {}
+def _equivalent_pools(call: CallOptions) -> dict[range, int]:
+    """Return for each pool of a call a number that is equal for pools with the same options except for their ranks."""
+    options_on: dict[range, Counter[Hashable]] = {}
     for o in call.options:
-        rest = (
+        amounts = (
             o.place.layout,
             o.ticks,
             o.early_ticks,
@@ -63,9 +63,9 @@ def _alike_pools(call: CallOptions) -> dict[range, int]:
             o.shared_blocks,
             o.transient_blocks,
         )
-        here.setdefault(o.place.ranks, Counter())[rest] += 1
+        options_on.setdefault(o.place.ranks, Counter())[amounts] += 1
     numbers: dict[Hashable, int] = {}
     return {
         ranks: numbers.setdefault((len(ranks), frozenset(options.items())), len(numbers))
-        for ranks, options in here.items()
+        for ranks, options in options_on.items()
     }

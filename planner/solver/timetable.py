@@ -1,7 +1,8 @@
-"""Greedy schedules of many choices of options at once: always the task that can start first, of several the one with
-the longest line behind it, of these the first.
+"""Computes greedy schedules of many choices of options at once.
 
-A choice has a column for each call: the indices of its options, [choices], or [1] where all choices have the same.
+The next task is always the one that can start first; of several the one with the longest chain after it, then the
+first. A choice has a column for each call with the indices of its options, [choices], or [1] if all choices have the
+same.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from meshwright.planner.solver.windows import followers
 Array: TypeAlias = NDArray[np.int64]
 Columns: TypeAlias = Sequence[Array]
 
-_FAR = 2**62
-"""Behind every tick."""
+_AFTER_ALL = 2**62
+"""Later than every tick."""
 
-_NEVER = -(2**61)
-"""A lag to what does not wait: a sum with it is before every tick."""
+_NO_LAG = -(2**61)
+"""Lag of a pair of tasks without a precedence; a sum with it is before every tick."""
 
 
 class Lasts(NamedTuple):
-    """Of some choices, [choices, tasks]: ticks of each task, those by which it may start before the end of what streams
-    to it, those after its end until it has all that it hands over late, and those from its start to the end of the
-    longest line of tasks behind it."""
+    """Durations of the tasks in several choices, each [choices, tasks].
+
+    `ticks` are durations, `early` the ticks by which a task may start before the end of what streams to it, `late` the
+    ticks after its end until it has everything that it delivers late, and `tails` the ticks from its start to the end
+    of the longest chain of tasks after it.
+    """
 
     ticks: Array
     early: Array
@@ -38,20 +42,20 @@ class Lasts(NamedTuple):
     tails: Array
 
     def where(self, kept: NDArray[np.bool_]) -> Lasts:
-        """Those of some of the choices."""
+        """Select some of the choices."""
         return Lasts(*(amounts[kept] for amounts in self))
 
 
 class Timetable:
-    """The greedy schedules of one problem; `owners` has for each call the positions of those whose copy it shares."""
+    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call shares."""
 
     def __init__(self, problem: Problem, owners: Sequence[Sequence[int]], crossing: Crossing) -> None:
         call = {one.name: index for index, one in enumerate(problem.calls)}
         task = {one.name: index for index, one in enumerate(problem.tasks)}
         self._owners, self._crossing = owners, crossing
         self._places = _place_numbers(problem)
-        self._distinct = [list(dict.fromkeys(option.place for option in one.options)) for one in problem.calls]
-        self._at = [_numbered([option.place for option in one.options]) for one in problem.calls]
+        self._distinct_places = [list(dict.fromkeys(option.place for option in one.options)) for one in problem.calls]
+        self._place_index = [_numbered([option.place for option in one.options]) for one in problem.calls]
         self._ticks = [_column([option.ticks for option in one.options]) for one in problem.calls]
         self._early = [_column([option.early_ticks for option in one.options]) for one in problem.calls]
         self._late = [_column([option.late_ticks for option in one.options]) for one in problem.calls]
@@ -60,7 +64,7 @@ class Timetable:
             (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
             for t in problem.tasks
         ]
-        self._like = [task[problem.lasts_like[one.name]] for one in problem.tasks]
+        self._representative = [task[problem.lasts_like[one.name]] for one in problem.tasks]
         self._order = [task[name] for name in problem.order]
         self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
         self._carried = [(task[p.before], task[p.after], p.turns, p.lag, p.late) for p in problem.carried]
@@ -68,40 +72,40 @@ class Timetable:
         self._moved: dict[int, Array] = {}
         shape = len(task), len(task)
         self._counts = np.zeros(shape, dtype=np.int64)
-        self._lags = {streamed: np.full(shape, _NEVER, dtype=np.int64) for streamed in (False, True)}
-        self._late_lags = np.full(shape, _NEVER, dtype=np.int64)
+        self._lags = {streamed: np.full(shape, _NO_LAG, dtype=np.int64) for streamed in (False, True)}
+        self._late_lags = np.full(shape, _NO_LAG, dtype=np.int64)
         for before, after, lag, streamed, late in self._waits:
             self._counts[before, after] += 1
             self._lags[streamed][before, after] = max(lag, self._lags[streamed][before, after])
             if late:
                 self._late_lags[before, after] = max(lag, self._late_lags[before, after])
-        self._streams = self._lags[True] > _NEVER
-        self._is_late = bool((self._late_lags > _NEVER).any())
+        self._streams = self._lags[True] > _NO_LAG
+        self._is_late = bool((self._late_lags > _NO_LAG).any())
 
     def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """The pairs of tasks none of which starts after the other has ended, with the pairs of calls on whose ranks
-        they would meet."""
-        behind = followers(problem)
+        """Return the pairs of tasks that no precedence separates, with the pairs of calls whose ranks could
+        conflict."""
+        followers_of = followers(problem)
         numbered = combinations(enumerate(task.name for task in problem.tasks), 2)
         return [
             (one, other, list(product(self._occupants(one), self._occupants(other))))
-            for (one, here), (other, there) in numbered
-            if there not in behind[here] and here not in behind[there]
+            for (one, one_name), (other, other_name) in numbered
+            if other_name not in followers_of[one_name] and one_name not in followers_of[other_name]
         ]
 
     def shares(self, call: int, columns: Columns) -> NDArray[np.bool_]:
-        """Whether a call uses an earlier one's copy, [choices]."""
-        mine = self._places[call][columns[call]]
-        found = np.zeros(1, dtype=bool)
+        """Return True for each choice in which a call shares an earlier call's copy, [choices]."""
+        places = self._places[call][columns[call]]
+        is_shared = np.zeros(1, dtype=bool)
         for owner in self._owners[call]:
-            found = found | (self._places[owner][columns[owner]] == mine)
-        return found
+            is_shared = is_shared | (self._places[owner][columns[owner]] == places)
+        return is_shared
 
     def lasts(self, columns: Columns) -> Lasts:
-        """How long tasks take."""
+        """Return the durations of the tasks, [choices, tasks]."""
         ticks: list[Array] = []
-        for task, like in enumerate(self._like):
-            ticks.append(ticks[like] if like < task else self._lasts(task, columns))
+        for task, like in enumerate(self._representative):
+            ticks.append(ticks[like] if like < task else self._task_ticks(task, columns))
         runs = [isinstance(task, CallRun) for task in self._tasks]
         early, late = (
             [
@@ -118,15 +122,15 @@ class Timetable:
                     wait = np.maximum(0, wait - early[after]) if streamed else wait
                     tails[task] = np.maximum(tails[task], wait + tails[after])
         size = max(len(column) for column in columns)
-        return Lasts(*(_side_by_side(amounts, size) for amounts in (ticks, early, late, tails)))
+        return Lasts(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
 
     def schedule(self, columns: Columns, lasts: Lasts) -> Array:
-        """When each task ends, [choices, tasks]."""
-        choices, meets = np.arange(len(lasts.ticks)), self._meet(columns, lasts)
+        """Return the end of each task, [choices, tasks]."""
+        choices, meets = np.arange(len(lasts.ticks)), self._conflicts(columns, lasts)
         begins, ends = np.zeros_like(lasts.ticks), np.zeros_like(lasts.ticks)
         waits = np.tile(self._counts.sum(axis=0), (len(choices), 1))
         for _ in self._tasks:
-            ready = np.where(waits == 0, begins, _FAR)
+            ready = np.where(waits == 0, begins, _AFTER_ALL)
             start = ready.min(axis=1)
             task = np.where(ready == start[:, np.newaxis], lasts.tails, -1).argmax(axis=1)
             end = start + lasts.ticks[choices, task]
@@ -144,81 +148,91 @@ class Timetable:
         return ends
 
     def makespans(self, columns: Columns, lasts: Lasts) -> Array:
-        """How long turns are with the greedy schedules, [choices]: where what is carried to later turns would be late,
-        as long as they would be if the line behind its reader could move to the end of the turn, or at least if the
-        reader comes before it on the same ranks."""
+        """Return the lengths of the periods of the greedy schedules, [choices].
+
+        If a carried precedence would be violated, the period is as long as if the chain after its reader could move to
+        the end of the period, or at least long enough if the reader precedes the sender on the same ranks.
+        """
         ends = self.schedule(columns, lasts)
-        found: Array = ends.max(axis=1)
+        makespans: Array = ends.max(axis=1)
         for before, after, turns, lag, is_late in self._carried:
-            handed = ends[:, before] + lag + lasts.late[:, before] * is_late
-            moved = -(-(handed + lasts.tails[:, after]) // (turns + 1))
+            delivered = ends[:, before] + lag + lasts.late[:, before] * is_late
+            with_moved_reader = -(-(delivered + lasts.tails[:, after]) // (turns + 1))
             starts = ends[:, after] - lasts.ticks[:, after]
-            is_first = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
-            found = np.maximum(found, np.where(is_first, -(-(handed - starts) // turns), moved))
-        return found
+            reader_precedes = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
+            makespans = np.maximum(
+                makespans, np.where(reader_precedes, -(-(delivered - starts) // turns), with_moved_reader)
+            )
+        return makespans
 
     def _share_ranks(self, columns: Columns, one: int, other: int) -> NDArray[np.bool_]:
-        """Whether two tasks have a rank in common, [choices]."""
-        on = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        """Return True for each choice in which two tasks have a rank in common, [choices]."""
+        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
         pairs = product(self._occupants(one), self._occupants(other))
-        return np.asarray(sum(self._crossing.common[on[here], on[there]] for here, there in pairs) > 0)
+        return np.asarray(
+            sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in pairs) > 0
+        )
 
     def work(self, columns: Columns, lasts: Lasts) -> Array:
-        """Ticks of ranks, [choices]."""
+        """Return ticks x ranks, [choices]."""
         return sum(
             (lasts.ticks[:, task] * self._num_ranks(task, columns) for task in range(len(self._tasks))),
             start=np.zeros(len(lasts.ticks), dtype=np.int64),
         )
 
-    def _lasts(self, task: int, columns: Columns) -> Array:
-        """Ticks of a task, [choices]."""
+    def _task_ticks(self, task: int, columns: Columns) -> Array:
+        """Return the ticks of a task, [choices]."""
         source, target = self._ends[task]
         if isinstance(self._tasks[task], CallRun):
             return self._ticks[source][columns[source]]
-        return np.where(self.shares(target, columns), 0, self._moves(task, columns[source], columns[target]))
+        return np.where(self.shares(target, columns), 0, self._transfer_ticks(task, columns[source], columns[target]))
 
-    def _moves(self, task: int, sources: Array, targets: Array) -> Array:
-        """Ticks of a transfer by the places of its ends, each asked for when it is first needed."""
+    def _transfer_ticks(self, task: int, sources: Array, targets: Array) -> Array:
+        """Return the ticks of a transfer by the places of its ends, each computed when it is first needed."""
         transfer, ends = self._tasks[task], self._ends[task]
         assert isinstance(transfer, Transfer)
-        at = [self._at[call][chosen] for call, chosen in zip(ends, (sources, targets), strict=True)]
-        here, there = (self._distinct[call] for call in ends)
-        known = self._moved.setdefault(task, np.full((len(here), len(there)), -1, dtype=np.int64))
+        at = [self._place_index[call][chosen] for call, chosen in zip(ends, (sources, targets), strict=True)]
+        sources_at, targets_at = (self._distinct_places[call] for call in ends)
+        known = self._moved.setdefault(task, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64))
         missing = known[*at] < 0
         if missing.any():
             pairs = np.stack(np.broadcast_arrays(*at))[:, missing]
             for one, other in np.unique(pairs, axis=1).T.tolist():
-                known[one, other] = transfer.ticks_between(here[one], there[other], here[one].overlap(there[other]))
-        found: Array = known[*at]
-        return found
+                known[one, other] = transfer.ticks_between(
+                    sources_at[one], targets_at[other], sources_at[one].overlap(targets_at[other])
+                )
+        ticks: Array = known[*at]
+        return ticks
 
     def _occupants(self, task: int) -> tuple[int, ...]:
-        """The calls whose ranks a task occupies."""
+        """Return the calls whose ranks a task occupies."""
         one, (source, target) = self._tasks[task], self._ends[task]
         if isinstance(one, CallRun) or one.occupies == "source":
             return (source,)
         return (target,) if one.occupies == "target" else (source, target)
 
-    def _meet(self, columns: Columns, lasts: Lasts) -> NDArray[np.bool_]:
-        """Whether two tasks that may overlap take turns, [choices, tasks, tasks]; what takes no time occupies
-        nothing."""
+    def _conflicts(self, columns: Columns, lasts: Lasts) -> NDArray[np.bool_]:
+        """Return True for two tasks without a precedence that must not overlap, [choices, tasks, tasks].
+
+        A task that takes no time occupies no ranks.
+        """
         num_tasks, happens = len(self._tasks), lasts.ticks > 0
-        found = np.zeros((len(lasts.ticks), num_tasks, num_tasks), dtype=bool)
-        on = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        conflicts = np.zeros((len(lasts.ticks), num_tasks, num_tasks), dtype=bool)
+        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
         for one, other, ends in self._unordered:
-            common = sum(self._crossing.common[on[here], on[there]] for here, there in ends)
-            found[:, one, other] = found[:, other, one] = happens[:, one] & happens[:, other] & (common > 0)
-        return found
+            common = sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in ends)
+            conflicts[:, one, other] = conflicts[:, other, one] = happens[:, one] & happens[:, other] & (common > 0)
+        return conflicts
 
     def _num_ranks(self, task: int, columns: Columns) -> Array:
-        """The ranks that a task occupies, [choices]."""
+        """Return the number of ranks that a task occupies, [choices]."""
         one, *other = [self._crossing.numbers[call][columns[call]] for call in self._occupants(task)]
         common = self._crossing.common
         ranks: Array = common[one, one]
         return ranks + common[other[0], other[0]] - common[one, other[0]] if other else ranks
 
 
-def _side_by_side(amounts: Sequence[Array], size: int) -> Array:
+def _stacked(amounts: Sequence[Array], size: int) -> Array:
     return np.stack([np.broadcast_to(one, size) for one in amounts], axis=1)
 
 
@@ -227,12 +241,12 @@ def _column(amounts: Sequence[int]) -> Array:
 
 
 def _place_numbers(problem: Problem) -> list[Array]:
-    """The same number for options of all calls at the same place."""
+    """Number the places of all options; options of all calls at the same place have the same number."""
     numbers: dict[Hashable, int] = {}
     return [_numbered([option.place for option in call.options], numbers) for call in problem.calls]
 
 
 def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = None) -> Array:
-    """The same number for equal ones, from 0 on in their order; `numbers` are those that are known, and grow."""
+    """Number the names from 0 in the order of their first occurrence; `numbers` are known already, and grow."""
     known = {} if numbers is None else numbers
     return _column([known.setdefault(name, len(known)) for name in names])

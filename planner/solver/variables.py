@@ -1,4 +1,4 @@
-"""The variables of the model, with the letters of `place_model.py`."""
+"""The variables of the model for fixed ranks, with the letters of `place_model.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.planner.solver.problem import CallOptions, CallRun, Place, Probl
 
 @dataclass(frozen=True, kw_only=True)
 class TaskVariables:
-    """When tasks run, by their names."""
+    """The times of tasks, by task name."""
 
     happens: Mapping[str, cp_model.IntVar]  # h[t]: transfer t takes time
     start: Mapping[str, cp_model.IntVar]
@@ -23,7 +23,7 @@ class TaskVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class Variables:
-    """Calls are named, options are counted within their call, atoms within the problem."""
+    """All variables. Calls are named, options are numbered within their call, atoms within the problem."""
 
     pick: Mapping[tuple[str, int], cp_model.IntVar]  # x[c, o]: call c uses its option o
     at: Mapping[tuple[str, Place], cp_model.IntVar]  # y[c, p]: call c is at place p
@@ -33,7 +33,7 @@ class Variables:
 
 
 def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
-    """Every variable of the problem, without the rules that tie them."""
+    """Add every variable of the problem, without the rules that connect them."""
     return Variables(
         pick={
             (call.name, index): model.new_bool_var(f"x[{call.name},{index}]")
@@ -57,24 +57,29 @@ def add_variables(model: cp_model.CpModel, problem: Problem) -> Variables:
 
 
 def add_task_variables(model: cp_model.CpModel, problem: Problem, horizon: int) -> TaskVariables:
-    """The variables of when tasks run, all by `horizon`, without the rules that tie them.
+    """Add the times of tasks, all at most `horizon`, without the rules that connect them.
 
-    Tasks that take as long whatever is picked have their ticks, and whether they happen, in common.
+    Tasks that take equally long whatever is picked share the variables of their ticks and of whether they happen.
     """
-    like, first = problem.lasts_like, [task for task in problem.tasks if problem.lasts_like[task.name] == task.name]
-    happens = {task.name: model.new_bool_var(f"h[{task.name}]") for task in first if isinstance(task, Transfer)}
-    ticks = {t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in first}
+    representative, representatives = (
+        problem.lasts_like,
+        [task for task in problem.tasks if problem.lasts_like[task.name] == task.name],
+    )
+    happens = {
+        task.name: model.new_bool_var(f"h[{task.name}]") for task in representatives if isinstance(task, Transfer)
+    }
+    ticks = {t.name: model.new_int_var(*_range(problem, t, horizon), f"ticks[{t.name}]") for t in representatives}
     return TaskVariables(
-        happens={t.name: happens[like[t.name]] for t in problem.tasks if isinstance(t, Transfer)},
+        happens={t.name: happens[representative[t.name]] for t in problem.tasks if isinstance(t, Transfer)},
         start={task.name: model.new_int_var(0, horizon, f"start[{task.name}]") for task in problem.tasks},
-        ticks={task.name: ticks[like[task.name]] for task in problem.tasks},
+        ticks={task.name: ticks[representative[task.name]] for task in problem.tasks},
         end={task.name: model.new_int_var(0, horizon, f"end[{task.name}]") for task in problem.tasks},
         makespan=model.new_int_var(0, horizon, "makespan"),
     )
 
 
 def places(call: CallOptions) -> tuple[Place, ...]:
-    """The places of a call's options, each once."""
+    """Return the distinct places of a call's options."""
     return tuple(dict.fromkeys(option.place for option in call.options))
 
 

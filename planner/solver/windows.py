@@ -1,4 +1,4 @@
-"""Which tasks must run between which others: the ground of the bounds on work."""
+"""Finds the tasks that must run between two others, on which the bounds by work are based."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.planner.solver.problem import Precedence, Problem
 
 
 class TaskWindow(NamedTuple):
-    """The tasks that start after `after` ended and end before `before` starts; None is the start or end of all."""
+    """The tasks after the end of `after` and before the start of `before`; None is an end of the period."""
 
     after: str | None
     before: str | None
@@ -17,32 +17,37 @@ class TaskWindow(NamedTuple):
 
 
 def windows(problem: Problem) -> tuple[TaskWindow, ...]:
-    """Every window with two tasks or more that is not the sum of two others."""
+    """Return every window with at least two tasks that is not the concatenation of two others."""
     return _windows(problem.order, problem.precedences)
 
 
 @lru_cache(maxsize=8)  # the search asks for the same tasks again and again, with fewer and fewer options
 def _windows(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> tuple[TaskWindow, ...]:
-    below = _followers(order, precedences)
-    above: dict[str | None, set[str]] = {task: {one for one in order if task in below[one]} for task in order}
-    above[None] = set(order)
-    found = []
+    following = _followers(order, precedences)
+    preceding: dict[str | None, set[str]] = {
+        task: {other for other in order if task in following[other]} for task in order
+    }
+    preceding[None] = set(order)
+    all_windows = []
     for after in (None, *order):
         for before in (*order, None):
-            between = below[after] & above[before]
-            splits = any(between <= below[node] | above[node] | {node} for node in between)
+            between = following[after] & preceding[before]
+            splits = any(between <= following[node] | preceding[node] | {node} for node in between)
             if len(between) > 1 and not splits:
-                found.append(TaskWindow(after, before, tuple(name for name in order if name in between)))
-    return tuple(found)
+                all_windows.append(TaskWindow(after, before, tuple(name for name in order if name in between)))
+    return tuple(all_windows)
 
 
 def followers(problem: Problem) -> dict[str | None, set[str]]:
-    """For each task those that start after it has ended; all for None."""
+    """Return for each task the tasks that start after it has ended; for None all tasks."""
     return _followers(problem.order, problem.precedences)
 
 
 def _followers(order: tuple[str, ...], precedences: tuple[Precedence, ...]) -> dict[str | None, set[str]]:
-    """What is streamed to starts after its producer has started and ends after it has ended; no more is counted on."""
+    """Return the followers of each task.
+
+    A task that is streamed to is only known to start after its producer has started and to end after it has ended.
+    """
     since_start: dict[str, set[str]] = {}
     since_end: dict[str | None, set[str]] = {None: set(order)}
     after: dict[str, list[Precedence]] = {task: [] for task in order}

@@ -1,1 +1,1 @@
-"""What a rollout meets outside of the model: how long a call takes, and what several turns add up to."""
+"""The environment of rollouts: latencies of rewards and tools, multi-turn lengths, and dynamic sampling."""

@@ -1,14 +1,16 @@
-"""Dynamic sampling: groups whose samples are all scored alike are replaced by groups of further prompts until a batch
-is full (DAPO, arXiv:2503.14476, section 3.2).
+"""Dynamic sampling: groups with zero reward variance are replaced by groups of further prompts until a batch is full
+(DAPO, arXiv:2503.14476, section 3.2).
 
-Prompts are drawn in waves of one size. With a the chance that a group is kept, the same for all groups of a step, the
-groups kept of n prompts are Binomial(n, a), so that a batch of P is not full behind w waves of G with probability
-P(Binomial(w G, a) < P), and a step needs sum over w >= 0 of that in waves.
+Prompts are sampled in waves of equal size. Let a be the acceptance, the probability that a group is kept, equal for all
+groups of a step. The number of groups kept of n prompts is Binomial(n, a), so a batch of P groups is not full after w
+waves of G prompts with probability P(Binomial(w G, a) < P). The expected number of waves of a step is the sum of these
+probabilities over w >= 0.
 
-What is trained on are the first P groups kept in the order in which prompts are dealt, which is fixed before anything
-is drawn; kept groups behind them are dropped. The first P successes of independent trials are independent draws of the
-law of a success, however many trials they took: the estimator is the mean gradient over groups with a signal, without
-bias, and that of all groups times 1 / a. The first P to END would not be: short responses end first.
+A step trains on the first P groups kept, in the order of their prompts, which is fixed before anything is sampled;
+later ones are dropped. The first P successes of independent trials are independent samples of the distribution of a
+success, however many trials they took. So the estimator is the unbiased mean gradient over groups with non-zero
+variance, which is that over all groups times 1 / a. Taking the first P groups to FINISH would be biased: short
+responses finish first.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from pydantic import Field, model_validator
 from meshwright.profiles.documents import Document
 
 _NEGLIGIBLE = 1e-6
-"""A chance of another wave that is counted as none."""
+"""Probability of another wave below which it is neglected."""
 
 _ACCEPTANCE = "share of groups with non-zero reward variance, the mean over steps"
 _HISTOGRAM = "pairs of that share and weight, over steps, in place of the mean"
-_NUM_PROMPTS = "prompts of a wave; left out, the plan chooses"
+_NUM_PROMPTS = "prompts of a wave; chosen by the plan if not given"
 
 LEAST_ACCEPTANCE = 0.01
 
 
 class DynamicSampling(Document):
-    """How many groups are kept, and how many prompts are drawn at once."""
+    """Share of groups that are kept, and number of prompts that are sampled at once."""
 
     acceptance: float | None = Field(default=None, ge=LEAST_ACCEPTANCE, le=1, description=_ACCEPTANCE)
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, min_length=1, description=_HISTOGRAM)
@@ -50,8 +52,10 @@ class DynamicSampling(Document):
         return self
 
     def as_planned(self, planned: DynamicSampling, *, shares_are_seen: bool) -> DynamicSampling:
-        """What a job says, with what a plan of it may choose: the size of a wave where the job leaves it open, and the
-        shares where a trace has told them."""
+        """Return the job's settings completed by its plan.
+
+        The plan sets the size of a wave if the job leaves it open, and the shares if they were observed in a trace.
+        """
         update: dict[str, object] = {"num_prompts": self.num_prompts or planned.num_prompts}
         if shares_are_seen:
             update |= {"acceptance": planned.acceptance, "histogram": planned.histogram}
@@ -59,7 +63,7 @@ class DynamicSampling(Document):
 
     @property
     def shares(self) -> tuple[tuple[float, float], ...]:
-        """Shares of groups that are kept, each with the probability that a step has it."""
+        """Pairs of the share of groups that are kept and the probability that a step has this share."""
         if self.histogram is None:
             assert self.acceptance is not None
             return ((self.acceptance, 1.0),)
@@ -71,30 +75,30 @@ class DynamicSampling(Document):
         return math.fsum(share * p for share, p in self.shares)
 
     def wave(self, num_groups: int) -> int:
-        """Prompts drawn at once for a batch of so many groups: as said, or as many as fill it on average."""
+        """Return the prompts of a wave: `num_prompts`, or as many as fill a batch of `num_groups` on average."""
         return self.num_prompts or math.ceil(num_groups / self.mean)
 
     def most_waves(self, num_groups: int) -> int:
-        """Of a step: as many as fill a batch on average with the least share that a job may expect."""
+        """Return the maximum waves of a step: as many as fill a batch on average at the lowest valid acceptance."""
         return math.ceil(num_groups / (LEAST_ACCEPTANCE * self.wave(num_groups)))
 
     def expected_waves(self, num_groups: int) -> float:
-        """Of a step that trains on so many groups."""
+        """Return the expected number of waves of a step that trains on `num_groups` groups."""
         size = self.wave(num_groups)
         return math.fsum(p * _expected_waves(num_groups, size, share) for share, p in self.shares)
 
 
 def _expected_waves(num_groups: int, size: int, share: float) -> float:
-    """Sum of the chances that a batch is not full behind 0, 1, 2, ... waves."""
-    found, num_waves = 1.0, 1
-    while (chance := _below(num_groups, num_waves * size, share)) > _NEGLIGIBLE:
-        found += chance
+    """Sum of the probabilities that a batch is not full after 0, 1, 2, ... waves."""
+    expected, num_waves = 1.0, 1
+    while (probability := _binomial_below(num_groups, num_waves * size, share)) > _NEGLIGIBLE:
+        expected += probability
         num_waves += 1
-    return found
+    return expected
 
 
-def _below(count: int, trials: int, share: float) -> float:
-    """P(Binomial(trials, share) < count)."""
+def _binomial_below(count: int, trials: int, share: float) -> float:
+    """The probability P(Binomial(trials, share) < count)."""
     if trials < count:
         return 1.0
     if share == 1.0:
@@ -106,6 +110,6 @@ def _below(count: int, trials: int, share: float) -> float:
     return min(1.0, float(np.exp(logs).sum()))
 
 
-def _log_factorials(most: int) -> NDArray[np.float64]:
-    """Of 0 to `most`."""
-    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+def _log_factorials(largest: int) -> NDArray[np.float64]:
+    """Natural logarithms of the factorials of 0 to `largest`."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, largest + 1)))])

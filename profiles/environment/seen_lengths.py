@@ -1,4 +1,4 @@
-"""Lengths that sequences were seen to have, for a workload that keeps its own greatest lengths."""
+"""Observed lengths, and a workload updated with them within its own maximum lengths."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from meshwright.profiles.workload import Workload
 
 
 class SeenLengths(Document):
-    """How long prompts and responses were, how many turns a rollout had, and how many groups had a signal."""
+    """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
 
     prompt: LengthSpec = Field(description="prompt lengths in tokens")
     response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")
-    turns: ToolTurns | None = Field(default=None, description="of generation and a tool, where a rollout had several")
-    groups_with_signal: tuple[float, ...] = Field(default=(), description="share of a step's groups, where it is told")
+    turns: ToolTurns | None = Field(default=None, description="turns of generation and a tool, in multi-turn rollouts")
+    groups_with_signal: tuple[float, ...] = Field(
+        default=(), description="share of groups in each step, if it was recorded"
+    )
 
 
 def with_lengths(workload: Workload, seen: SeenLengths) -> Workload:
-    """The workload with lengths as likely as they were seen; longer ones than its own greatest are cut there. Its
-    dynamic sampling keeps as many groups as had a signal.
+    """Return the workload with the observed length distributions, truncated at its own maximum lengths.
 
-    Raises BadInput where one of both has rollouts of several turns and the other has not.
+    Its dynamic sampling gets the observed shares of groups. Raises BadInput if only one of workload and observation has
+    multi-turn rollouts.
     """
     if workload.turns and not seen.turns:
         raise BadInput(
@@ -38,13 +40,13 @@ def with_lengths(workload: Workload, seen: SeenLengths) -> Workload:
             "greatest lengths."
         )
     update: dict[str, object] = {
-        "prompt": _cut(seen.prompt, workload.prompt.max),
-        "response": _cut(seen.response, workload.response.max),
+        "prompt": _with_max(seen.prompt, workload.prompt.max),
+        "response": _with_max(seen.response, workload.response.max),
     }
     if workload.turns and seen.turns:
         turns = {
-            "number": _cut(seen.turns.number, workload.turns.number.max),
-            "result": _cut(seen.turns.result, workload.turns.result.max),
+            "number": _with_max(seen.turns.number, workload.turns.number.max),
+            "result": _with_max(seen.turns.result, workload.turns.result.max),
             "latency_seconds": seen.turns.latency_seconds,
         }
         update["turns"] = workload.turns.model_copy(update=turns)
@@ -56,12 +58,12 @@ def with_lengths(workload: Workload, seen: SeenLengths) -> Workload:
 
 
 def as_seen(workload: Workload) -> SeenLengths:
-    """The lengths that a workload expects."""
+    """Return the lengths of a workload in the form of observed ones."""
     return SeenLengths(prompt=workload.prompt, response=workload.response, turns=workload.turns)
 
 
-def _cut(lengths: LengthSpec, longest: int) -> LengthSpec:
-    """The lengths as a histogram, and another greatest one."""
+def _with_max(lengths: LengthSpec, longest: int) -> LengthSpec:
+    """The lengths as a histogram with another maximum."""
     resolved = lengths.resolve()
     pairs = lengths.histogram or tuple(zip(resolved.tokens, resolved.probabilities, strict=True))
     return LengthSpec(max=longest, histogram=pairs)

@@ -1,4 +1,4 @@
-"""Calls of a job's rewards and of its tool that were timed on this machine, as a table keeps them."""
+"""Timed calls of rewards and tools, as a profile table stores them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CallKind: TypeAlias = Literal["reward", "tool"]
 
 
 class Called(Document):
-    """The key of the calls: what is called, and of how many samples at a time. A job's name of it does not count."""
+    """The key of timed calls: the callee and the samples per call, independent of the name that a job gives it."""
 
     kind: CallKind
     target: str = Field(min_length=1, description="a function, or the URL of a judge")
@@ -22,7 +22,7 @@ class Called(Document):
 
 
 class TimedCalls(Document):
-    """The seconds of each call that was answered, ascending, and how many were not."""
+    """Seconds of each successful call, ascending, and the number of failed calls."""
 
     called: Called
     seconds: tuple[float, ...] = Field(min_length=1, max_length=1024)
@@ -31,14 +31,14 @@ class TimedCalls(Document):
 
     @field_validator("seconds")
     @classmethod
-    def _ascending(cls, found: tuple[float, ...]) -> tuple[float, ...]:
-        if min(found) < 0:
+    def _ascending(cls, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        if min(seconds) < 0:
             raise ValueError("a call takes 0 seconds or more")
-        return tuple(sorted(found))
+        return tuple(sorted(seconds))
 
     @property
     def latency(self) -> LatencySpec:
-        """Every call as likely as every other."""
+        """Empirical distribution of the calls, all equally likely."""
         weights = Counter(self.seconds)
         measured = MeasuredCalls(num_calls=len(self.seconds), num_failed=self.num_failed, date=self.date)
         return LatencySpec(histogram=tuple((s, float(n)) for s, n in sorted(weights.items())), measured=measured)

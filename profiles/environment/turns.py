@@ -1,8 +1,9 @@
-"""Turns of a rollout: the model draws, a tool answers, the model goes on behind what it was told.
+"""Multi-turn rollouts: the model generates, a tool answers, and the model continues after the tool tokens.
 
-A rollout of k turns draws a_1 ... a_k tokens and is told r_1 ... r_(k-1) between them. With all of them independent its
-sum is a compound distribution: of generating functions, sum_k P(k) A(z)^k R(z)^(k-1) (Feller, An Introduction to
-Probability Theory, volume 1, chapter XII). They are taken by a Fourier transform, so that nothing is drawn.
+A rollout of k turns has a_1 ... a_k sampled tokens and r_1 ... r_(k-1) tool tokens between them. If all are
+independent, their sum has a compound distribution with the generating function sum_k P(k) A(z)^k R(z)^(k-1) (Feller, An
+Introduction to Probability Theory, volume 1, chapter XII). It is computed by a Fourier transform, without random
+sampling.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from meshwright.profiles.documents import Document
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.lengths import Histogram, LengthSpec
 
-_MOST_POINTS = 2**14
-"""Of a transform: longer sums are taken in steps of several units."""
+_MAX_POINTS = 2**14
+"""Maximum points of a Fourier transform; longer sums are computed on a coarser grid."""
 
 _EDGES = np.concatenate([np.linspace(0, 0.9, 65)[:-1], 1 - 0.1 * np.logspace(0, -5, 64), [1.0]])
-"""Between which a sum keeps its mean alone: equally likely parts, and finer ones where the longest lie."""
+"""Edges of the quantile bins to which a sum is reduced, keeping each mean; bins are finer in the tail."""
 
 MOST_TURNS = 1024
-"""Of a rollout."""
+"""Maximum number of turns of a rollout."""
 
 _NUMBER = "turns of a rollout"
 _RESULT = "tokens of a tool's answer between two turns; longer answers are truncated to its max"
 _LATENCY = "latency of one call of the tool"
-_MAX_TOKENS = "tokens behind the prompt, generated and of tools, at which a rollout is truncated"
+_MAX_TOKENS = "tokens after the prompt, sampled and tool tokens, at which a rollout is truncated"
 
 
 class ToolTurns(Document):
-    """Several turns a rollout: the response of a workload is then that of each turn."""
+    """The turns of a rollout; with them, the response of a workload is that of each turn."""
 
     number: LengthSpec = Field(description=_NUMBER)
     result: LengthSpec = Field(description=_RESULT)
@@ -49,30 +50,33 @@ class ToolTurns(Document):
         return self
 
     def lengths(self, response: LengthSpec) -> Histogram:
-        """Tokens behind the prompt, drawn and told, where each turn draws a `response`."""
+        """Return the lengths of sampled and tool tokens together, if each turn samples a `response`."""
         return summed(_resolved(self.number), _resolved(response), _resolved(self.result), self.max_tokens)
 
     def drawn(self, response: LengthSpec) -> Histogram:
-        """Of those the tokens that are drawn. The most that a rollout has cuts this sum as if nothing were told."""
+        """Return the lengths of the sampled tokens alone, truncated at `max_tokens` as if there were no tool tokens."""
         return summed(_resolved(self.number), _resolved(response), None, self.max_tokens)
 
     @cached_property
     def latencies(self) -> Latencies:
-        """Of one call of the tool."""
+        """Latency distribution of one call of the tool."""
         return self.latency_seconds.resolve()
 
     @property
     def mean_calls(self) -> float:
-        """Of the tool by a rollout."""
+        """Mean number of tool calls of a rollout."""
         return _resolved(self.number).mean - 1
 
     def rounds(self, response: LengthSpec, seconds_of_round: float) -> Histogram:
-        """From a rollout's first round to its last, those in which it waits for its tool counted by their seconds."""
+        """Return the decode rounds from a rollout's first to its last, including those in which it waits for its tool.
+
+        `seconds_of_round` converts tool latencies to rounds.
+        """
         if math.isinf(seconds_of_round):
             return self.drawn(response)
         latencies = self.latencies
         pairs = zip(latencies.seconds, latencies.probabilities, strict=True)
-        waits = _whole([(seconds / seconds_of_round, p) for seconds, p in pairs])
+        waits = _rounded([(seconds / seconds_of_round, p) for seconds, p in pairs])
         longest = self.max_tokens + math.ceil(latencies.longest / seconds_of_round) * (self.number.max - 1)
         return summed(_resolved(self.number), _resolved(response), waits, longest)
 
@@ -83,53 +87,53 @@ def _resolved(lengths: LengthSpec) -> Histogram:
 
 
 def summed(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:
-    """The distribution of `number` draws of `each` and one less of `between`, cut at `longest`.
+    """Return the distribution of the sum of `number` values of `each` and `number` - 1 of `between`, at most `longest`.
 
-    The mean is kept in each of some hundred parts.
+    It has some hundred values, and the mean is preserved in each of as many quantile bins.
     """
-    most = number.maximum * each.maximum + (number.maximum - 1) * (between.maximum if between else 0)
-    step = -(-most // _MOST_POINTS)
-    size = 2 ** math.ceil(math.log2(most // step + 2 * number.maximum + 2))
-    drawn = np.fft.rfft(_on_grid(each, step, size))
-    told = np.fft.rfft(_on_grid(between, step, size)) if between else np.ones_like(drawn)
-    total, power = np.zeros_like(drawn), np.ones_like(drawn)
-    chances = dict(zip(number.tokens, number.probabilities, strict=True))
+    max_sum = number.maximum * each.maximum + (number.maximum - 1) * (between.maximum if between else 0)
+    step = -(-max_sum // _MAX_POINTS)
+    size = 2 ** math.ceil(math.log2(max_sum // step + 2 * number.maximum + 2))
+    response = np.fft.rfft(_on_grid(each, step, size))
+    result = np.fft.rfft(_on_grid(between, step, size)) if between else np.ones_like(response)
+    total, power = np.zeros_like(response), np.ones_like(response)
+    turn_probabilities = dict(zip(number.tokens, number.probabilities, strict=True))
     for turn in range(1, number.maximum + 1):
-        power = power * drawn
-        total += chances.get(turn, 0.0) * power
-        power = power * told
-    found = np.clip(np.fft.irfft(total, size), 0.0, None)
-    return _in_parts(np.minimum(np.arange(size) * step, longest), found / found.sum())
+        power = power * response
+        total += turn_probabilities.get(turn, 0.0) * power
+        power = power * result
+    weights = np.clip(np.fft.irfft(total, size), 0.0, None)
+    return _in_bins(np.minimum(np.arange(size) * step, longest), weights / weights.sum())
 
 
 def _on_grid(lengths: Histogram, step: int, size: int) -> NDArray[np.float64]:
-    """Probabilities at multiples of `step`, each length split between its neighbours so that the mean is kept."""
-    places, chances = np.array(lengths.tokens) / step, np.array(lengths.probabilities)
-    below = np.floor(places).astype(int)
+    """Probabilities at multiples of `step` [size]; lengths between them are split so that the mean is preserved."""
+    positions, probabilities = np.array(lengths.tokens) / step, np.array(lengths.probabilities)
+    below = np.floor(positions).astype(int)
     grid = np.zeros(size)
-    np.add.at(grid, below, chances * (below + 1 - places))
-    np.add.at(grid, below + 1, chances * (places - below))
+    np.add.at(grid, below, probabilities * (below + 1 - positions))
+    np.add.at(grid, below + 1, probabilities * (positions - below))
     return grid
 
 
-def _in_parts(lengths: NDArray[np.int64], chances: NDArray[np.float64]) -> Histogram:
-    """The mean of each part, of the last one the longest too."""
-    middles = chances.cumsum() - chances / 2
-    parts = np.searchsorted(_EDGES, middles, side="right").astype(np.int64)
-    parts[lengths == lengths.max()] = len(_EDGES) + 1
-    weights = np.bincount(parts, chances)
-    means = np.bincount(parts, chances * lengths) / np.where(weights > 0, weights, 1.0)
+def _in_bins(lengths: NDArray[np.int64], probabilities: NDArray[np.float64]) -> Histogram:
+    """The mean of each quantile bin; the longest length has a bin of its own."""
+    middles = probabilities.cumsum() - probabilities / 2
+    bins = np.searchsorted(_EDGES, middles, side="right").astype(np.int64)
+    bins[lengths == lengths.max()] = len(_EDGES) + 1
+    weights = np.bincount(bins, probabilities)
+    means = np.bincount(bins, probabilities * lengths) / np.where(weights > 0, weights, 1.0)
     kept = weights > 1e-12
-    return _whole(list(zip(means[kept].tolist(), (weights[kept] / weights[kept].sum()).tolist(), strict=True)))
+    return _rounded(list(zip(means[kept].tolist(), (weights[kept] / weights[kept].sum()).tolist(), strict=True)))
 
 
-def _whole(pairs: list[tuple[float, float]]) -> Histogram:
-    """Numbers with their probabilities, split between the whole ones below and above so that the mean is kept."""
-    found: dict[int, float] = {}
-    for number, chance in pairs:
+def _rounded(pairs: list[tuple[float, float]]) -> Histogram:
+    """(number, probability) pairs, split between the integers below and above so that the mean is preserved."""
+    weights: dict[int, float] = {}
+    for number, probability in pairs:
         below = math.floor(number + 1e-9)
         above = max(0.0, number - below)
-        found[below] = found.get(below, 0.0) + chance * (1 - above)
+        weights[below] = weights.get(below, 0.0) + probability * (1 - above)
         if above > 0:
-            found[below + 1] = found.get(below + 1, 0.0) + chance * above
-    return Histogram(tuple(sorted(found)), tuple(found[number] for number in sorted(found)))
+            weights[below + 1] = weights.get(below + 1, 0.0) + probability * above
+    return Histogram(tuple(sorted(weights)), tuple(weights[number] for number in sorted(weights)))

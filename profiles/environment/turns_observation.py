@@ -1,4 +1,4 @@
-"""What a run's trace says of the turns of its rollouts: how many there were, and what their tool told."""
+"""Turns, tool tokens and tool latencies of multi-turn rollouts, as observed in a run's trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOLD_TOKENS, 
 
 
 class TurnsObservation(NamedTuple):
-    """Of a rollout on average: calls of its tool, tokens that it was told, and seconds until it was answered."""
+    """Means per rollout: tool calls, tool tokens, and the sum of tool latencies in seconds."""
 
     num_calls: float
     told_tokens: float
@@ -20,11 +20,11 @@ class TurnsObservation(NamedTuple):
 
     @property
     def num_turns(self) -> float:
-        """One more than calls, each of which another turn follows."""
+        """Mean number of turns: one more than calls, because a turn follows each call."""
         return 1 + self.num_calls
 
     def met(self, turns: ToolTurns) -> ToolTurns:
-        """The turns with the means that were seen; of a tool that was never called nothing was."""
+        """Return the turns scaled to the observed means; result and latency stay if the tool was never called."""
         update: dict[str, object] = {"number": turns.number.with_mean(self.num_turns)}
         if self.num_calls:
             mean = self.call_seconds / self.num_calls
@@ -34,22 +34,25 @@ class TurnsObservation(NamedTuple):
 
 
 def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: float) -> TurnsObservation | None:
-    """Of the spans of a generation on all of its ranks; None where they tell of no turns.
+    """Return the observation from a generation's spans on all of its ranks; None if they record no turns.
 
-    Every rank of a replica says what it was told, and the one that calls the tool how often it did and for how long.
+    Every rank of a replica records the tool tokens; only the rank that calls the tool records calls and their
+    latencies.
     """
     if not any(NUM_TOLD_TOKENS in span.facts for span in spans):
         return None
-    told, calls, seconds = (
+    tool_tokens, calls, seconds = (
         math.fsum(span.facts.get(name, 0.0) for span in spans) for name in (NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS)
     )
-    return TurnsObservation(calls / num_rollouts, told / ranks_per_replica / num_rollouts, seconds / num_rollouts)
+    return TurnsObservation(
+        calls / num_rollouts, tool_tokens / ranks_per_replica / num_rollouts, seconds / num_rollouts
+    )
 
 
 def _with_mean(latency: LatencySpec, mean: float) -> LatencySpec:
-    """The latencies times one factor; where every call took no time, every call takes the mean."""
-    known = latency.resolve()
-    if not known.mean:
+    """The latencies scaled to this mean; if all were 0, every call takes the mean."""
+    latencies = latency.resolve()
+    if not latencies.mean:
         return LatencySpec(fixed=mean)
-    scaled = ((s * mean / known.mean, p) for s, p in zip(known.seconds, known.probabilities, strict=True))
+    scaled = ((s * mean / latencies.mean, p) for s, p in zip(latencies.seconds, latencies.probabilities, strict=True))
     return LatencySpec(histogram=tuple(scaled))

@@ -1,4 +1,4 @@
-"""What a run's trace says of the waves of dynamic sampling: all that was drawn, and not only what was trained on."""
+"""Lengths and numbers of all sequences sampled in waves, trained on or not, as observed in a run's trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS, NUM_PROMPT_TO
 
 
 class WavesObservation(NamedTuple):
-    """Means over all sequences that were drawn, in tokens, and how many of them a step has drawn on average."""
+    """Mean sequences sampled per step, and mean tokens of their responses and prompts."""
 
     rows_per_step: float
     response_tokens: float
@@ -18,17 +18,19 @@ class WavesObservation(NamedTuple):
 
     @property
     def sequence_tokens(self) -> float:
-        """Prompt and response together."""
+        """Mean tokens of prompt and response together."""
         return self.prompt_tokens + self.response_tokens
 
 
 def observe_waves(spans: Sequence[Span], ranks_per_replica: int, num_steps: int) -> WavesObservation | None:
-    """Of the spans of a generation on all of its ranks; None where they tell of no waves. Every rank of a replica tells
-    what the replica has drawn."""
+    """Return the observation from a generation's spans on all of its ranks; None if they record no waves.
+
+    Every rank of a replica records the samples of the whole replica.
+    """
     if not any(NUM_PROMPT_TOKENS in span.facts for span in spans):
         return None
-    rows, drawn, prompts = (
+    rows, responses, prompts = (
         math.fsum(span.facts.get(name, 0.0) for span in spans)
         for name in (NUM_DRAWN, NUM_DRAWN_TOKENS, NUM_PROMPT_TOKENS)
     )
-    return WavesObservation(rows / ranks_per_replica / num_steps, drawn / rows, prompts / rows)
+    return WavesObservation(rows / ranks_per_replica / num_steps, responses / rows, prompts / rows)

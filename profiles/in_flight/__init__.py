@@ -1,1 +1,1 @@
-"""Sequences of a replica that are generated at a time: when they begin, and the tokens that they hold."""
+"""Sequences in flight on a replica: when they start, and how many tokens they hold in the KV cache."""

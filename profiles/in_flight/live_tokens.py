@@ -1,7 +1,7 @@
-"""The tokens that a replica's sequences in flight hold at a time: what a paged cache is planned by.
+"""The size of a replica's paged KV cache, from the distribution of tokens that its sequences in flight hold.
 
-Slots are taken as independent, so that the sum of many is near a normal distribution. The cache has its quantile in the
-round in which that is largest, and no more: what is drawn beyond it gives way and waits.
+Slots are assumed independent, so that their sum is approximately normal. The cache is sized for a quantile of this sum
+in the decode round in which it is largest; sequences that need more are pre-empted.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 
 PROBABILITY = 0.9
-"""With which the sequences in flight need no more than the cache has, in the round in which they need most."""
+"""Probability that the sequences in flight fit in the cache, in the round in which they need most."""
 
 _STEPS = 256
-"""Rounds are counted in steps, so many of the longest response at most."""
+"""Maximum number of time steps, each of several decode rounds, into which the longest response is divided."""
 
 
 class Arrivals(Enum):
-    """When a batch of sequences arrives behind those in flight, which is when a turn ends."""
+    """When further batches of sequences arrive; a batch arrives at the end of a period of the steady state."""
 
     NEVER = auto()
-    EVENLY = auto()  # after turns of one length, where replicas that wait for each other keep a pace
+    EVENLY = auto()  # at constant intervals, when replicas wait for each other
     IN_ORDER = auto()  # when the first batch in flight is complete
-    FIRST_ENDED = auto()  # when as many sequences have ended as a batch has
+    FIRST_ENDED = auto()  # when as many sequences have finished as a batch has
 
 
 class CacheNeed(NamedTuple):
-    """Blocks of a replica's cache; how often in a turn sequences give way on average, and the tokens then."""
+    """KV blocks of a replica; expected pre-emptions per period, and expected tokens pre-empted each time."""
 
     blocks: int
     preemptions: float
     preempted_tokens: float
 
 
-class _Begun(NamedTuple):
-    """Sequences that begin in each step, in one slot, and the step from which on the cache is to hold them."""
+class _Starts(NamedTuple):
+    """Expected sequences that start in each step in one slot, and the first step that counts for the cache size."""
 
     sequences: Numbers
     first: int = 0
 
 
 class LiveTokens:
-    """Those of one distribution of prompts and responses. Every answer is computed once."""
+    """Cache needs under one distribution of prompt and response lengths; results are memoized."""
 
     def __init__(self, prompts: Histogram, responses: Histogram, longest: int) -> None:
-        """`longest` tokens has a sequence at most."""
+        """`longest` is the maximum number of tokens of a sequence."""
         self._prompts, self._responses, self._longest = prompts, responses, longest
         self._step = -(-responses.maximum // _STEPS)
         self._known: dict[tuple[int, int, int, Arrivals, int], CacheNeed] = {}
@@ -60,10 +60,10 @@ class LiveTokens:
     def need(
         self, num_slots: int, in_flight: int, *, num_rows: int, arrivals: Arrivals, rows_per_prompt: int = 1
     ) -> CacheNeed:
-        """Of `num_slots` slots and `in_flight` sequences, behind which batches of `num_rows` arrive; `rows_per_prompt`
-        read one prompt.
+        """Return the cache that `num_slots` slots and `in_flight` sequences need, if batches of `num_rows` arrive.
 
-        More slots never need less: it is at least what any smaller power of two of them does.
+        `rows_per_prompt` sequences share the KV blocks of a prompt. The need is at least that of any smaller power of
+        two of slots, so that more slots never need less.
         """
         key = num_slots, in_flight, num_rows, arrivals, rows_per_prompt
         if key not in self._known:
@@ -73,48 +73,52 @@ class LiveTokens:
     def _need(
         self, num_slots: int, in_flight: int, num_rows: int, arrivals: Arrivals, rows_per_prompt: int
     ) -> CacheNeed:
-        begun, first = self._begun(num_slots, in_flight, num_rows, arrivals)
+        starts, first = self._starts(num_slots, in_flight, num_rows, arrivals)
         alive, tokens = self._refills.alive, self._tokens(rows_per_prompt)
-        mean = np.convolve(begun, alive * tokens)[first:]
-        square = np.convolve(begun, alive * (tokens**2 + self._prompt_variance))[first:]
+        mean = np.convolve(starts, alive * tokens)[first:]
+        square = np.convolve(starts, alive * (tokens**2 + self._prompt_variance))[first:]
         spread = np.sqrt(np.maximum(square - mean**2, 0.0) * num_slots)
         quantiles = num_slots * mean + NormalDist().inv_cdf(PROBABILITY) * spread
         peak = int(quantiles.argmax())
-        least = blocks_of(self._longest)
-        most = num_slots * least
+        min_blocks = blocks_of(self._longest)
+        max_blocks = num_slots * min_blocks
         if fewer := 1 << (num_slots - 1).bit_length() >> 1:
-            known = self.need(fewer, in_flight, num_rows=num_rows, arrivals=arrivals, rows_per_prompt=rows_per_prompt)
-            least = known.blocks
-        blocks = min(most, max(least, blocks_of(int(np.ceil(quantiles[peak])))))
-        if blocks == most or not spread[peak]:
+            need_of_fewer = self.need(
+                fewer, in_flight, num_rows=num_rows, arrivals=arrivals, rows_per_prompt=rows_per_prompt
+            )
+            min_blocks = need_of_fewer.blocks
+        blocks = min(max_blocks, max(min_blocks, blocks_of(int(np.ceil(quantiles[peak])))))
+        if blocks == max_blocks or not spread[peak]:
             return CacheNeed(blocks, 0.0, 0.0)
-        beyond = (blocks * BLOCK_TOKENS - num_slots * float(mean[peak])) / float(spread[peak])
-        chance = 1 - NormalDist().cdf(beyond)
-        excess = float(spread[peak]) * (NormalDist().pdf(beyond) - beyond * chance)
-        return CacheNeed(blocks, max(1.0, in_flight / num_slots) * chance, excess / chance if chance else 0.0)
+        quantile = (blocks * BLOCK_TOKENS - num_slots * float(mean[peak])) / float(spread[peak])
+        overflow = 1 - NormalDist().cdf(quantile)
+        excess = float(spread[peak]) * (NormalDist().pdf(quantile) - quantile * overflow)
+        return CacheNeed(blocks, max(1.0, in_flight / num_slots) * overflow, excess / overflow if overflow else 0.0)
 
-    def _begun(self, num_slots: int, in_flight: int, num_rows: int, arrivals: Arrivals) -> _Begun:
-        """A turn is no shorter than its work over full slots, and batches in flight together no shorter than the
-        longest response of one; a longer turn leaves more slots empty.
+    def _starts(self, num_slots: int, in_flight: int, num_rows: int, arrivals: Arrivals) -> _Starts:
+        """Expected starts per step.
 
-        At its start a run begins all that is in flight. Equal turns, and those that deliver what ends first, spread it:
-        that once, what does not fit has to wait.
+        A period takes at least its work over all slots, and the batches in flight together take at least the longest
+        response of one; longer periods leave more slots empty.
+
+        A run starts with all sequences in flight at once. With equal periods, or delivery of those that finish first,
+        the starts spread out afterwards; the cache is not sized for this initial peak, in which some sequences wait.
         """
         refills, waves, batch = self._refills, in_flight / num_slots, num_rows / num_slots
         longest = self._responses.expected_maximum(num_rows) / self._step
-        turn = longest * num_rows / in_flight
+        period = longest * num_rows / in_flight
         match arrivals:
             case Arrivals.NEVER:
-                return _Begun(refills.alone(waves))
+                return _Starts(refills.alone(waves))
             case Arrivals.EVENLY:
-                takes_all = batch * refills.alive.sum() >= turn
-                return _Begun(refills.always if takes_all else refills.evenly(batch, turn))
+                always_full = batch * refills.alive.sum() >= period
+                return _Starts(refills.always if always_full else refills.evenly(batch, period))
             case Arrivals.IN_ORDER:
-                return _Begun(refills.in_order(waves, batch, longest))
+                return _Starts(refills.in_order(waves, batch, longest))
             case Arrivals.FIRST_ENDED:
-                if in_flight - num_rows >= num_slots:  # so many have not ended whenever a turn ends
-                    return _Begun(refills.always)
-                return _Begun(refills.first_ended(waves, batch), len(refills.alive))
+                if in_flight - num_rows >= num_slots:  # so many are unfinished whenever a period ends
+                    return _Starts(refills.always)
+                return _Starts(refills.first_ended(waves, batch), len(refills.alive))
 
     @cached_property
     def _refills(self) -> Refills:
@@ -123,13 +127,12 @@ class LiveTokens:
         return Refills(ending.astype(np.float64))
 
     def _tokens(self, rows_per_prompt: int) -> Numbers:
-        """That a sequence holds after so many steps: its part of the prompt, what it has drawn, the next token, and
-        half of the last block."""
+        """Expected tokens of a sequence after each step: its share of the prompt, sampled, next, and half a block."""
         alive = self._refills.alive
         shared = (1 - (1 - alive) ** rows_per_prompt) / (rows_per_prompt * alive)
-        drawn = (np.arange(len(alive)) + 0.5) * self._step
-        found: Numbers = self._prompts.mean * shared + drawn + 1 + (BLOCK_TOKENS - 1) / 2
-        return found
+        sampled = (np.arange(len(alive)) + 0.5) * self._step
+        tokens: Numbers = self._prompts.mean * shared + sampled + 1 + (BLOCK_TOKENS - 1) / 2
+        return tokens
 
     @cached_property
     def _prompt_variance(self) -> float:

@@ -1,10 +1,4 @@
-"""How many sequences begin in a slot, step by step: at once while some wait, and else as batches arrive.
-
-While sequences wait, a slot is taken by one after another. From a slot that is taken at 0 they begin as in a renewal
-process: with p the probabilities of response lengths, u(t) = sum_n p(n) u(t - n) in step t, u(0) = 1 (Feller, An
-Introduction to Probability Theory, volume 1, chapter XIII). Where v(t) is free for them they begin with the increments
-of v, each followed by such a process, so that live(t) = sum_a begun(t - a) P(R > a) fills it.
-"""
+"""The expected number of sequences that start in a slot in each time step of continuous batching."""
 
 from __future__ import annotations
 
@@ -19,90 +13,99 @@ from numpy.typing import NDArray
 Numbers: TypeAlias = NDArray[np.float64]
 
 _EndOf: TypeAlias = Callable[[int, Numbers, Numbers], float]
-"""The step in which a turn ends, by its number from 1 on and what has begun and ended by each step."""
+"""The step in which a period ends, given its number from 1 on, and the cumulative starts and finishes by each step."""
 
 _LIFETIMES = 4
-"""Longest responses that steps are counted over."""
+"""Length of the time axis, in longest responses."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Refills:
-    """Of one slot in expectation; `ending` has the probability that a sequence takes k + 1 steps."""
+    """Expected starts per step [steps] in one slot; `ending[k]` is the probability that a sequence takes k + 1 steps.
+
+    While sequences wait, a free slot is refilled at once. In a slot that is filled at time 0, starts form a renewal
+    process: with p the distribution of response lengths, u(t) = sum_n p(n) u(t - n) start in step t, u(0) = 1 (Feller,
+    An Introduction to Probability Theory, volume 1, chapter XIII). If a fraction v(t) of the slot is available,
+    sequences start with the increments of v, each followed by such a process, so that live(t) = sum_a starts(t - a)
+    P(R > a) equals v(t).
+    """
 
     ending: Numbers
 
     @cached_property
     def alive(self) -> Numbers:
-        """The probability that a sequence is not over after so many steps."""
-        found: Numbers = self.ending[::-1].cumsum()[::-1]
-        return found
+        """The probability that a sequence is alive k steps after its start [k]."""
+        survival: Numbers = self.ending[::-1].cumsum()[::-1]
+        return survival
 
     @cached_property
     def always(self) -> Numbers:
-        """Sequences that begin in each step where there are always some that wait."""
+        """Starts in each step if sequences always wait."""
         longest = len(self.ending)
-        begun = np.zeros(_LIFETIMES * longest)
-        begun[0] = 1.0
-        for step in range(1, len(begun)):
-            before = begun[max(0, step - longest) : step][::-1]
-            begun[step] = before @ self.ending[: len(before)]
-        return begun
+        starts = np.zeros(_LIFETIMES * longest)
+        starts[0] = 1.0
+        for step in range(1, len(starts)):
+            previous = starts[max(0, step - longest) : step][::-1]
+            starts[step] = previous @ self.ending[: len(previous)]
+        return starts
 
     def alone(self, waiting: float) -> Numbers:
-        """Of so many that wait at the start, behind which none arrive."""
-        return self._until(np.ones(len(self.always)), waiting)
+        """Return the starts of `waiting` sequences that wait at time 0, if none arrive later."""
+        return self._starts_in(np.ones(len(self.always)), waiting)
 
     def evenly(self, batch: float, turn: float) -> Numbers:
-        """Of a batch that waits at the start and one more after each so many steps."""
-        return self._played(batch, batch, lambda number, *_: int(number * turn))
+        """Return the starts if a batch waits at time 0 and another arrives every `turn` steps."""
+        return self._simulate(batch, batch, lambda number, *_: int(number * turn))
 
     def in_order(self, waiting: float, batch: float, longest: float) -> Numbers:
-        """Of so many that wait at the start, and a batch that arrives whenever the first one is complete: `longest`
-        steps after it began, or at once if it was before."""
+        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives whenever the oldest is complete.
 
-        def end(number: int, begun: Numbers, _: Numbers) -> float:
-            first = int(begun.searchsorted((number - 1) * batch + _ROUNDING))
-            return first + int(longest) if first < len(begun) else np.inf
+        A batch is complete `longest` steps after its first sequence has started, or at once if that has passed.
+        """
 
-        return self._played(waiting, batch, end)
+        def end(number: int, starts: Numbers, _: Numbers) -> float:
+            first = int(starts.searchsorted((number - 1) * batch + _ROUNDING))
+            return first + int(longest) if first < len(starts) else np.inf
+
+        return self._simulate(waiting, batch, end)
 
     def first_ended(self, waiting: float, batch: float) -> Numbers:
-        """Of so many that wait at the start, and a batch that arrives whenever as many have ended."""
+        """Return the starts if `waiting` sequences wait at time 0 and a batch arrives when as many have finished."""
 
-        def end(number: int, _: Numbers, ended: Numbers) -> float:
-            step = int(ended.searchsorted(number * batch - _ROUNDING))
-            return step if step < len(ended) else np.inf
+        def end(number: int, _: Numbers, finished: Numbers) -> float:
+            step = int(finished.searchsorted(number * batch - _ROUNDING))
+            return step if step < len(finished) else np.inf
 
-        return self._played(waiting, batch, end)
+        return self._simulate(waiting, batch, end)
 
-    def _played(self, waiting: float, batch: float, end_of: _EndOf) -> Numbers:
-        """Turn after turn, as far as steps are counted."""
+    def _simulate(self, waiting: float, batch: float, end_of: _EndOf) -> Numbers:
+        """Simulate period after period to the end of the time axis."""
         longest, size = len(self.ending), len(self.always)
-        begun, ended, live = np.zeros(size), np.zeros(size), np.zeros(size + longest)
+        starts, finished, live = np.zeros(size), np.zeros(size), np.zeros(size + longest)
         now, number = 0, 1
         while now < size:
-            until = min(size, now + longest)
-            begun[now:until] = self._until(1 - live[now:until], waiting)
-            begun_by = begun[:until].cumsum()
-            here = np.convolve(begun[now:until], self.alive)[: until - now]
-            ended[now:until] = begun_by[now:] - live[now:until] - here
-            end = max(now, end_of(number, begun_by, ended[:until]))
-            arrived = end <= until
-            if arrived:
-                until, number = int(end), number + 1
-            begun[until:] = 0.0
-            if begun[now:until].any():
-                live[now : until + longest - 1] += np.convolve(begun[now:until], self.alive)
-            waiting += batch * arrived - float(begun[now:until].sum())
-            now = until
-        return begun
+            stop = min(size, now + longest)
+            starts[now:stop] = self._starts_in(1 - live[now:stop], waiting)
+            started = starts[:stop].cumsum()
+            live_now = np.convolve(starts[now:stop], self.alive)[: stop - now]
+            finished[now:stop] = started[now:] - live[now:stop] - live_now
+            end = max(now, end_of(number, started, finished[:stop]))
+            is_complete = end <= stop
+            if is_complete:
+                stop, number = int(end), number + 1
+            starts[stop:] = 0.0
+            if starts[now:stop].any():
+                live[now : stop + longest - 1] += np.convolve(starts[now:stop], self.alive)
+            waiting += batch * is_complete - float(starts[now:stop].sum())
+            now = stop
+        return starts
 
-    def _until(self, room: Numbers, waiting: float) -> Numbers:
-        """What begins where `room` is free for as many as wait, which grows."""
+    def _starts_in(self, available: Numbers, waiting: float) -> Numbers:
+        """Starts of `waiting` sequences in a slot whose `available` fraction does not decrease."""
         if waiting < _ROUNDING:
-            return np.zeros(len(room))
-        begun = np.convolve(np.diff(room, prepend=0.0), self.always[: len(room)])[: len(room)]
-        found: Numbers = np.diff(np.minimum(begun.cumsum(), waiting), prepend=0.0)
-        return found
+            return np.zeros(len(available))
+        starts = np.convolve(np.diff(available, prepend=0.0), self.always[: len(available)])[: len(available)]
+        limited: Numbers = np.diff(np.minimum(starts.cumsum(), waiting), prepend=0.0)
+        return limited

@@ -1,1 +1,1 @@
-"""Parts of a model that have sizes of their own."""
+"""Parts of a model and of its config: adapters, rotary embeddings, sliding windows, fp8 weights, pipeline splits."""

@@ -1,6 +1,6 @@
-"""A Hugging Face config with the values that stand for keys left out, refused where it contradicts itself.
+"""Hugging Face configs completed with the defaults of their family, and refused if they contradict themselves.
 
-What is not refused means here what transformers computes of the same file.
+An accepted config describes the same model that transformers builds from the file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.model_parts.family_keys import FAMILIES, Family
 
 _LARGEST, _LARGEST_NUMBER = 2**40, 1e30
-"""Sizes of a model, and other numbers of a config, are below."""
+"""Upper bounds on the sizes of a model and on other numbers of a config."""
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-"""Every config that transformers has ever written gives them: one without is cut short, and not of the default size."""
+"""Keys in every config that transformers writes: without one the file is incomplete, and a default would be wrong."""
 
 _OWN_EXPERTS = "moe_intermediate_size"
-"""A family with this key needs no `intermediate_size` unless it has dense layers."""
+"""A family with this key needs `intermediate_size` only for dense layers."""
 
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -41,42 +41,44 @@ _ABSENT: Mapping[str, Any] = {
     "clip_qkv": None,
     "per_layer_config": None,
 }
-"""Keys that change a model where a family has them, with what the models of all other families compute."""
+"""Keys that change models of some families, with the value that all other families compute with."""
 
 _PRESENT: Mapping[str, frozenset[str]] = {
     "attention_bias": frozenset({"Qwen2"}),
     "qkv_bias": frozenset({"Qwen2"}),
     "use_qk_norm": frozenset({"Qwen3", "Qwen3Moe"}),
 }
-"""Of these the ones that a family has always, without a key."""
+"""Families that always compute as if the key were true, without having it."""
 
 _KINDS = {bool: "true or false", int: "a positive integer", float: "a number", str: "a text"}
 
 
 def completed(config: Mapping[str, Any], family: str, name: str) -> dict[str, Any]:
-    """The keys that shape a model of the family, those left out with their values in transformers.
+    """Return all keys that shape a model of the family, missing ones with their default in transformers.
 
-    None stays where the family derives a value from others. Raises BadInput for a config that contradicts itself, for
-    one without a size that every config has, and for null where the family takes none.
+    A default of None means that the value is derived from others. Raises BadInput for a config that contradicts itself,
+    lacks a required size, or has null for a key that does not allow it.
     """
-    known, given = FAMILIES[family], dict(config)
+    known, with_aliases = FAMILIES[family], dict(config)
     require_none(_contradictions(config, family, known), f"model {name}")
     for alias, key in known.aliases.items():
-        if given.get(key) is None and given.get(alias) is not None:
-            given[key] = given[alias]
-    found = {}
+        if with_aliases.get(key) is None and with_aliases.get(alias) is not None:
+            with_aliases[key] = with_aliases[alias]
+    values = {}
     for key, default in known.defaults.items():
-        value = given.get(key, default)
+        value = with_aliases.get(key, default)
         is_needed = key in _REQUIRED and not (key == "intermediate_size" and _OWN_EXPERTS in known.defaults)
-        if (is_needed and key not in given) or (key in given and value is None and not known.may_be_null(key)):
+        if (is_needed and key not in with_aliases) or (
+            key in with_aliases and value is None and not known.may_be_null(key)
+        ):
             kind = _KINDS.get(type(default), "a number")
-            raise BadInput(f"model {name}: config key {key!r} is {given.get(key)!r}; it must be {kind}.")
-        found[key] = value
-    return found
+            raise BadInput(f"model {name}: config key {key!r} is {with_aliases.get(key)!r}; it must be {kind}.")
+        values[key] = value
+    return values
 
 
 def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> Iterator[str]:
-    """One sentence for each place where keys say two things, or one that the family does not compute."""
+    """One sentence for each contradiction between keys, and for each key that the family ignores."""
     counts = {key: config[key] for key in _COUNTS if config.get(key) is not None}
     if len({str(count) for count in counts.values()}) > 1 and not counts.keys().isdisjoint(known.defaults):
         yield f"{_both(counts)} are two numbers of experts; keep the one that the weights have."
@@ -90,26 +92,26 @@ def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> It
                 f"config key {key!r} is {value!r}, which {family} models ignore; give the architecture that the "
                 "weights were made for, or remove the key."
             )
-    old, activation = config.get("hidden_activation"), activation_of(config, family)
-    if old is not None and old != activation:
+    alternative, activation = config.get("hidden_activation"), activation_of(config, family)
+    if alternative is not None and alternative != activation:
         yield (
-            f"config key 'hidden_activation' is {old!r}, and {family} models compute 'hidden_act', which is "
+            f"config key 'hidden_activation' is {alternative!r}, and {family} models compute 'hidden_act', which is "
             f"{activation!r}; give both the same value."
         )
-    layers = config.get("layer_types")
-    if "layer_types" not in known.defaults and isinstance(layers, list):
+    listed = config.get("layer_types")
+    if "layer_types" not in known.defaults and isinstance(listed, list):
         all_slide = "sliding_window" in known.defaults and config.get("use_sliding_window", True)
-        if {*map(str, layers)} != {"sliding_attention" if all_slide else "full_attention"}:
+        if {*map(str, listed)} != {"sliding_attention" if all_slide else "full_attention"}:
             yield (
-                f"config key 'layer_types' lists {', '.join(sorted({*map(str, layers)}))}, and {family} models have "
+                f"config key 'layer_types' lists {', '.join(sorted({*map(str, listed)}))}, and {family} models have "
                 "the same attention in all layers; remove the key."
             )
 
 
 def activation_of(config: Mapping[str, Any], family: str) -> Any:
-    """By the name that transformers computes it by: early configs of Gemma say "gelu" and mean the tanh form."""
-    found = config.get("hidden_act", FAMILIES[family].defaults["hidden_act"])
-    return "gelu_pytorch_tanh" if family == "Gemma" and found == "gelu" else found
+    """Return the activation that transformers uses: early Gemma configs say "gelu" for the tanh approximation."""
+    activation = config.get("hidden_act", FAMILIES[family].defaults["hidden_act"])
+    return "gelu_pytorch_tanh" if family == "Gemma" and activation == "gelu" else activation
 
 
 def _both(values: Mapping[str, Any]) -> str:
@@ -117,7 +119,7 @@ def _both(values: Mapping[str, Any]) -> str:
 
 
 def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
-    """The value of a key that must be a positive integer; raises BadInput when it is not."""
+    """Return the value of a key that must be a positive integer. Raises BadInput if it is not."""
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
@@ -127,17 +129,17 @@ def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
 
 
 def size_or(config: Mapping[str, Any], key: str, otherwise: int, name: str) -> int:
-    """A size that may be null, and then is `otherwise`; raises BadInput for one that is none."""
+    """Return a size, or `otherwise` if it is null. Raises BadInput if it is not a positive integer."""
     return otherwise if config.get(key) is None else required_size(config, key, name)
 
 
 def count_or_none(config: Mapping[str, Any], key: str, name: str) -> int:
-    """A size that may be 0, left out or null; raises BadInput for one that is none."""
+    """Return a count, or 0 if it is missing or null. Raises BadInput if it is not an integer of 0 or more."""
     return 0 if config.get(key) in (None, 0) and config.get(key) is not False else required_size(config, key, name)
 
 
 def number(config: Mapping[str, Any], key: str, name: str) -> float:
-    """The value of a key that must be a number from 0 on; raises BadInput when it is not."""
+    """Return the value of a key that must be a number of 0 or more. Raises BadInput if it is not."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a number.")
@@ -145,8 +147,7 @@ def number(config: Mapping[str, Any], key: str, name: str) -> float:
 
 
 def flag(config: Mapping[str, Any], key: str, name: str, *, otherwise: bool = False) -> bool:
-    """The value of a key that must be true or false, `otherwise` for one that the family has not; raises BadInput when
-    it is neither."""
+    """Return the value of a boolean key, `otherwise` if it is absent. Raises BadInput if it is not a boolean."""
     value = config.get(key, otherwise)
     if not isinstance(value, bool):
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be true or false.")

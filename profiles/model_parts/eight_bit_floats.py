@@ -1,11 +1,11 @@
-"""The linears of a generator in 8-bit floats, and what they are multiplied with:
+"""Generation with fp8 weights: the quantised linears, their scales, and the models and devices that allow it.
 
     y = (q(x) s) (q(W) t)^T        q(x) = x / s, q(W) = W / t, rounded to e4m3: 4 bits of exponent, 3 of mantissa
     s = max |x| / 448 of each token, t = max |W| / 448 of each output
 
-Scales of rows and of columns leave the product, so that it is one of 8-bit numbers (Micikevicius et al., FP8 Formats
-for Deep Learning, arXiv:2209.05433, sections 3 and 3.1). Embeddings, norms, biases and the head stay as they are: the
-head decides between words, and the rest is small.
+Per-token and per-output scales factor out of the product, so that it multiplies 8-bit numbers only (Micikevicius et
+al., FP8 Formats for Deep Learning, arXiv:2209.05433, sections 3 and 3.1). Embeddings, norms, biases and the head keep
+their precision: the head is sensitive to rounding, and the rest is small.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from meshwright.profiles.frameworks import OWN, EngineName
 from meshwright.profiles.model_shape import ModelSpec
 
 GenerationWeights: TypeAlias = Literal["fp8"]
-"""What the weights of a generator may be in, other than the precision of the job."""
+"""Formats of generation weights other than the precision of the job."""
 
 LARGEST = 448.0
-"""The largest number of e4m3."""
+"""The largest finite number of e4m3."""
 
 SCALE_BYTES = 4
-"""Of the fp32 scale of an output."""
+"""Bytes of the fp32 scale of one output."""
 
 SIDE = 16
-"""What both sides of a product of 8-bit numbers are multiples of on a GPU (torch.nn.functional.scaled_mm)."""
+"""Both sides of an fp8 weight must be multiples of this on a GPU (torch.nn.functional.scaled_mm)."""
 
 ENGINES: tuple[EngineName, ...] = (*OWN, "vllm")
-"""Those that make 8-bit floats of what a refit brings. vLLM's scales are coarser, for which costs are the same."""
+"""Engines that quantise refitted weights to fp8. vLLM's scales are coarser, at the same cost."""
 
 
 class Linears(NamedTuple):
-    """Of one layer: weights, outputs, and the numbers of a token that they read and that they write."""
+    """Totals over the linears of one layer: weights, inputs per token, and outputs per token."""
 
     num_weights: int
     num_inputs: int
@@ -42,7 +42,7 @@ class Linears(NamedTuple):
 
 
 def linears_of(model: ModelSpec) -> Linears:
-    """Of a dense model, or of a shard of one."""
+    """Return the totals of a dense model or of a shard of one."""
     shapes = products_of(model)
     return Linears(
         num_weights=sum(inner * outer for inner, outer in shapes),
@@ -52,13 +52,13 @@ def linears_of(model: ModelSpec) -> Linears:
 
 
 def products_of(model: ModelSpec) -> tuple[tuple[int, int], ...]:
-    """Inner and outer size of the products of a layer with weights."""
+    """Return (input size, output size) of each linear of a layer."""
     hidden = model.hidden_size
     return *model.attention_products, (hidden, model.up_size), (model.ffn_size, hidden)
 
 
 def odd_sides(model: ModelSpec, tp: int) -> tuple[str, ...]:
-    """One sentence where a GPU cannot multiply what one of `tp` ranks holds, which tp divides."""
+    """One sentence if a GPU cannot multiply the fp8 shards of one of `tp` ranks; tp must divide the sizes."""
     sides = (side for shape in products_of(model.shard(tp)) for side in shape)
     odd = next((side for side in sides if side % SIDE), None)
     if odd is None:
@@ -70,21 +70,23 @@ def odd_sides(model: ModelSpec, tp: int) -> tuple[str, ...]:
 
 
 def require_quantisable(model: ModelSpec, cluster: AnyCluster, precision: str, engine: EngineName) -> None:
-    """Raises BadInput for a generator whose weights cannot be in 8 bits: one with experts or an adapter, GPUs that do
-    not multiply 8-bit floats, or an engine with other scales. A CPU stores them, and casts them up where they are used.
+    """Raises BadInput if generation weights cannot be fp8.
+
+    That is so for models with experts or an adapter, GPUs without fp8 GEMMs, and engines that cannot quantise refitted
+    weights. A CPU stores fp8 weights and casts them when they are used.
     """
-    begun, way_out = "generation_weights=fp8", "leave generation_weights out."
+    setting, advice = "generation_weights=fp8", "leave generation_weights out."
     if model.experts:
-        raise BadInput(f"{begun} is for dense models, and {model.name} has experts; {way_out}")
+        raise BadInput(f"{setting} is for dense models, and {model.name} has experts; {advice}")
     if model.adapter:
-        raise BadInput(f"{begun}, and the actor has an adapter, whose weights all stages share; {way_out}")
+        raise BadInput(f"{setting}, and the actor has an adapter, whose weights all stages share; {advice}")
     if engine not in ENGINES:
         known = " or ".join(ENGINES)
-        raise BadInput(f"{begun} is not known of engine {engine} while it is given new weights; use {known}.")
+        raise BadInput(f"{setting} is not supported by engine {engine} during weight updates; use {known}.")
     for part in cluster.parts:
         if part.kind == "cpu":
             continue
         if "fp8" not in part.device.flops_per_second:
-            raise BadInput(f"{begun}, and {part.device.name} does not multiply 8-bit floats; {way_out}")
+            raise BadInput(f"{setting}, and {part.device.name} does not multiply 8-bit floats; {advice}")
         if precision != "bf16":
-            raise BadInput(f"{begun}, whose products are bf16 on a GPU, and precision is {precision}; use bf16.")
+            raise BadInput(f"{setting}, whose products are bf16 on a GPU, and precision is {precision}; use bf16.")

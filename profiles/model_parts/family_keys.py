@@ -1,7 +1,7 @@
-"""The keys of a Hugging Face config that shape a model, by family, with the values that stand for keys left out.
+"""The keys of a Hugging Face config that shape a model, with their defaults, for each model family.
 
-They are those of the configuration classes of transformers 5.23, which `profiles/` does not import; a test holds the
-two equal. Keys that no class has here do not shape its models.
+They are copied from the configuration classes of transformers 5.23, which `profiles/` does not import; a test keeps
+both equal. Keys that a family does not list here do not affect its shapes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The configuration class of a family."""
+    """The configuration class of a model family."""
 
     model_type: str
     defaults: Mapping[str, Any]
-    """By key; None where the class derives the value from others."""
+    """Default of each key; None if the class derives the value from others."""
     nullable: frozenset[str] = frozenset()
-    """Keys that may be null, beside those whose default is."""
+    """Keys that may be null in addition to those whose default is None."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names under which transformers takes a key."""
+    """Alternative names that transformers accepts for a key."""
     rope_theta: float = 10000.0
-    """The rotary base of a config that gives none."""
+    """The rotary base if the config has none."""
     added: frozenset[str] = frozenset()
-    """Keys with a default here that the class has no field for, and its model reads nevertheless."""
+    """Keys with a default here that are not fields of the class but are read by its model."""
 
     def may_be_null(self, key: str) -> bool:
         return key in self.nullable or (self.defaults[key] is None and key not in self.added)
@@ -252,4 +252,4 @@ FAMILIES: Mapping[str, Family] = {
         rope_theta=150_000.0,
     ),
 }
-"""By the name with which its architectures begin."""
+"""Families by the prefix of their architecture names."""

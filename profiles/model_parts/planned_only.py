@@ -1,4 +1,4 @@
-"""Models that are planned and simulated, for no cost depends on what the runtime cannot compute of them."""
+"""Models that can be planned and simulated but not run: the runtime lacks a feature on which no cost depends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.profiles.model_shape import ModelSpec
 
 
 def planned_only(spec: ModelSpec) -> Iterator[str]:
-    """One sentence per reason why a model that can be planned cannot be run."""
+    """One sentence per reason why a model that can be planned cannot be run; none if it can."""
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
         yield (
             f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "

@@ -1,8 +1,4 @@
-"""Attention that sees a bounded number of tokens before it, in some layers or in all.
-
-A token of such a layer sees the last `num_tokens` tokens, itself among them (Beltagy et al., Longformer,
-arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
-"""
+"""Sliding-window attention in some or all layers, read from Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -19,26 +15,33 @@ _LONGEST = "max_position_embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow:
-    """Of the layers, counted from 0, `first` and every `every`-th behind it have the window."""
+    """A sliding window in layer `first`, counted from 0, and every `every`-th layer after it.
+
+    A token in such a layer attends to the last `num_tokens` tokens, including itself (Beltagy et al., Longformer,
+    arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
+    """
 
     num_tokens: int
     first: int = 0
     every: int = 1
 
     def num_layers(self, start: int, end: int) -> int:
-        """Those of the layers start, ..., end - 1 that have the window."""
+        """Number of layers from `start` to `end` - 1 that have the window."""
         return len(range(self.first, end, self.every)) - len(range(self.first, start, self.every))
 
     def seen(self, tokens: float, context: float) -> float:
-        """Tokens that each of so many new ones sees on average, behind so many that are there."""
-        growing = min(max(self.num_tokens - context, 0.0), tokens)
-        sees_all = growing * (context + (growing + 1) / 2)
-        return (sees_all + (tokens - growing) * self.num_tokens) / tokens
+        """Mean number of tokens that each of `tokens` new tokens attends to, after a context of `context` tokens."""
+        unbounded = min(max(self.num_tokens - context, 0.0), tokens)
+        attended = unbounded * (context + (unbounded + 1) / 2)
+        return (attended + (tokens - unbounded) * self.num_tokens) / tokens
 
 
 def window_from_config(config: Mapping[str, Any], family: str, name: str) -> SlidingWindow | None:
-    """The window that the keys of a completed Hugging Face config describe; None where there is none, or none that is
-    shorter than the longest sequence. Raises BadInput for a pattern of layers or a size that is not known here."""
+    """Return the window that a completed Hugging Face config describes.
+
+    None if there is none, or if it is not shorter than the longest sequence. Raises BadInput for an unsupported pattern
+    of layers or an invalid size.
+    """
     size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, otherwise=True)
     listed = config.get("layer_types")
     if not is_on and isinstance(listed, list) and _SLIDING in listed:
@@ -51,24 +54,24 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
     num_tokens = required_size(config, "sliding_window", name)
     num_layers = required_size(config, "num_hidden_layers", name)
     pattern = _pattern(config, family, num_layers, name)
-    with_it = [number for number, kind in enumerate(pattern) if kind == _SLIDING]
-    if not with_it:
+    window_layers = [number for number, kind in enumerate(pattern) if kind == _SLIDING]
+    if not window_layers:
         return None
-    every = with_it[1] - with_it[0] if len(with_it) > 1 else num_layers
-    if with_it != list(range(with_it[0], num_layers, every)):
+    every = window_layers[1] - window_layers[0] if len(window_layers) > 1 else num_layers
+    if window_layers != list(range(window_layers[0], num_layers, every)):
         raise BadInput(
-            f"model {name}: sliding windows in layers {', '.join(map(str, with_it))} are not known; they may be in "
-            "every n-th layer from one on."
+            f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not supported; they "
+            "may be in every n-th layer from one on."
         )
-    return SlidingWindow(num_tokens=num_tokens, first=with_it[0], every=every)
+    return SlidingWindow(num_tokens=num_tokens, first=window_layers[0], every=every)
 
 
 def _pattern(config: Mapping[str, Any], family: str, num_layers: int, name: str) -> Sequence[str]:
-    """What the attention of each layer is, as listed or as a family has it without a list."""
+    """The attention type of each layer, from `layer_types` or else by the rule of the family."""
     listed, numbers = config.get("layer_types"), range(num_layers)
     if listed is None:
         last = config.get("max_window_layers")
-        if family in ("GptOss", "Qwen2Moe"):  # every other layer, of Qwen2-MoE up to that number
+        if family in ("GptOss", "Qwen2Moe"):  # every other layer; for Qwen2-MoE only below max_window_layers
             return [_FULL if number % 2 or (last is not None and number >= last) else _SLIDING for number in numbers]
         return [_FULL if last is not None and number < last else _SLIDING for number in numbers]
     if not isinstance(listed, list) or len(listed) != num_layers or not {*map(str, listed)} <= {_FULL, _SLIDING}:

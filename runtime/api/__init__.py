@@ -1,4 +1,4 @@
-"""What the command line and Python callers ask for: documents in, documents out. torch loads when a function needs it.
+"""The functions behind the command line and `meshwright.api`: documents in, documents out.
 
-`meshwright.api` is all of it under one name.
+torch loads with the first call that needs it.
 """

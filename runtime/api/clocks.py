@@ -1,4 +1,4 @@
-"""A plan's program in virtual time, and in real time on processes that wait instead of computing."""
+"""Simulation of a plan in virtual time, and its rehearsal on real processes that wait instead of computing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import remodel, require_number
 from meshwright.runtime.records.rehearsal import Rehearsal
 
-_MOST_SEED = 2**32 - 1
-_LEAST_SPEED = 1e-6
+_MAX_SEED = 2**32 - 1
+_MIN_SPEED = 1e-6
 
 
 def simulate(
@@ -25,14 +25,14 @@ def simulate(
     sampled: bool = True,
     traced: bool = False,
 ) -> Simulation:
-    """Runs the plan's program in virtual time: how long steps take, and what every rank waits for.
+    """Run the plan's program in virtual time: how long steps take, and what every rank waits for.
 
-    Lengths are drawn for each step unless it is not `sampled`: then every step takes what the plan says. A simulation
-    that is `traced` has its spans, which `report` and `timeline` draw.
+    Response lengths are sampled for each step; with `sampled=False` every step takes the time that the plan predicts.
+    With `traced=True` the simulation keeps its spans, which `report` and `timeline` draw.
     Raises BadInput for a plan that breaks a rule.
 
-    >>> found = api.simulate(plan, steps=2, sampled=False)
-    >>> [f"{seconds:.1f} s" for seconds in found.steps.seconds]
+    >>> simulation = api.simulate(plan, steps=2, sampled=False)
+    >>> [f"{seconds:.1f} s" for seconds in simulation.steps.seconds]
     ['280.0 s', '280.0 s']
     """
     require_valid(plan)
@@ -50,15 +50,16 @@ def rehearse(
     ranks_per_process: int | None = None,
     sampled: bool = False,
 ) -> Rehearsal:
-    """Follows the plan with real processes and messages, waiting where a device would compute.
+    """Run the plan with real processes and messages that wait where a device would compute.
 
-    Waits are the predicted seconds times `speed`, by default enough for them to dominate; its times are in seconds of
-    the plan. The processes import the program's main module, which therefore needs `if __name__ == "__main__":`.
+    A wait is the predicted seconds times `speed`, whose default is large enough for waits to dominate; reported times
+    are in the plan's seconds. The processes import the program's main module, which therefore needs
+    `if __name__ == "__main__":`.
     Raises BadInput for a plan that breaks a rule or has too many ranks for one machine, and RunFailed when one fails.
     """
     require_valid(plan)
     require_number("steps", steps, least=1)
-    require_number("speed", speed, least=_LEAST_SPEED, most=1 / _LEAST_SPEED)
+    require_number("speed", speed, least=_MIN_SPEED, most=1 / _MIN_SPEED)
     require_number("ranks_per_process", ranks_per_process, least=1)
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
@@ -67,5 +68,5 @@ def rehearse(
 
 
 def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> Durations:
-    require_number("seed", seed, least=0, most=_MOST_SEED)
+    require_number("seed", seed, least=0, most=_MAX_SEED)
     return Sampled(plan, remodel(table), seed=seed) if sampled else Planned(plan)

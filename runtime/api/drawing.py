@@ -1,4 +1,4 @@
-"""Pictures: a plan with its simulation and runs as a page, a what-if as a plot, several clocks as one timeline."""
+"""Reports, plots and timelines: a plan with its simulation and runs, a what-if, several traces side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshwright.profiles.trace import Run
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 Played: TypeAlias = Run | Rehearsal | Simulation
-"""What has spans of a plan."""
+"""A source of a plan's spans."""
 
 
 def report(
@@ -34,8 +34,8 @@ def report(
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
 
-    `learned` is what `read_learned` finds of them, and `sizes` are answers about other numbers of ranks. Raises
-    BadInput for a plan that breaks a rule and for a simulation that was not traced.
+    `learned` are the runs' curves and samples from `read_learned`, and `sizes` are answers about other numbers of
+    ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
@@ -76,7 +76,7 @@ def timeline(plan: Plan, *played: Played) -> str:
     >>> api.timeline(plan, api.simulate(plan, steps=1, traced=True))[:16]
     '{"traceEvents": '
     """
-    return chrome_trace([_run(plan, one) for one in played])
+    return chrome_trace([_run(plan, source) for source in played])
 
 
 def _run(plan: Plan, played: Played) -> Run:

@@ -1,4 +1,4 @@
-"""Other trainers: the best plan that one can say, a plan as its configuration, and a configuration as a plan."""
+"""Other trainers: the best plan that one can express, export to its configuration, and import from it."""
 
 from __future__ import annotations
 
@@ -44,32 +44,33 @@ def plan_for(
     seen: SeenLengths | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that another trainer can say, with what that generates with: verl, nemo-rl, openrlhf or slime.
+    """The fastest plan that verl, nemo-rl, openrlhf or slime can express, costed with the trainer's generation engine.
 
-    `pins` fix choices and `forbid` leaves some out, each as `stage.key=value`. Its gap is to a bound on all such plans.
-    `start` is a plan of a job that differs little: where the trainer can say its placements under these facts, only
-    what is better by more than the gap is searched for, and the plan's digests name it. `seen` are the lengths of a
-    trace, in place of those that the facts expect. `progress` is told how many of the trainer's ways are done, and of
-    how many. Raises BadInput for a trainer that is not known, a pin that is not
-    legal, and what no trainer is told (rewards on hosts, turns, adapters).
+    `pins` fix choices and `forbid` excludes some, each as `stage.key=value`. The plan's gap is to a bound on all plans
+    that the trainer can express. `start` is a plan of a similar job: where the trainer can express its placements under
+    these facts, the search looks only for plans that are better by more than the gap, and the plan's digests name the
+    start. `seen` are the lengths of a trace, in place of those that the facts expect. `progress` is called with the
+    number of the trainer's deployment modes that are done, and of how many.
+    Raises BadInput for a trainer that is not known, a pin that is not legal, and a feature that no trainer's
+    configuration is written with (such as judges, multi-turn rollouts or adapters).
     """
-    known = _trainer(trainer)
-    known.require_sayable(facts)
-    facts = known.generating(facts if seen is None else as_seen(facts, seen))
-    asked = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
-    check_pins(facts, asked)
+    other_trainer = _trainer(trainer)
+    other_trainer.require_sayable(facts)
+    facts = other_trainer.generating(facts if seen is None else as_seen(facts, seen))
+    all_pins = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
+    check_pins(facts, all_pins)
     origins = {"job": job, "profile": table, "trace": seen}
-    found = within(
-        known,
+    best = within(
+        other_trainer,
         facts,
         remodel(table)(facts),
-        pins=asked,
+        pins=all_pins,
         limits=limits_of(limits),
         digests={name: digest(document) for name, document in origins.items() if document is not None},
         start=start,
         progress=progress,
     )
-    return found.plan if found else _no_plan(known, asked)
+    return best.plan if best else _no_plan(other_trainer, all_pins)
 
 
 def structures_for(
@@ -83,20 +84,20 @@ def structures_for(
     limits: Limits | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[Ranked, ...]:
-    """As `structures`, of the plans that a trainer can say: `best` is what `plan_for` answered with the same pins.
+    """The `count` best plans that a trainer can express and that differ in some stage's layout, `best` among them.
 
-    Each takes a search of all the trainer's ways for every stage. Raises BadInput for a trainer that is not known and
-    a plan that breaks a rule.
+    `best` is the answer of `plan_for` with the same pins. Each further plan takes a search of all the trainer's
+    deployment modes for every stage. Raises BadInput for a trainer that is not known and a plan that breaks a rule.
     """
-    known, model_of = _trainer(trainer), remodel(table)
-    model, limited = model_of(best.facts), limits_of(limits)
+    other_trainer, model_of = _trainer(trainer), remodel(table)
+    model, search_limits = model_of(best.facts), limits_of(limits)
 
-    def search(part: tuple[Pin, ...]) -> Plan | None:
-        found = within(known, best.facts, model, pins=part, limits=limited, digests=best.origins)
+    def search(search_pins: tuple[Pin, ...]) -> Plan | None:
+        found = within(other_trainer, best.facts, model, pins=search_pins, limits=search_limits, digests=best.origins)
         return found.plan if found else None
 
-    asked = parse_pins((*pins, *map(forbidden, forbid)), best.graph)
-    return structures_by(search, best, model_of, asked=asked, count=count, progress=progress)
+    all_pins = parse_pins((*pins, *map(forbidden, forbid)), best.graph)
+    return structures_by(search, best, model_of, asked=all_pins, count=count, progress=progress)
 
 
 def export_plan(
@@ -110,30 +111,36 @@ def export_plan(
     limits: Limits | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported | NoPlan:
-    """Writes a plan as the configuration of another trainer into a new directory, with what it cannot say.
+    """Write a plan as the configuration of another trainer into a new directory, with the choices it cannot express.
 
-    Where the trainer cannot say the plan, the best one that it can say is searched and written. The job gives settings
-    of the algorithm and paths of models, which start at `directory`; the table is the one that the plan was made with.
-    Raises BadInput for a trainer that is not known, a plan that breaks a rule, one that was measured and comes without
-    its table, and an `output` that exists.
+    Where the trainer cannot express the plan, the best plan that it can express is searched for and written. The job
+    gives the algorithm's settings and the models' paths, which are relative to `directory`; the table is the one that
+    the plan was made with. Raises BadInput for a trainer that is not known, a plan that breaks a rule, a plan made with
+    a measured table that is not given, and an `output` that exists.
     """
-    known, target = _trainer(to), Path(output)
+    other_trainer, target = _trainer(to), Path(output)
     require_valid(plan)
     if "profile" in plan.digests and table is None:
         raise BadInput("the plan was made with a measured table; give it as --profile, to price what is left out.")
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)
-    found = exported(
-        known, plan, remodel(table), job=job, directory=Path(directory), limits=limits_of(limits), progress=progress
+    result = exported(
+        other_trainer,
+        plan,
+        remodel(table),
+        job=job,
+        directory=Path(directory),
+        limits=limits_of(limits),
+        progress=progress,
     )
-    if found is None:
-        return _no_plan(known)
+    if result is None:
+        return _no_plan(other_trainer)
     target.mkdir(parents=True)
-    for name, text in {**found.files, "export.json": found.told() + "\n"}.items():
+    for name, text in {**result.files, "export.json": result.told() + "\n"}.items():
         write_atomically(target / name, text)
     (target / "run.sh").chmod(0o755)
-    return found
+    return result
 
 
 def import_configuration(
@@ -150,13 +157,12 @@ def import_configuration(
     search_seconds: float | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[str, Imported]:
-    """A trainer's configuration as the YAML of a job for `directory`, costed as it is, and what would be faster.
+    """Read a trainer's configuration as the YAML of a job for `directory`, with its cost and faster plans.
 
     `shapes` are Hugging Face directories or config.json files by role, or under an empty name for all models that are
-    not where the configuration says; `changed` are `key=value` texts that stand above the
-    configuration's own. Each of the searches takes `search_seconds` at most, if they are given. Raises
-    BadInput for what is no configuration of the trainer, a key that has no place in a job, a model that is not here and
-    a device that is not known.
+    not where the configuration says; `changed` are `key=value` texts that override the configuration's own. Each search
+    takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer, a key
+    that a job cannot express, a model that is not here and a device that is not known.
     """
     require_number("search_seconds", search_seconds, least=0.1, most=1e6)
     reader = READERS[_trainer(trainer).name]
@@ -170,7 +176,7 @@ def import_configuration(
         shapes=shapes or {},
     )
     facts = resolve(source.job(configured, Path(directory)), Path(directory))
-    found = imported(
+    costed = imported(
         reader,
         configured,
         facts,
@@ -179,7 +185,7 @@ def import_configuration(
         search_seconds=search_seconds,
         progress=progress,
     )
-    return source.text(configured, Path(directory)), found
+    return source.text(configured, Path(directory)), costed
 
 
 def _trainer(name: str) -> OtherTrainer:
@@ -189,6 +195,8 @@ def _trainer(name: str) -> OtherTrainer:
 
 
 def _no_plan(trainer: OtherTrainer, pins: Sequence[Pin] = ()) -> NoPlan:
-    kept = f" with {', '.join(map(str, pins))}" if pins else ""
-    sentence = f"no plan that {trainer.told} can say was found{kept}; plan without --for to see what the job needs."
+    with_pins = f" with {', '.join(map(str, pins))}" if pins else ""
+    sentence = (
+        f"no plan that {trainer.told} can express was found{with_pins}; plan without --for to see what the job needs."
+    )
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})

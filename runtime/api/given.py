@@ -1,4 +1,4 @@
-"""What calls are given: paths, tables, plans and numbers, and what is wrong with them."""
+"""The arguments that calls share: paths, tables, limits and numbers, and the checks of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from meshwright.profiles.table import Table
 
 Pathname: TypeAlias = str | os.PathLike[str]
 
-_MOST_GAP = 0.99
+_MAX_GAP = 0.99
 
 
 def remodel(table: Table | None) -> Remodel:
-    """The cost model of any facts, with a table where there is one."""
+    """The function that gives the cost model of facts, with a measured table where there is one."""
     return lambda facts: model_of(facts, table)
 
 
 def require_number(name: str, value: float | None, *, least: float, most: float = math.inf) -> None:
-    """Raises BadInput for a number out of its range, and for one that is none; None was not given."""
+    """Raises BadInput for a number out of its range and for NaN; None, an argument that was not given, passes."""
     if value is not None and not (least <= value <= most and math.isfinite(value)):
         rule = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
         raise BadInput(f"{name}={value} is out of range; give {rule}.")
 
 
 def limits_of(limits: Limits | None) -> Limits:
-    """What a search may use, by default until the plan is near the best. Raises BadInput for a gap that is none."""
-    found = limits or Limits()
-    require_number("gap", found.gap, least=0, most=_MOST_GAP)
-    return found
+    """The limits of a search, by default those of `Limits()`. Raises BadInput for a gap out of range."""
+    checked = limits or Limits()
+    require_number("gap", checked.gap, least=0, most=_MAX_GAP)
+    return checked

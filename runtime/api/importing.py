@@ -1,4 +1,4 @@
-"""A table of operators that others have measured, for a job or for the models that they name."""
+"""Import of operators measured by NVIDIA (aiconfigurator), as a table for a job or for the models that it names."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from meshwright.profiles.table import Point, Table
 from meshwright.profiles.workload import Workload
 
 _BATCH_SIZE = 256
-"""Of a table that is made for no one job: no point of the grid has more rows, so none is left out."""
+"""The batch size of a table that is for no particular job; no point of the grid has more rows."""
 _LENGTHS = ((16, 128), (128, 1024), (1024, 8192))
-"""Tokens of prompts, and of responses, from the shortest to the longest, of a table that is made for no one job."""
+"""Tokens of prompts and of responses, as (shortest, longest), of a table that is for no particular job."""
 
 
 def import_operators(facts: Facts | None = None, *, device: str | None = None) -> Table:
     """The table of a job's shapes or, without a job, of the dense models that `aiconfigurator-core` names.
 
-    Seconds of forward, prefill and decode, put together from operators that NVIDIA measured; it has no training.
-    Raises BadInput for a device that the package has not measured or another one than the job's, for a job in another
+    It has the seconds of forward, prefill and decode passes, composed of operators that NVIDIA measured, and none of
+    training. Raises BadInput for a device that the package lacks or that is not the job's, for a job in another
     precision than the operators', and where the package is not installed.
     """
-    wanted, cluster, precision = _of_job(facts, device) if facts else _of_known_models(device)
+    points, cluster, precision = _of_job(facts, device) if facts else _of_known_models(device)
     operators = read_operators(cluster.device.name)
-    return imported_table(operators, wanted, cluster, precision, datetime.date.today().isoformat())
+    return imported_table(operators, points, cluster, precision, datetime.date.today().isoformat())
 
 
 def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
@@ -57,7 +57,7 @@ def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, st
 
 
 def _both_heads(name: str, config: Mapping[str, object]) -> dict[Role, ModelSpec]:
-    """The model with its vocabulary and with a scalar head; nothing for one that is not a dense decoder."""
+    """The model with a vocabulary head and with a scalar head; empty for one that is not a dense decoder."""
     heads = {Role.ACTOR: False, Role.REWARD: True}
     try:
         return {role: model_from_config(config, name=name, scalar_head=head) for role, head in heads.items()}

@@ -1,4 +1,4 @@
-"""Tables of what was measured: by timing this machine, or by a run."""
+"""Measured tables: timed on this machine, or corrected by a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwright.profiles.table import Table
 from meshwright.runtime.api.given import Pathname, require_number
 
 _SHARE_OF_CALLS = 0.1
-"""Of the time to spend, that of rewards and tools."""
+"""The fraction of the measuring time that is spent on calls of rewards and tools."""
 
 
 def profile(
@@ -30,16 +30,16 @@ def profile(
     directory: Pathname = ".",
     allow_modules: Sequence[str] = (),
 ) -> Table:
-    """Times the job's stage bodies and collectives on this machine for about so many minutes; writes the table, too.
+    """Time the job's kernel passes and collectives on this machine for about `minutes`; return and write the table.
 
-    With the `job` that the facts are of, whose relative paths start at `directory`, calls of its rewards and of its
-    tool are timed before, where it states no latency; functions may be built-in ones and those of `allow_modules`.
+    With the `job` of the facts, whose paths are relative to `directory`, calls of its rewards and its tool are timed
+    first where it states no latency; functions may be built-in ones and those of `allow_modules`.
 
-    A call that was cut off is continued by the next one, unless that is `fresh`; `num_missing` says what is left.
-    `device` is cpu or cuda, by default what the job's cluster is made of. It starts processes that import the program's
-    main module, which therefore needs `if __name__ == "__main__":`.
-    Raises BadInput when this machine is not what the cluster is made of, when `output` was measured otherwise, and when
-    a reward or the tool does not answer.
+    A call that was interrupted is continued by the next one unless that is `fresh`; `num_missing` counts the remaining
+    measurements. `device` is cpu or cuda, by default that of the job's cluster. It starts processes that import the
+    program's main module, which therefore needs `if __name__ == "__main__":`.
+    Raises BadInput when this machine is not one of the cluster's, when `output` was measured under other conditions,
+    and when a reward or the tool does not answer.
     """
     require_number("minutes", minutes, least=0)
     from meshwright.runtime.profiling.calling import time_calls
@@ -55,16 +55,16 @@ def profile(
 
 
 def num_missing(facts: Facts, table: Table) -> int:
-    """Measurements of the job's shapes that a table of this machine lacks, because time was over."""
+    """The number of measurements of the job's shapes that a table of this machine lacks, because its time was over."""
     from meshwright.runtime.profiling.profiling import num_missing as missing
 
     return missing(facts, table)
 
 
 def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibration:
-    """A table corrected by what a run of this plan measured; the measurements stay, the corrections are added.
+    """Correct a table by what a run of this plan measured; the measurements stay, and corrections are added.
 
-    `run` is the directory of the run, and `table` the one that the plan was made with, if it was made with one.
+    `run` is the directory of the run, and `table` the one that the plan was made with, if any.
     Raises BadInput for a plan that breaks a rule, a run of another plan and a trace that was not measured.
     """
     require_valid(plan)

@@ -1,4 +1,4 @@
-"""The best plan of a job, and what there is to say about a plan without running it."""
+"""The best plan of a job, and analyses of a plan without running it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.search.progress import Progress as Course
+from meshwright.planner.search.progress import Progress as SearchProgress
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
@@ -40,9 +40,9 @@ from meshwright.runtime.api.given import limits_of, remodel, require_number
 from meshwright.runtime.device.garbage import uncollected
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is searched for, how many of the searches are done, and how many there will be."""
+"""Called with what is searched for, the number of searches that are done, and their total."""
 
-_MOST_STRUCTURES = 100
+_MAX_STRUCTURES = 100
 
 
 def plan(
@@ -55,49 +55,49 @@ def plan(
     job: Job | None = None,
     start: Plan | None = None,
     seen: SeenLengths | None = None,
-    progress: Course | None = None,
+    progress: SearchProgress | None = None,
 ) -> Plan | NoPlan:
-    """The fastest plan that fits, and how near it is proven to be to the best; or why there is none.
+    """The fastest plan that fits, with a proven bound; or a `NoPlan` that says why there is none.
 
-    A table gives measured costs in place of analytic ones. `pins` fix choices and `forbid` leaves some out, each as
+    A table gives measured costs in place of analytic ones. `pins` fix choices and `forbid` excludes some, each as
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
-    The plan keeps digests of what it was made from, of the `job` too where it is given. `start` is a plan of a job that
-    differs little: where these facts allow its placements, only what is better by more than the gap is searched for.
-    `seen` are the lengths of a trace, which take the place of those that the facts expect, up to the facts' greatest.
-    `progress` is told how the search stands, whenever that changes.
+    The plan keeps digests of the documents it was made from, of the `job` too where it is given. `start` is a plan of a
+    similar job: where these facts allow its placements, the search looks only for plans that are better by more than
+    the gap. `seen` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
+    `progress` is called whenever the state of the search changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 
-    >>> found = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
-    >>> str(found.placement("actor_train").layout)
+    >>> pinned = api.plan(facts, pins=["actor_train.layout=tp2,pp1,dp4"], limits=api.Limits(gap=0.3))
+    >>> str(pinned.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
     facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
     chooses_wave = is_open(facts)
     facts = with_first_wave(facts) if chooses_wave else facts
-    asked = (*pins, *map(forbidden, forbid))
-    kept = start_from(start, facts, model_of(facts), parse_pins(asked, facts.graph)) if start else None
-    begun = kept if isinstance(kept, Plan) else None
-    origins = {"job": job, "profile": table, "start": start if begun else None, "trace": seen}
+    all_pins = (*pins, *map(forbidden, forbid))
+    warm_start = start_from(start, facts, model_of(facts), parse_pins(all_pins, facts.graph)) if start else None
+    usable_start = warm_start if isinstance(warm_start, Plan) else None
+    origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": seen}
     with uncollected():
-        found = compile_plan(
+        answer = compile_plan(
             facts,
             model_of(facts),
-            pins=asked,
+            pins=all_pins,
             digests={name: digest(document) for name, document in origins.items() if document is not None},
             limits=limits_of(limits),
             remodel=model_of,
             progress=progress,
-            start=begun,
+            start=usable_start,
         )
-        if isinstance(found, Plan) and chooses_wave:
-            return best_wave(found, model_of, pins=asked, limits=limits_of(limits))
-        return found
+        if isinstance(answer, Plan) and chooses_wave:
+            return best_wave(answer, model_of, pins=all_pins, limits=limits_of(limits))
+        return answer
 
 
 def as_seen(facts: Facts, seen: SeenLengths) -> Facts:
-    """The facts with the lengths of a trace, up to their own greatest.
+    """The facts with the lengths of a trace, up to their own maximum.
 
-    Raises BadInput where one of both has rollouts of several turns and the other has not.
+    Raises BadInput where only one of the two has multi-turn rollouts.
     """
     return facts.model_copy(update={"workload": with_lengths(facts.workload, seen)})
 
@@ -111,10 +111,10 @@ def fit(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Fit:
-    """How many ranks a job needs at least, and what the best plan gives on each of several numbers of them.
+    """The fewest ranks that a job needs, and the best plan on each of several numbers of ranks.
 
-    `sizes` are the numbers that are planned, by default the least and its doublings; `price` is of a GPU-hour.
-    Raises BadInput for a size that is no number of whole nodes.
+    `sizes` are the numbers of ranks to plan, by default the fewest and its doublings; `price` is that of a GPU-hour, in
+    any currency. Raises BadInput for a size that is not a number of whole nodes.
     """
     require_number("price", price, least=0)
     with uncollected():
@@ -122,7 +122,7 @@ def fit(
 
 
 def compare(one: Plan, other: Plan) -> TwoPlans:
-    """Two plans side by side: their steps, their stages, and what their jobs have otherwise, each by its own costs.
+    """Two plans side by side: their steps, their stages, and how their jobs differ, each by its own costs.
 
     Raises BadInput for a plan that breaks a rule.
 
@@ -142,9 +142,9 @@ def structures(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Ranked, ...]:
-    """The `count` best plans that differ in some stage's layout, `best` among them, by their mean simulated step.
+    """The `count` best plans that differ in some stage's layout, `best` among them, ranked by mean simulated step.
 
-    Each takes several searches under the pins of `best` and has the bound of the whole space; there may be fewer.
+    Each takes several searches under the pins of `best`, and its bound holds for the whole space; there may be fewer.
     Raises BadInput for a plan that breaks a rule.
     """
     model_of = remodel(table)
@@ -157,12 +157,12 @@ def structures(
 def structures_by(
     search: Search, best: Plan, model_of: Remodel, *, asked: Sequence[Pin], count: int, progress: Progress | None
 ) -> tuple[Ranked, ...]:
-    """As `structures`, with what searches and the pins that it has to keep."""
+    """The same as `structures`, with a search function and the pins that it has to keep."""
     require_valid(best)
-    require_number("count", count, least=1, most=_MOST_STRUCTURES)
-    told = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
+    require_number("count", count, least=1, most=_MAX_STRUCTURES)
+    report = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
     with uncollected():
-        plans = best_structures(best, asked, search, count=count, progress=told)
+        plans = best_structures(best, asked, search, count=count, progress=report)
     return ranked(plans, model_of)
 
 
@@ -175,11 +175,11 @@ def explain(
     price: float | None = None,
     progress: Progress | None = None,
 ) -> Why:
-    """Why a plan is as it is: what its turn waits for, what memory binds, what the turn is sensitive to.
+    """Why a plan is as it is: the critical path of its period, the binding memory limits, and its sensitivities.
 
-    With `runner_ups` also what each choice buys, and with `sizes`, numbers of ranks, the best plan on each of them;
-    both search again. `price` is of a GPU-hour, in any currency. The table is the one that the plan was made with.
-    Raises BadInput for a plan that breaks a rule and a size that is no number of whole nodes.
+    With `runner_ups` also what each choice gains, and with `sizes`, numbers of ranks, the best plan on each of them;
+    both search again. `price` is that of a GPU-hour, in any currency. The table is the one that the plan was made with.
+    Raises BadInput for a plan that breaks a rule and a size that is not a number of whole nodes.
 
     >>> why = api.explain(plan)
     >>> [wait.task for wait in why.explanation.critical_path][-1]
@@ -191,20 +191,20 @@ def explain(
     require_number("price", price, least=0)
     model_of = remodel(table)
     model = model_of(plan.facts)
-    found = Why(
+    why = Why(
         explanation=explanation(plan),
         held_back=held_back(plan, model),
         sensitivities=sensitivities(plan, model_of),
         leading=leading(plan, model_of, measured=table is not None),
     )
     if runner_ups:
-        told = _counted(progress, "searching without each choice", len(plan.placements))
-        others = alternatives(plan, model, most=1)
-        found = replace(found, alternatives=others, runners_up=runners_up(plan, model, progress=told))
+        report = _counted(progress, "searching without each choice", len(plan.placements))
+        other_choices = alternatives(plan, model, most=1)
+        why = replace(why, alternatives=other_choices, runners_up=runners_up(plan, model, progress=report))
     if sizes:
-        told = _counted(progress, "planning other sizes", len(sizes))
-        found = replace(found, sizes=pareto(plan, sizes, model_of, price=price, progress=told))
-    return found
+        report = _counted(progress, "planning other sizes", len(sizes))
+        why = replace(why, sizes=pareto(plan, sizes, model_of, price=price, progress=report))
+    return why
 
 
 def whatif(
@@ -216,13 +216,13 @@ def whatif(
     price: float | None = None,
     limits: Limits | None = None,
 ) -> WhatIf:
-    """What would change under other facts: one answer for each setting, as a difference against the plan.
+    """The step under other facts: one answer for each setting, as a difference from the plan.
 
-    The same placements are costed again or, with `replan`, the best plan is searched each time, within `limits`.
-    `price` is of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
+    The same placements are costed again or, with `replan`, the best plan is searched for each time, within `limits`.
+    `price` is that of a GPU-hour. Raises BadInput for an unknown field and a value that breaks a rule.
 
-    >>> found = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
-    >>> f"{found.answers[0].difference.step_seconds:+.0f} s"
+    >>> what = api.whatif(plan, [{"workload.response.max": 512, "workload.response.fixed": 512}])
+    >>> f"{what.answers[0].difference.step_seconds:+.0f} s"
     '-99 s'
     """
     require_valid(plan)
@@ -231,9 +231,9 @@ def whatif(
 
 
 def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:
-    """Counts the searches that are done; begins at once with none."""
+    """A callback that counts the searches that are done; reports none at once."""
     if progress is None:
         return None
-    tell, done = progress, counting(1)
-    tell(what, 0, total)
-    return lambda: tell(what, next(done), total)
+    report, done = progress, counting(1)
+    report(what, 0, total)
+    return lambda: report(what, next(done), total)

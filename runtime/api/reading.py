@@ -1,4 +1,4 @@
-"""Documents in files: jobs, tables and plans, and the traces that runs leave behind."""
+"""Reading and writing of files: jobs, tables, plans and proofs, and the traces and metrics of runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.run_lines import read_lines
 
 _MOST_SAMPLES = 12
-"""Responses that a report shows."""
+"""Number of responses that a report shows."""
 
 
 def read_job(path: Pathname) -> Job:
@@ -44,8 +44,8 @@ def read_job(path: Pathname) -> Job:
 def resolve(job: Job, directory: Pathname = ".", table: Table | None = None) -> Facts:
     """The facts of a job: the shapes of its models, its cluster and its workload, every name looked up.
 
-    The job's relative paths start at `directory`. Where it states no latency of a reward or of its tool, that is what
-    the `table` has measured. Raises BadInput for what cannot be looked up.
+    The job's paths are relative to `directory`. Where it states no latency of a reward or of its tool, that measured in
+    the `table` is used. Raises BadInput for a name that cannot be looked up.
 
     >>> api.resolve(api.read_job("examples/7b-8xa100-80gb/job.yaml"), "examples/7b-8xa100-80gb").cluster.num_ranks
     8
@@ -57,13 +57,13 @@ def resolve(job: Job, directory: Pathname = ".", table: Table | None = None) -> 
 def read_plan(path: Pathname) -> Plan:
     """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed.
 
-    It may break rules, which `verify` lists; every other call refuses it then.
+    It may break rules, which `verify` lists; all other calls refuse such a plan.
     """
     return plan_in(Path(path))
 
 
 def write_plan(path: Pathname, plan: Plan) -> None:
-    """Writes the plan's one canonical text, whole or not at all. Raises BadInput where that cannot be written."""
+    """Writes the plan's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
     put_plan(Path(path), plan)
 
 
@@ -73,7 +73,7 @@ def read_proof(path: Pathname) -> Proof:
 
 
 def write_proof(path: Pathname, proof: Proof) -> None:
-    """Writes the proof's one canonical text, whole or not at all. Raises BadInput where that cannot be written."""
+    """Writes the proof's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
     put_proof(Path(path), proof)
 
 
@@ -83,40 +83,43 @@ def read_table(path: Pathname) -> Table:
 
 
 def write_table(path: Pathname, table: Table) -> None:
-    """Writes the table's one canonical text, whole or not at all. Raises BadInput where that cannot be written."""
+    """Writes the table's one canonical text, whole or not at all. Raises BadInput where the file cannot be written."""
     put_table(Path(path), table)
 
 
 def read_run(directory: Pathname, plan: Plan) -> Run:
-    """The spans that a run or a rehearsal of this plan left in its directory, which it is named after.
+    """The spans of a run or a rehearsal of this plan, from its directory, which also names it.
 
-    A long run has the spans of its last steps.
+    A long run has the spans of its last steps only.
 
     Raises BadInput for a directory without a trace, a trace without a whole step, and a run of another plan.
     """
-    place = Path(directory)
-    path = place / "trace.jsonl"
+    root = Path(directory)
+    path = root / "trace.jsonl"
     if not files_of(path):
-        what = "holds no trace.jsonl" if place.is_dir() else "is not a directory"
-        raise BadInput(f"{place} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
-    if plan_in(place / "plan.json") != plan:
-        raise BadInput(f"{place} is a run of another plan; report the plan.json that it holds.")
+        what = "holds no trace.jsonl" if root.is_dir() else "is not a directory"
+        raise BadInput(f"{root} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
+    if plan_in(root / "plan.json") != plan:
+        raise BadInput(f"{root} is a run of another plan; report the plan.json that it holds.")
     spans = read_most_spans(path)
     if not step_ends(plan.graph, spans):
         raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
     pools, first = {pool.name: pool.ranks for pool in plan.pools}, min(span.step for span in spans)
-    told = read_lines(place / "metrics.jsonl", lambda line: (int(line["step"]), float(line["seconds"])))
+    step_seconds = read_lines(root / "metrics.jsonl", lambda line: (int(line["step"]), float(line["seconds"])))
     return Run(
-        spans=spans, pools=pools, name=str(place), step_seconds={step: one for step, one in told if step >= first}
+        spans=spans,
+        pools=pools,
+        name=str(root),
+        step_seconds={step: seconds for step, seconds in step_seconds if step >= first},
     )
 
 
 def read_learned(directory: Pathname) -> Learned:
-    """The curves of a run, and the last responses that it has kept, from its directory; of a rehearsal there is none.
+    """The curves of a run and the last responses that it recorded, from its directory; empty for a rehearsal.
 
-    Raises BadInput for lines that no run writes.
+    Raises BadInput for malformed lines.
     """
-    place = Path(directory)
+    root = Path(directory)
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in (*CURVES, HELD_OUT)}
 
     def note(line: dict[str, Any]) -> None:
@@ -124,10 +127,10 @@ def read_learned(directory: Pathname) -> Learned:
             if is_number(line.get(name)):
                 curves[name].append((line["step"], float(line[name])))
 
-    read_lines(place / "metrics.jsonl", note)
-    curves[HELD_OUT] = [(one.step, one.told_score) for one in evaluations(place)]
+    read_lines(root / "metrics.jsonl", note)
+    curves[HELD_OUT] = [(record.step, record.told_score) for record in evaluations(root)]
     samples = [
-        ShownSample(step=one.step, prompt=one.prompt, response=one.response, score=one.score)
-        for one in last_samples(place, _MOST_SAMPLES)
+        ShownSample(step=record.step, prompt=record.prompt, response=record.response, score=record.score)
+        for record in last_samples(root, _MOST_SAMPLES)
     ]
-    return Learned(run=str(place), curves={name: points for name, points in curves.items() if points}, samples=samples)
+    return Learned(run=str(root), curves={name: points for name, points in curves.items() if points}, samples=samples)

@@ -1,4 +1,4 @@
-"""A plan made anew from what a run has shown."""
+"""Re-planning of a running job, from the lengths and speeds that its run measured."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def replan(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """The plan that is best from here, for what the last steps of a run of `plan` have shown, on the nodes left.
+    """The best plan for the rest of a run of `plan`, by the last steps that it measured, on the remaining nodes.
 
-    Lengths and speeds are those that they met; a layout that the run had before is as slow as it was then. `run` is the
-    directory of the run, and `table` the one that the plan was made with, if it was made with one. `facts` are those of
-    another job to go on with. The answer is found among choices near those of the plan, without a bound; with `limits`
-    a search goes on from it. It says too what moving there costs, and after how many steps that is earned.
+    Lengths and speeds are those of these steps; a layout that the run used earlier is as slow as it was then. `run` is
+    the directory of the run, and `table` the one that the plan was made with, if any. `facts` are those of another job
+    to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full search
+    starts from it. The answer also has the seconds of moving to the new plan, and after how many steps they are
+    regained.
     Raises BadInput for a plan that breaks a rule, a run of another plan, a trace that was not measured, and where no
     plan fits what is left.
     """
     require_valid(plan)
-    asked = limits_of(limits) if limits else None
-    return replan_as_shown(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=asked)
+    search_limits = limits_of(limits) if limits else None
+    return replan_as_shown(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=search_limits)

@@ -1,4 +1,4 @@
-"""A batch that a run has skipped, trained on again."""
+"""Replay of a batch that a run skipped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from meshwright.runtime.records.replayed import BatchReplay
 
 
 def replay(batch: Pathname) -> BatchReplay:
-    """Trains on a batch again that a run has skipped, and says which rows are not finite.
+    """Train again on a batch that a run skipped, and report the rows that are not finite.
 
-    The weights are those of the run's newest checkpoint from before. Nothing of the run changes. Raises BadInput for a
-    file that is no such batch, or is not in the directory of its run.
+    The weights are those of the run's newest checkpoint before that batch. Nothing in the run changes. Raises BadInput
+    for a file that is not such a batch, or that is not in the directory of its run.
     """
     from meshwright.runtime.execution.replay import replay_batch
 

@@ -1,4 +1,4 @@
-"""Training as a plan says, and what is taken away from it."""
+"""Training runs of a plan, and export of their models and launch scripts."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def run(
     allow_modules: Sequence[str] = (),
     rendezvous: Rendezvous | None = None,
 ) -> RunSummary | Stopped | None:
-    """Trains as the plan says, and compares measured with predicted times.
+    """Train with the plan, and compare measured with predicted times.
 
-    `steps` are all of the run, those before a `resume` included, and `directory` is where the job's relative paths
-    start. A resume goes on under any plan of the job; with `draw_again` it draws responses again that were under way.
-    One that fails is started again from its last checkpoint `max_restarts` times, on the nodes that are left. Every
-    `replan_every` steps, 0 is never, a look is taken whether another plan is better from here, under which the run goes
-    on where that is earned in the steps that are left. `table` is the one that the plan was made with, if it was.
-    Metrics, the trace, some responses of every `sample_every` steps and checkpoints go to `out`. A run that was asked
-    to stop, by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C, is `Stopped`; None comes back on a machine without rank 0. Rewards
-    may be built-in functions and those of `allow_modules`. Ranks import the program's main module, which therefore
-    needs `if __name__ == "__main__":`; under torchrun this process is one of them.
-    Raises BadInput for what can be known to be wrong before anything starts, and RunFailed when a rank fails.
+    `steps` is the total of the run, including those before a `resume`; the job's paths are relative to `directory`. A
+    resumed run continues under any plan of the job; with `draw_again` it samples the responses in flight anew. A run
+    that fails is restarted from its last checkpoint up to `max_restarts` times, on the remaining nodes. Every
+    `replan_every` steps (0 is never) it searches for a better plan, and continues under it where the cost of moving is
+    regained in the remaining steps. `table` is the one that the plan was made with, if any. Metrics, the trace,
+    checkpoints and, every `sample_every` steps, some responses are written to `out`. A run that was stopped by SIGTERM,
+    SIGHUP, SIGUSR1 or Ctrl-C returns `Stopped`; a machine without rank 0 returns None. Rewards may be built-in
+    functions and those of `allow_modules`. Ranks import the program's main module, which therefore needs
+    `if __name__ == "__main__":`; under torchrun this process is one of them.
+    Raises BadInput for a mistake that is found before anything starts, and RunFailed when a rank fails.
     """
     require_number("steps", steps, least=1)
     require_number("checkpoint_minutes", checkpoint_minutes, least=0)
@@ -66,18 +66,18 @@ def run(
     require_number("max_restarts", max_restarts, least=0)
     require_number("replan_every", replan_every, least=0)
     require_number("sample_every", sample_every, least=0)
-    place = Path(directory).resolve()
-    plan.require_of(job, place)
+    job_directory = Path(directory).resolve()
+    plan.require_of(job, job_directory)
     if not is_launched_rank(os.environ):
         require_nodes(plan, rendezvous or Rendezvous())
-    data = require_data(job, place, allow_modules)
+    data = require_data(job, job_directory, allow_modules)
     from meshwright.runtime.execution.request import RunRequest
     from meshwright.runtime.execution.train import run_plan
 
     request = RunRequest(
         plan=plan,
         job=job,
-        directory=place,
+        directory=job_directory,
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
@@ -96,10 +96,10 @@ def run(
 
 
 def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tuple[Path, ...]:
-    """Writes actor and critic of a run's newest checkpoint as Hugging Face directories, and names them.
+    """Write actor and critic of a run's newest checkpoint as Hugging Face directories; return their paths.
 
-    `num_ranks` processes on the CPU hold a part of a model each. Raises BadInput for a directory that holds no
-    checkpoint, an `output` that exists, and models that cannot be cut in so many parts.
+    `num_ranks` CPU processes each hold a shard of a model. Raises BadInput for a directory without a checkpoint, an
+    `output` that exists, and models that cannot be sharded over that many ranks.
     """
     require_number("num_ranks", num_ranks, least=1)
     from meshwright.runtime.execution.model_export import export_models as written
@@ -108,9 +108,9 @@ def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tup
 
 
 def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) -> tuple[Path, ...]:
-    """Writes the scripts that start a plan on its machines, and names them: `to` torchrun, one per node, or slurm.
+    """Write the launch scripts of a plan, for torchrun (one per node) or slurm; return their paths.
 
-    They name the files of plan and job by absolute paths, which every machine must have. Raises BadInput for a plan
+    They refer to the files of plan and job by absolute paths, which every machine must have. Raises BadInput for a plan
     that breaks a rule or is of another job, and for an `output` that exists.
     """
     if to not in _SCRIPTS:

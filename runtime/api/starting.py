@@ -1,4 +1,4 @@
-"""What there is before a plan: the hardware that is known, a first job, and a workload of what agents have done."""
+"""Inputs of a first plan: the known hardware, a job file, and workloads from recorded rollouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.runtime.api.given import Pathname, require_number
 
 
 def known_hardware() -> dict[str, list[dict[str, object]]]:
-    """The devices and the networks that a job may name, with the facts that they stand for, as plain data.
+    """The devices and networks that a job may name, with their facts, as plain data.
 
     >>> [network["name"] for network in api.known_hardware()["networks"]][0]
     'efa-3200-per-node'
@@ -50,8 +50,8 @@ def first_job(
     """The YAML of a first job with a comment on every line, for a file in `directory`.
 
     `model` is a Hugging Face directory or a config.json, for all roles; `batch_size` counts prompts; `prompt` and
-    `response` are the longest, in tokens. Raises BadInput for a model, a device or a network that is not known, and for
-    ranks that are neither whole nodes of 8 nor a part of one.
+    `response` are the maximum lengths in tokens. Raises BadInput for a model, a device or a network that is not known,
+    and for ranks that are neither whole nodes of 8 nor part of one.
 
     >>> text = api.first_job("examples/models/llama-2-7b", device="h100-sxm", batch_size=8, prompt=64, response=64)
     >>> text.splitlines()[8]
@@ -60,7 +60,7 @@ def first_job(
     for name, value in (("batch_size", batch_size), ("prompt", prompt), ("response", response)):
         require_number(name, value, least=1)
     require_number("num_ranks", num_ranks, least=1)
-    asked = FirstJob(
+    job = FirstJob(
         algorithm=algorithm,
         model=Path(model),
         device=device,
@@ -70,38 +70,39 @@ def first_job(
         prompt=prompt,
         response=response,
     )
-    return asked.text(Path(directory))
+    return job.text(Path(directory))
 
 
 def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
-    """The lengths, turns and latencies of agents' rollouts, as the workload of a job has them.
+    """The lengths, turns and latencies of recorded agent rollouts, as the workload of a job.
 
-    `trace` has JSON lines of chat messages, as `planner/imports/agent_traces.py` says; `tokenizer` is a tokenizer.json,
-    or the directory of one. Raises BadInput for a line that is no rollout, and for a tokenizer that cannot be read.
+    `trace` has JSON lines of chat messages, as described in `planner/imports/agent_traces.py`; `tokenizer` is a
+    tokenizer.json, or the directory of one. Raises BadInput for a line that is no rollout, and for a tokenizer that
+    cannot be read.
 
     >>> import json, pathlib, tempfile, tokenizers
     >>> place = pathlib.Path(tempfile.mkdtemp())
     >>> words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     >>> words.save(str(place / "tokenizer.json"))
-    >>> said = [{"role": role, "content": "a"} for role in ("user", "assistant", "tool", "assistant")]
-    >>> _ = (place / "trace.jsonl").write_text(json.dumps({"messages": said}))
+    >>> messages = [{"role": role, "content": "a"} for role in ("user", "assistant", "tool", "assistant")]
+    >>> _ = (place / "trace.jsonl").write_text(json.dumps({"messages": messages}))
     >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
     {'max': 2, 'histogram': [(2, 1)]}
     """
     from meshwright.runtime.generation.prompt_tokens import encoded
     from meshwright.runtime.generation.prompts import read_tokenizer
 
-    known, place = read_tokenizer(Path(tokenizer)), f"a message of {trace}"
-    return read_agent_trace(Path(trace), lambda text: len(encoded(known, text, place, special=False).ids)).workload()
+    loaded, source = read_tokenizer(Path(tokenizer)), f"a message of {trace}"
+    return read_agent_trace(Path(trace), lambda text: len(encoded(loaded, text, source, special=False).ids)).workload()
 
 
 def seen_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType({})) -> SeenLengths:
-    """The lengths that sequences had in a run of this program, or in one of any trainer.
+    """The lengths of sequences in a run of this program or of any trainer.
 
-    `trace` is the directory of a run, or a file of JSON lines with the tokens of a rollout each; `keys` name those of
-    its `prompt`, `response`, `result` (what a tool told) and `latency` where they are called otherwise than in
-    `planner/imports/length_traces.py`. Raises BadInput for a run without a whole step, and naming the line for one that
-    does not tell its lengths.
+    `trace` is the directory of a run, or a file of JSON lines with the token counts of one rollout each. `keys` name
+    the keys of its `prompt`, `response`, `result` (tool tokens) and `latency` where they differ from those in
+    `planner/imports/length_traces.py`. Raises BadInput for a run without a whole step, and naming the line for one
+    without lengths.
 
     >>> import pathlib, tempfile
     >>> trace = pathlib.Path(tempfile.mkdtemp()) / "rollouts.jsonl"

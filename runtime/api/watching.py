@@ -1,4 +1,4 @@
-"""A run as it stands."""
+"""The status of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshwright.runtime.records.run_standing import RunStanding, Watching
 
 
 def watch(directory: Pathname) -> RunStanding:
-    """Where the run in a directory stands, from the files that it writes; nothing is asked of the run.
+    """The status of the run in a directory, from the files that it writes; the run itself is not contacted.
 
     Raises BadInput for a directory that holds no run.
     """

@@ -1,1 +1,1 @@
-"""The commands: what each reads, asks of the api and shows."""
+"""The commands: each reads its inputs, calls the API and prints the result."""

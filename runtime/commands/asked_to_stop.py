@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a plan is searched: the first asks the search to stop with what it has, the next ends it."""
+"""Ctrl-C and SIGTERM during a search: the first stops it with the best plan so far, the second ends the program."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""What ends with what it has, because it was asked: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a search or a run that stopped on request: EX_TEMPFAIL of sysexits.h."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_AGAIN_SECONDS = 1.0
-"""A signal that comes sooner after the first is the same wish: timeout(1) sends each twice."""
+_REPEAT_SECONDS = 1.0
+"""A signal within this time after the first is the same request: timeout(1) sends each signal twice."""
 
 
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
-    """Is set when the user asks. Raises KeyboardInterrupt inside when that was a while ago. Of the main thread."""
-    stop, first = threading.Event(), time.monotonic()
+    """Yield an event that the first signal sets; a later signal raises KeyboardInterrupt. Main thread only."""
+    stop, first_signal = threading.Event(), time.monotonic()
 
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal first
+    def handle_signal(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal first_signal
         if not stop.is_set():
-            first = time.monotonic()
+            first_signal = time.monotonic()
             stop.set()
-        elif time.monotonic() - first > _AGAIN_SECONDS:
+        elif time.monotonic() - first_signal > _REPEAT_SECONDS:
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, ask) for number in _SIGNALS}
+    old_handlers = {number: signal.signal(number, handle_signal) for number in _SIGNALS}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The command that corrects a table by a run: reads the documents, calls the planner, writes and shows the answer."""
+"""The command that corrects a profile by the measured times of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import write_table
-from meshwright.runtime.api.measuring import calibrate as calibrated
+from meshwright.runtime.api.measuring import calibrate as correct_table
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
@@ -25,18 +25,18 @@ EXAMPLES = "Example: meshwright calibrate plan.json run --profile table.json -o 
 def calibrate(
     plan: PlanPath,
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the corrected table goes; a new file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the corrected table here; a new file.")],
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a table by what a run measured; the measurements stay, the corrections and their origin are added."""
+    """Correct a profile by the times of a run; its measurements stay, corrections are added with their origin."""
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
     require_outputs(Output("-o", output, OutputKind.TABLE))
-    found = calibrated(read_plan(plan), run, table_in(profile))
-    write_table(output, found.table)
+    calibration = correct_table(read_plan(plan), run, table_in(profile))
+    write_table(output, calibration.table)
     if as_json:
-        corrections = [correction.model_dump(mode="json") for correction in found.table.corrections]
-        typer.echo(json.dumps({**asdict(found), "table": str(output), "corrections": corrections}, indent=2))
+        corrections = [correction.model_dump(mode="json") for correction in calibration.table.corrections]
+        typer.echo(json.dumps({**asdict(calibration), "table": str(output), "corrections": corrections}, indent=2))
     else:
-        show.calibration(found, output)
+        show.calibration(calibration, output)

@@ -1,4 +1,4 @@
-"""The command that lays two plans side by side: reads them, compares them, shows the answer."""
+"""The command that compares two plans."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import compare as compared
+from meshwright.runtime.api.planning import compare as compare_plans
 from meshwright.runtime.commands import show_plans
 from meshwright.runtime.commands.options import AsJson, PlanPath
 
@@ -19,12 +19,12 @@ EXAMPLES = "Example: meshwright compare plan.json other-plan.json"
 
 def compare(
     plan: PlanPath,
-    other: Annotated[Path, typer.Argument(metavar="OTHER.json", help="The plan that it is compared with.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER.json", help="The plan to compare with.")],
     as_json: AsJson = False,
 ) -> None:
-    """Lay two plans side by side: steps, stages, and what their jobs have otherwise."""
-    found = compared(read_plan(plan), read_plan(other))
+    """Compare two plans: steps, stages, and how their jobs differ."""
+    comparison = compare_plans(read_plan(plan), read_plan(other))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(comparison), indent=2))
     else:
-        show_plans.both(found, plan.stem, other.stem)
+        show_plans.both(comparison, plan.stem, other.stem)

@@ -1,4 +1,4 @@
-"""The command that says why a plan is as it is: reads the plan, calls the planner, shows the answers."""
+"""The command that explains a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.api.planning import explain as reasons
+from meshwright.runtime.api.planning import explain as explain_plan
 from meshwright.runtime.commands import show_search
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Price, Profile
@@ -29,21 +29,21 @@ def explain(
     *,
     profile: Profile = None,
     runner_ups: Annotated[
-        bool, typer.Option("--runner-ups", help="Search again without each choice, to say what it buys.")
+        bool, typer.Option("--runner-ups", help="Search again without each choice, to show what it gains.")
     ] = False,
     sizes: Annotated[
-        str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
+        str | None, typer.Option(help="Also plan the job on these numbers of ranks, as 8,16,32; each takes a search.")
     ] = None,
     price: Price = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys."""
-    document, wanted = read_plan(plan), parse_sizes(sizes)
+    """Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains."""
+    document, num_ranks = read_plan(plan), parse_sizes(sizes)
     with progress_bars() as progress:
-        found = reasons(
-            document, table_in(profile), runner_ups=runner_ups, sizes=wanted, price=price, progress=progress
+        explanation = explain_plan(
+            document, table_in(profile), runner_ups=runner_ups, sizes=num_ranks, price=price, progress=progress
         )
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(explanation), indent=2))
     else:
-        show_search.why(found)
+        show_search.why(explanation)

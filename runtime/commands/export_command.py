@@ -1,4 +1,4 @@
-"""The command that writes what users take away: a run's models, or a plan for other launchers and trainers."""
+"""The command that writes a run's models, or a plan for other launchers and trainers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from meshwright.runtime.commands.trainers.export_plan import to_trainer
 
 EXAMPLES = """Example: meshwright export run --to hf -o models
 
-writes models/actor and models/critic. Of a plan: meshwright export plan.json job.yaml --to torchrun -o scripts
+which writes models/actor and models/critic.
 
-then on each machine: scripts/node0.sh 10.0.0.1:29500 --steps 20 --out run
+meshwright export plan.json job.yaml --to torchrun -o scripts
+
+and on each machine: scripts/node0.sh 10.0.0.1:29500 --steps 20 --out run
 
 meshwright export plan.json job.yaml --to slurm -o scripts && sbatch scripts/run.sbatch --steps 20 --out run
 
@@ -28,7 +30,7 @@ meshwright export plan.json job.yaml --to verl -o for-verl
 
 
 class Target(StrEnum):
-    """What `--to` may ask for."""
+    """The values of `--to`."""
 
     HF = "hf"
     TORCHRUN = "torchrun"
@@ -42,34 +44,34 @@ class Target(StrEnum):
 def export(
     source: Annotated[
         Path,
-        typer.Argument(metavar="RUN|PLAN.json", help="For hf the --out of a run, else a plan."),
+        typer.Argument(metavar="RUN|PLAN.json", help="The --out of a run for hf, a plan for all others."),
     ],
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.yaml]", help="The plan's job; not given for hf, may be left out for trainers."),
+        typer.Argument(metavar="[JOB.yaml]", help="The job of the plan; not for hf, optional for trainers."),
     ] = None,
     *,
     to: Annotated[
         Target,
-        typer.Option(help="Models of a run, what starts the ranks of a plan, or another trainer's configuration."),
+        typer.Option(help="Trained models, launch scripts, or the configuration of another trainer."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="A new directory for what is written.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new directory for the output.")],
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes that write hf, each an equal part of a model; by default 1."),
+        typer.Option(min=1, help="Number of processes that write hf, each an equal part of a model; by default 1."),
     ] = None,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the models that a run trained, the scripts that start a plan, or its configuration for another trainer.
+    """Write the trained models of a run, launch scripts of a plan, or its configuration for another trainer.
 
-    hf: the trained models of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
+    hf: the models of the run's newest checkpoint as Hugging Face directories, with tokenizer and chat template.
 
-    torchrun, slurm: scripts, one per node or one for Slurm. The i-th script is the plan's node i. Plan and job are
-    named by their absolute paths, which every machine must have.
+    torchrun, slurm: one script per node, or one for Slurm. Script i is for node i of the plan. Plan and job are named
+    by their absolute paths, which must exist on every machine.
 
-    verl, nemo-rl, openrlhf, slime: a command and its configuration, each key with the field of the plan that it comes
-    from, and what the trainer cannot say. It then gets the best plan that it can say.
+    verl, nemo-rl, openrlhf, slime: a command and its configuration, with the source of each key, and the choices of the
+    plan that the trainer has no setting for. If there are any, the best plan within its settings is written instead.
     """
     if to.value in TRAINERS and ranks is None:
         to_trainer(source, job, output, to=to.value, profile=profile, as_json=as_json)
@@ -77,14 +79,14 @@ def export(
     if to is Target.HF:
         paths = {"models": _models(source, job, output, ranks or 1)}
     elif ranks is not None:
-        raise BadInput(f"--ranks {ranks}: it is of hf alone; with {to.value} ranks are those of the plan.")
+        raise BadInput(f"--ranks {ranks} is for hf alone; with {to.value} the ranks are those of the plan.")
     else:
         paths = {"scripts": _scripts(source, job, to, output)}
     typer.echo(json.dumps(paths, indent=2) if as_json else "\n".join(*paths.values()))
 
 
 def _models(run: Path, job: Path | None, output: Path, num_ranks: int) -> list[str]:
-    """The directories that were written."""
+    """Write the models and return their directories."""
     if job is not None:
         raise BadInput(f"{job}: a run knows its job; give the directory of the run alone, as export RUN --to hf.")
     if not run.is_dir():
@@ -93,7 +95,7 @@ def _models(run: Path, job: Path | None, output: Path, num_ranks: int) -> list[s
 
 
 def _scripts(plan: Path, job: Path | None, to: Target, output: Path) -> list[str]:
-    """The scripts that were written."""
+    """Write the scripts and return their paths."""
     if job is None:
         raise BadInput(f"--to {to.value} needs the job too: export plan.json job.yaml --to {to.value}.")
     return [str(path) for path in export_scripts(plan, job, output, to=to.value)]

@@ -1,4 +1,4 @@
-"""The table that a command was given."""
+"""The table that a command reads for --profile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from meshwright.runtime.commands.options import DurationsFrom
 
 
 def table_in(profile: Path | None) -> Table | None:
-    """The table of an option --profile; None where none was given."""
+    """Read the table of --profile; None without the option."""
     return read_table(profile) if profile else None
 
 
 def table_for(durations: DurationsFrom, profile: Path | None) -> Table | None:
-    """The table where lengths are drawn; what is taken from the plan needs none."""
+    """Read the table of --profile if lengths are sampled; planned durations need none."""
     return table_in(profile) if durations is DurationsFrom.SAMPLED else None

@@ -1,4 +1,4 @@
-"""The part of `profile` that measures nothing: a table of operators that others have measured."""
+"""The part of `profile --from`: a table from operator timings that others published."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from meshwright.runtime.api.importing import import_operators
 
 
 def import_table(job: Path | None, device: str | None, output: Path, *, fresh: bool = False) -> Table:
-    """Writes the table of a job's shapes or, without a job, of the dense models that the package names.
+    """Write the table for a job's shapes or, without a job, for the dense models that the package names.
 
-    Raises BadInput for a device that the package has not measured, another one than the job's, and an `output` that
-    was measured otherwise.
+    Raises BadInput if the package has no timings of the device, if the device is not that of the job, and if `output`
+    holds a table from another source.
     """
     table = import_operators(resolve(read_job(job), job.parent) if job else None, device=device)
     begun(output, table.provenance, fresh=fresh)
@@ -25,11 +25,11 @@ def import_table(job: Path | None, device: str | None, output: Path, *, fresh: b
 
 
 def offer(cluster: AnyCluster, job: Path) -> str | None:
-    """One line for a user who plans without a table on a device whose operators are at hand; None for any other."""
+    """Return a hint for a user who plans without a table on a device with published operator timings; else None."""
     device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
     if not knows(device):
         return None
     return (
-        f"measured operators of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "
+        f"operator timings of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "
         "makes a table of them for --profile."
     )

@@ -1,4 +1,4 @@
-"""The commands by name and first sentence, each loaded when it is called: help and completion need no planner."""
+"""The registry of commands: names and help sentences, so that help and completion import no command."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typer.core import TyperCommand, TyperGroup
 
 @dataclass(frozen=True)
 class Listed:
-    """A command: its name, the module under `commands` that has it, and the first sentence of its help."""
+    """A command: its name, its module under `commands`, and the first sentence of its help."""
 
     name: str
     module: str
     sentence: str
 
     def load(self) -> TyperCommand:
-        """The command itself, with its options."""
+        """Import the command and return it with its options."""
         module = import_module(f"meshwright.runtime.commands.{self.module}")
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        group = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
         function = getattr(module, f"{self.name}_" if iskeyword(self.name) else self.name)
-        alone.command(self.name, epilog=module.EXAMPLES)(function)
-        found = typer.main.get_command(alone)
-        assert isinstance(found, TyperCommand)
-        return found
+        group.command(self.name, epilog=module.EXAMPLES)(function)
+        command = typer.main.get_command(group)
+        assert isinstance(command, TyperCommand)
+        return command
 
 
 LISTED = (
@@ -38,27 +38,27 @@ LISTED = (
     Listed(
         "import",
         "trainers.import_command",
-        "Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.",
+        "Read the configuration of another trainer: write it as a job, cost it as configured, and show faster plans.",
     ),
     Listed(
         "devices",
         "starting.devices_command",
-        "List the devices and networks that a job may name, with the facts they stand for.",
+        "List the devices and networks that a job may name, with their data.",
     ),
     Listed(
         "fit",
         "starting.fit_command",
-        "Say how many devices a job needs at least, and what the best plan gives on several numbers of them.",
+        "Find the smallest number of devices for a job, and the best plan on each of several sizes.",
     ),
     Listed(
         "rollouts",
         "starting.rollouts_command",
-        "Print the lengths, turns and latencies of agents' rollouts, as the workload of a job has them.",
+        "Print the lengths, turns and latencies of agent rollouts as the workload of a job.",
     ),
     Listed(
         "profile",
         "profile_command",
-        "Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.",
+        "Time the job's stages and collectives on this machine; an interrupted profile is continued.",
     ),
     Listed(
         "plan",
@@ -68,101 +68,99 @@ LISTED = (
     Listed(
         "verify",
         "verify_command",
-        "Check every rule of a plan, every cost that it states and a proof, without the solver.",
+        "Check the rules, the costs and optionally a proof of a plan, without the solver.",
     ),
     Listed(
         "explain",
         "explain_command",
-        "Say why a plan is as it is: what its turn waits for, what binds, what matters, what each choice buys.",
+        "Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains.",
     ),
     Listed(
         "compare",
         "compare_command",
-        "Lay two plans side by side: steps, stages, and what their jobs have otherwise.",
+        "Compare two plans: steps, stages, and how their jobs differ.",
     ),
     Listed(
         "simulate",
         "simulate_command",
-        "Run the plan's program in virtual time: how long steps take, and what every rank waits for.",
+        "Run the plan in virtual time: how long steps take, and what each rank waits for.",
     ),
     Listed(
         "rehearse",
         "rehearse_command",
-        "Follow the plan with real processes and messages, waiting where a device would compute.",
+        "Run the plan with real processes and messages that wait instead of computing.",
     ),
     Listed(
         "whatif",
         "whatif_command",
-        "Say what would change if the models, the cluster, the workload or the precision were others.",
+        "Predict a plan with another cluster, workload, precision or other models.",
     ),
-    Listed("run", "run_command", "Train as the plan says, and compare measured with predicted times."),
+    Listed("run", "run_command", "Train by a plan, and compare measured with predicted times."),
     Listed(
         "watch",
         "after_run.watch_command",
-        "Show a run as it goes on: throughput, predicted beside measured, staleness, idle time, reward, KL.",
+        "Follow a run: throughput, predicted and measured times, staleness, idle time, reward, KL.",
     ),
     Listed(
         "calibrate",
         "calibrate_command",
-        "Correct a table by what a run measured; the measurements stay, the corrections and their origin are added.",
+        "Correct a profile by the times of a run; its measurements stay, corrections are added with their origin.",
     ),
     Listed(
         "replan",
         "after_run.replan_command",
-        "Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.",
+        "Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.",
     ),
     Listed(
         "replay",
         "after_run.replay_command",
-        "Train again on a batch that a run skipped for numbers that are not finite, and say which rows are to blame.",
+        "Train again on a batch that a run skipped because of numbers that are not finite, and name the rows.",
     ),
     Listed(
         "export",
         "export_command",
-        "Write the models that a run trained, the scripts that start a plan, or its configuration for another trainer.",
+        "Write the trained models of a run, launch scripts of a plan, or its configuration for another trainer.",
     ),
-    Listed(
-        "report", "report_command", "Draw a plan, its simulation and its runs as one HTML file that needs no network."
-    ),
+    Listed("report", "report_command", "Draw a plan, its simulation and its runs as one self-contained HTML file."),
     Listed("schema", "starting.schema_command", "Print the JSON Schema of a document."),
 )
-"""In the order of a first job."""
+"""All commands, in the order in which a new user needs them."""
 
-_BY_NAME = {one.name: one for one in LISTED}
+_COMMANDS_BY_NAME = {listed.name: listed for listed in LISTED}
 
 
 class Commands(TyperGroup):
-    """All commands. A listing shows their sentences; the one that is called is loaded."""
+    """The group of all commands; only the called one is imported."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**{**attributes, "commands": {}})
-        self.commands = _Loaded()  # type: ignore[assignment]  # nothing is added to them
+        self.commands = _LazyCommands()  # type: ignore[assignment]  # nothing is added to them
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of a first job."""
+        """The names, in the order in which a new user needs them."""
         del ctx
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """The command as it is listed: its name and sentence."""
+        """The command as listed, with name and sentence only."""
         del ctx
-        found = _BY_NAME.get(cmd_name)
-        return TyperCommand(found.name, help=found.sentence) if found else None
+        listed = _COMMANDS_BY_NAME.get(cmd_name)
+        return TyperCommand(listed.name, help=listed.sentence) if listed else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that is called, loaded, and its arguments."""
+        """Import the called command and return it with its arguments."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, self.commands[name] if name and command else None, rest
 
 
-class _Loaded(Mapping[str, TyperCommand]):
-    """Each command by name, loaded when it is asked for."""
+class _LazyCommands(Mapping[str, TyperCommand]):
+    """The commands by name, each imported on access."""
 
     def __getitem__(self, name: str) -> TyperCommand:
-        return _BY_NAME[name].load()
+        return _COMMANDS_BY_NAME[name].load()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_BY_NAME)
+        return iter(_COMMANDS_BY_NAME)
 
     def __len__(self) -> int:
-        return len(_BY_NAME)
+        return len(_COMMANDS_BY_NAME)

@@ -12,11 +12,11 @@ import typer
 from meshwright.runtime.records.outputs import Output, OutputKind
 
 MOST_STEPS = 10_000
-"""Of a simulation or a rehearsal: their spans are kept in memory."""
+"""Largest number of simulated or rehearsed steps, whose spans are kept in memory."""
 
 
 def finite(value: float | None) -> float | None:
-    """The value as it is. Raises typer.BadParameter for what is no number, and for what no bound refuses: infinity."""
+    """Return the value. Raises typer.BadParameter for NaN and infinity, which option ranges accept."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -29,7 +29,7 @@ PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.json", help="A plan writ
 
 
 class TrainerName(StrEnum):
-    """The trainers that a plan may be for."""
+    """Trainers that a plan can be made for."""
 
     VERL = "verl"
     NEMO_RL = "nemo-rl"
@@ -38,57 +38,66 @@ class TrainerName(StrEnum):
 
 
 ForTrainer = Annotated[
-    TrainerName | None, typer.Option("--for", help="Plan only what another trainer can say; `export` writes it.")
+    TrainerName | None, typer.Option("--for", help="Plan within the settings of another trainer; `export` writes them.")
 ]
 PinTexts = Annotated[
     list[str] | None, typer.Option("--pin", help="Fix a choice, as stage.key=value; may be given several times.")
 ]
 ForbidTexts = Annotated[
     list[str] | None,
-    typer.Option("--forbid", help="Leave a choice out, as stage.key=value; may be given several times."),
+    typer.Option("--forbid", help="Exclude a choice, as stage.key=value; may be given several times."),
 ]
 PinsPath = Annotated[
-    Path | None, typer.Option("--pins", help="Pins one to a line, or a plan.json whose choices are all kept.")
+    Path | None, typer.Option("--pins", help="A file of pins, one a line, or a plan.json whose choices are all pinned.")
 ]
-Profile = Annotated[Path | None, typer.Option(help="A table of `meshwright profile`; analytic costs without.")]
+Profile = Annotated[
+    Path | None, typer.Option(help="A table of `meshwright profile`; without it, costs come from equations.")
+]
 AllowModule = Annotated[
-    list[str] | None, typer.Option(help="A module whose functions may be rewards or the tool; may be given again.")
+    list[str] | None,
+    typer.Option(help="A module whose functions may be rewards or the tool; may be given several times."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Price = Annotated[float | None, typer.Option(min=0, max=1e9, callback=finite, help="Of one GPU-hour, in any currency.")]
+Price = Annotated[
+    float | None, typer.Option(min=0, max=1e9, callback=finite, help="Price of a GPU-hour, in any currency.")
+]
 Gap = Annotated[
     float | None,
     typer.Option(
         min=0,
         max=0.99,
         callback=finite,
-        help="Stop when the plan is proven to be so near to the best: 0 for the last digit. By default 0.01 up to "
-        "1,024 ranks and 0.03 above.",
+        help="Stop when the plan is proven to be within this share of the best; 0 searches to optimality. "
+        "Default: 0.01 up to 1,024 ranks, 0.03 above.",
     ),
 ]
 
 
 ProofOut = Annotated[
-    Path | None, typer.Option("--proof", help="Where a proof goes that `meshwright verify` checks without the solver.")
+    Path | None, typer.Option("--proof", help="Write a proof here that `meshwright verify` checks without the solver.")
 ]
-ProofIn = Annotated[Path | None, typer.Option("--proof", help="A proof of this plan by `meshwright plan --proof`.")]
+ProofIn = Annotated[
+    Path | None, typer.Option("--proof", help="A proof of this plan, written by `meshwright plan --proof`.")
+]
 
 
 class DurationsFrom(StrEnum):
-    """Where a simulation takes its seconds from."""
+    """Source of a simulation's durations."""
 
     SAMPLED = "sampled"
     PLANNED = "planned"
 
 
-From = Annotated[DurationsFrom, typer.Option(help="Every step exactly as planned, or with drawn lengths.")]
-Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Steps to report; one more is run before them.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the lengths drawn for each step.")]
-TracePath = Annotated[Path | None, typer.Option(help="Where a timeline for Perfetto goes.")]
+From = Annotated[
+    DurationsFrom, typer.Option(help="Sample the lengths of every step, or take every step exactly as planned.")
+]
+Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Steps to simulate, after one warm-up step.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the lengths that are sampled for each step.")]
+TracePath = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto here.")]
 
 
 def timeline_at(trace: Path | None) -> Output | None:
-    """What `--trace` asks for, if it is given."""
+    """The output of `--trace`, if it is given."""
     return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
 
 

@@ -1,4 +1,4 @@
-"""The command that searches for a plan: reads the job, calls the planner, writes and shows the answer."""
+"""The command that searches for a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.checking import prove
 from meshwright.runtime.api.given import remodel
-from meshwright.runtime.api.planning import plan as fastest
+from meshwright.runtime.api.planning import plan as search_plan
 from meshwright.runtime.api.planning import structures
 from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.commands import show, show_search
@@ -51,8 +51,8 @@ from meshwright.runtime.commands.starting.trace_options import FromTrace, TraceF
 from meshwright.runtime.commands.trainers.plan_for_trainer import Kept, best_for, structures_of
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
-_NOISY = 0.5
-"""Spread of a table's measurements beyond which its plans are said to rest on noise."""
+_NOISY_SPREAD = 0.5
+"""Spread of repeated measurements above which the table is called noisy."""
 
 TimeLimit = Annotated[
     float | None,
@@ -60,18 +60,18 @@ TimeLimit = Annotated[
         min=0.1,
         max=1e6,
         callback=finite,
-        help="Seconds for all of it; the best plan so far is written with its gap. Without, a search ends by a "
-        "count of its own, so that every machine finds the same plan.",
+        help="Time limit in seconds; the best plan so far is written with its gap. Without it, a search ends by a "
+        "deterministic count of work, so that every machine finds the same plan.",
     ),
 ]
 Top = Annotated[
     int,
     typer.Option(
-        min=1, max=100, help="Plans of different structure; the others go beside -o, as plan.2.json and so on."
+        min=1, max=100, help="Write this many plans of different structure, as plan.json, plan.2.json and so on."
     ),
 ]
 Start = Annotated[
-    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a job that differs little, to start from.")
+    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a similar job to start from.")
 ]
 
 EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
@@ -96,7 +96,7 @@ meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
 
 def plan(
     job: JobPath,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan goes.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the plan here.")],
     *,
     profile: Profile = None,
     pin: PinTexts = None,
@@ -114,18 +114,17 @@ def plan(
 ) -> None:
     """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
 
-    With --for, --top and --from keep to what the trainer can say; --proof proves a bound on all plans, which holds for
-    the trainer's too.
+    With --for, --top and --from stay within the settings of the trainer; --proof proves a bound on all plans.
 
-    With --json, standard error has a line of JSON for each step of the search and one for what the plan is most
-    sensitive to.
+    With --json, standard error has a line of JSON for each change of the search's progress, and one for what the plan
+    is most sensitive to.
     """
     began = time.monotonic()
     require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, start, from_trace))
     limits = Limits(gap=gap) if time_limit is None else Limits.within(time_limit, gap=gap, began=began)
     document, table = read_job(job), table_in(profile)
     facts = resolve(document, job.parent, table)
-    wanted = Kept(
+    constraints = Kept(
         job=document,
         pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),
         forbid=forbid or (),
@@ -134,43 +133,43 @@ def plan(
     )
     with within_memory(), asked_to_stop() as stop:
         if trainer:
-            best = best_for(trainer, facts, table, wanted, replace(limits, stop=stop))
+            best = best_for(trainer, facts, table, constraints, replace(limits, stop=stop))
         else:
-            with search_shown(began, as_json=as_json) as told:
-                best = fastest(facts, table, **wanted, limits=replace(limits, stop=stop), progress=told)
+            with search_shown(began, as_json=as_json) as report:
+                best = search_plan(facts, table, **constraints, limits=replace(limits, stop=stop), progress=report)
     if isinstance(best, NoPlan):
-        _refuse(best, as_json)
+        _report_no_plan(best, as_json)
     if proof and not stop.is_set():
         write_proof(proof, prove(best, table))
     if top == 1 or stop.is_set():
         _write(output, best, as_json)
     else:
-        _write_all(output, _structures(trainer, best, table, wanted, count=top, limits=limits), as_json)
+        _write_all(output, _structures(trainer, best, table, constraints, count=top, limits=limits), as_json)
     if start and "start" not in best.digests:
-        _tell_of_a_new_start(start, trainer)
+        _report_unused_start(start, trainer)
     if trainer and not as_json:
         typer.echo(f"generated by {best.facts.engine}, with which {trainer} runs")
-    _tell_what_leads(best, table, job, document, as_json=as_json)
+    _report_sensitivity(best, table, job, document, as_json=as_json)
     if stop.is_set():
         show.search_stopped(best, output)
         raise typer.Exit(STOPPED)
 
 
-def _tell_of_a_new_start(start: Path, trainer: TrainerName | None) -> None:
-    allows = f"the job, or {trainer}, does" if trainer else "the job does"
-    show.tell(f"{allows} not allow the placements of {start}: the search began anew.")
+def _report_unused_start(start: Path, trainer: TrainerName | None) -> None:
+    subject = f"the job, or {trainer}, does" if trainer else "the job does"
+    show.tell(f"{subject} not allow the placements of {start}; the search started without it.")
 
 
 def _structures(
-    trainer: TrainerName | None, best: Plan, table: Table | None, wanted: Kept, *, count: int, limits: Limits
+    trainer: TrainerName | None, best: Plan, table: Table | None, constraints: Kept, *, count: int, limits: Limits
 ) -> tuple[Ranked, ...]:
     if trainer:
-        return structures_of(trainer, best, table, wanted, count=count, limits=limits)
+        return structures_of(trainer, best, table, constraints, count=count, limits=limits)
     with progress_bars() as progress:
         return structures(best, table, count=count, limits=limits, progress=progress)
 
 
-def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
+def _report_no_plan(answer: NoPlan, as_json: bool) -> NoReturn:
     if as_json:
         typer.echo(json.dumps(asdict(answer), indent=2))
     else:
@@ -178,25 +177,26 @@ def _refuse(answer: NoPlan, as_json: bool) -> NoReturn:
     raise typer.Exit(3)
 
 
-def _tell_what_leads(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:
-    """What the plan is most sensitive to, and what would make its costs better; only the former, beside the plan, where
-    that is printed as JSON. Rewards of unknown latency are named on standard error."""
+def _report_sensitivity(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:
+    """Print what the plan is most sensitive to and, unless the output is JSON, how to improve its costs.
+
+    Rewards of unknown latency are named on standard error."""
     for sentence in unknown_latencies(document, best.facts):
         show.tell(sentence)
-    found = leading(best, remodel(table), measured=table is not None)
+    sensitivity = leading(best, remodel(table), measured=table is not None)
     if as_json:
-        typer.echo(json.dumps({"leading": asdict(found)}), err=True)
+        typer.echo(json.dumps({"leading": asdict(sensitivity)}), err=True)
         return
-    for sentence in found.sentences:
+    for sentence in sensitivity.sentences:
         typer.echo(sentence)
-    _tell_of_costs(best.facts, job, table)
+    _report_costs(best.facts, job, table)
 
 
-def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
-    """What would make the costs better."""
+def _report_costs(facts: Facts, job: Path, table: Table | None) -> None:
+    """Print how to improve the costs."""
     if table is None and (line := offer(facts.cluster, job)):
         typer.echo(line)
-    if table is not None and table.spread > _NOISY:
+    if table is not None and table.spread > _NOISY_SPREAD:
         typer.echo(
             f"repeats of the measured costs spread by {table.spread:.0%} (median): something else used the machine; "
             "profile again when it is quiet, with --fresh, for costs to rely on."
@@ -204,32 +204,32 @@ def _tell_of_costs(facts: Facts, job: Path, table: Table | None) -> None:
 
 
 def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
-    """The first plan where it was asked for, the others beside it, and a proof where one is asked for."""
+    """Yield the outputs: the first plan, the others beside it, and the proof."""
     yield Output("-o", output, OutputKind.PLAN)
-    for place in range(2, count + 1):
-        yield Output("--top", output.with_suffix(f".{place}{output.suffix}"), OutputKind.PLAN)
+    for number in range(2, count + 1):
+        yield Output("--top", output.with_suffix(f".{number}{output.suffix}"), OutputKind.PLAN)
     if proof:
         yield Output("--proof", proof, OutputKind.PROOF)
 
 
-def _write(output: Path, found: Plan, as_json: bool) -> None:
-    write_plan(output, found)
+def _write(output: Path, plan: Plan, as_json: bool) -> None:
+    write_plan(output, plan)
     if as_json:
-        typer.echo(canonical_json(found), nl=False)
+        typer.echo(canonical_json(plan), nl=False)
     else:
-        show.plan(found, output)
+        show.plan(plan, output)
 
 
 def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
-    paths = [one.path for one in _outputs(output, len(rows))]
+    paths = [planned_output.path for planned_output in _outputs(output, len(rows))]
     for path, row in zip(paths, rows, strict=True):
         write_plan(path, row.plan)
     if as_json:
-        told = [
+        documents = [
             {"path": str(path), "period_seconds": row.plan.period_seconds, "simulated_seconds": row.simulated_seconds}
             for path, row in zip(paths, rows, strict=True)
         ]
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(documents, indent=2))
     else:
         show.plan(rows[0].plan, output)
         show_search.structures(rows, paths)

@@ -1,4 +1,4 @@
-"""The memory that planning may take: a share of what is free when it begins, so that it never takes it all."""
+"""The memory limit of planning: a share of the memory that is free when it starts."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ import psutil
 
 from meshwright.profiles.errors import Infeasible
 
-_SHARE = 0.75
-"""Of the memory that is free: the rest is for what else begins meanwhile."""
-_SECONDS = 0.25
-"""Of computing between two looks."""
+_MEMORY_SHARE = 0.75
+"""Share of the free memory; the rest is for other programs."""
+_CHECK_SECONDS = 0.25
+"""Seconds of processor time between two checks."""
 
 
 @contextmanager
 def within_memory(most_bytes: float | None = None) -> Iterator[None]:
-    """Raises Infeasible inside as soon as this process and its children take more than `most_bytes`, by default three
-    quarters of what is available now. Of the main thread."""
-    most = _SHARE * psutil.virtual_memory().available if most_bytes is None else most_bytes
+    """Raises Infeasible in the block once this process and its children take more than `most_bytes`.
 
-    def look(_signal: int, _frame: FrameType | None) -> None:
-        if _bytes_taken() > most:
+    The default is three quarters of the memory that is available now. Call it in the main thread.
+    """
+    limit_bytes = _MEMORY_SHARE * psutil.virtual_memory().available if most_bytes is None else most_bytes
+
+    def check(_signal: int, _frame: FrameType | None) -> None:
+        if _resident_bytes() > limit_bytes:
             raise Infeasible(
-                f"no plan was found within {most / 2**30:.1f} GiB, a share of this machine's free memory; plan on a "
-                "larger machine, or for fewer ranks or a smaller batch."
+                f"no plan was found within {limit_bytes / 2**30:.1f} GiB, a share of this machine's free memory; plan "
+                "on a larger machine, or for fewer ranks or a smaller batch."
             )
 
-    before = signal.signal(signal.SIGVTALRM, look)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS, _SECONDS)
+    old_handler = signal.signal(signal.SIGVTALRM, check)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _CHECK_SECONDS, _CHECK_SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, old_handler)
 
 
-def _bytes_taken() -> int:
-    """Resident in this process and its children."""
-    this = psutil.Process()
+def _resident_bytes() -> int:
+    """Resident bytes of this process and its children."""
+    own_process = psutil.Process()
     total = 0
-    for process in (this, *this.children(recursive=True)):
+    for process in (own_process, *own_process.children(recursive=True)):
         try:
             total += process.memory_info().rss
         except psutil.NoSuchProcess:

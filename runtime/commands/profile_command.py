@@ -1,4 +1,4 @@
-"""The command that makes a table, by measuring here or of operators that others have measured."""
+"""The command that makes a table of costs, by measuring here or from published operator timings."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.measuring import num_missing
-from meshwright.runtime.api.measuring import profile as measured
+from meshwright.runtime.api.measuring import profile as profile_job
 from meshwright.runtime.commands.import_operators import import_table
 from meshwright.runtime.commands.options import AllowModule, finite
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = "Example: meshwright profile examples/tiny/job.yaml -o table.json --minutes 1"
 
-_KINDS = ("cpu", "cuda")
+_DEVICE_KINDS = ("cpu", "cuda")
 
 
 class From(StrEnum):
-    """Where a table comes from that is not measured here."""
+    """Sources of tables that are not measured here."""
 
     AICONFIGURATOR = "aiconfigurator"
 
 
 def profile(
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the table goes.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Write the table here; an interrupted profile is continued.")
+    ],
     job: Annotated[
-        Path | None, typer.Argument(metavar="JOB.yaml", help="Whose shapes are timed; may be left out with --from.")
+        Path | None, typer.Argument(metavar="JOB.yaml", help="The job whose shapes are timed; optional with --from.")
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu or cuda; with --from a name such as h200_sxm. By default what the job's cluster is made of."
+            help="cpu or cuda; with --from a name such as h200_sxm. By default the device of the job's cluster."
         ),
     ] = None,
     source: Annotated[
         From | None,
         typer.Option(
             "--from",
-            help="Measure nothing: put forward, prefill and decode together from operators that NVIDIA measured (pip "
-            "install 'meshwright\\[aiconfigurator]'); training stays analytic. Without a job, for the dense models "
-            "that the package names.",
+            help="Measure nothing: compose forward, prefill and decode from timings that NVIDIA published (pip "
+            "install 'meshwright\\[aiconfigurator]'); training costs stay equations. Without a job, for the dense "
+            "models that the package names.",
         ),
     ] = None,
     minutes: Annotated[
         float,
-        typer.Option(min=0.05, max=10_000, callback=finite, help="Time to spend; what is left out is extrapolated."),
+        typer.Option(min=0.05, max=10_000, callback=finite, help="Time limit; what is not measured is extrapolated."),
     ] = 2.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; drop what earlier calls measured.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over and drop earlier measurements.")] = False,
     allow_module: AllowModule = None,
 ) -> None:
-    """Time the job's stage bodies and collectives on this machine; a call that was cut off is continued.
+    """Time the job's stages and collectives on this machine; an interrupted profile is continued.
 
-    Rewards and the tool are called too, where the job states no latency of them.
+    Rewards and the tool are called too, unless the job states their latency.
     """
     require_outputs(Output("-o", output, OutputKind.TABLE), inputs=(job,))
     if source is not None:
@@ -68,14 +70,14 @@ def profile(
         return
     if job is None:
         raise BadInput("name a job.yaml, whose shapes are timed; only --from makes a table without one.")
-    if device is not None and device not in _KINDS:
+    if device is not None and device not in _DEVICE_KINDS:
         raise BadInput(
             f"--device {device!r} is not cpu or cuda; the name of a device goes with --from aiconfigurator, which "
             "measures nothing here."
         )
     document = read_job(job)
     facts = resolve(document, job.parent)
-    table = measured(
+    table = profile_job(
         facts,
         output,
         minutes=minutes,
@@ -86,12 +88,12 @@ def profile(
         allow_modules=allow_module or (),
     )
     _show(table, output)
-    _tell_of_uncalled(document)
-    if left := num_missing(facts, table):
-        typer.echo(f"{left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
+    _report_uncalled(document)
+    if num_left := num_missing(facts, table):
+        typer.echo(f"{num_left} measurements were left out when {minutes:g} minutes were over; call again to go on.")
 
 
-def _tell_of_uncalled(job: Job) -> None:
+def _report_uncalled(job: Job) -> None:
     if job.data is None and open_calls(job.rewards, job.tool, job.workload):
         typer.echo(
             "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans take "

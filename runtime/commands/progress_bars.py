@@ -1,4 +1,4 @@
-"""Bars on the terminal while searches are under way."""
+"""Progress bars of searches on the terminal."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from meshwright.runtime.api.planning import Progress as Told
+from meshwright.runtime.api.planning import Progress as Report
 
 
 @contextmanager
-def progress_bars() -> Iterator[Told]:
-    """Shows what it is told on standard error: a bar for each kind of searches, gone when the next one begins."""
+def progress_bars() -> Iterator[Report]:
+    """Yield a callback that shows progress on standard error, one bar per kind of search; the next one replaces it."""
     bars: dict[str, tuple[Progress, TaskID]] = {}
-    with ExitStack() as shown:
+    with ExitStack() as stack:
 
-        def tell(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                shown.close()
-                progress = shown.enter_context(Progress(console=Console(stderr=True), transient=True))
-                bars[what] = progress, progress.add_task(what, total=total)
-            progress, bar = bars[what]
+        def report(title: str, done: int, total: int) -> None:
+            if title not in bars:
+                stack.close()
+                progress = stack.enter_context(Progress(console=Console(stderr=True), transient=True))
+                bars[title] = progress, progress.add_task(title, total=total)
+            progress, bar = bars[title]
             progress.update(bar, completed=done)
 
-        yield tell
+        yield report

@@ -1,4 +1,4 @@
-"""The command that rehearses a plan: reads it, has processes follow it, writes what they did, shows the answer."""
+"""The command that rehearses a plan with real processes that wait instead of computing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import write_spans
-from meshwright.runtime.api.clocks import rehearse as rehearsed
-from meshwright.runtime.api.clocks import simulate as simulated
+from meshwright.runtime.api.clocks import rehearse as rehearse_plan
+from meshwright.runtime.api.clocks import simulate as simulate_plan
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_for
@@ -43,29 +43,29 @@ def rehearse(
             min=1e-6,
             max=1e6,
             callback=finite,
-            help="Waits are the predicted seconds times this; by default enough for waits to dominate.",
+            help="Wait the predicted seconds times this; by default long enough for waits to dominate.",
         ),
     ] = None,
     ranks_per_process: Annotated[
         int | None,
-        typer.Option(min=1, max=2**20, help="Ranks that a process hosts; by default as many as leave 16 processes."),
+        typer.Option(min=1, max=2**20, help="Ranks per process; by default as many as leave 16 processes."),
     ] = None,
     durations: From = DurationsFrom.PLANNED,
     seed: Seed = 0,
     profile: Profile = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Where a timeline for Perfetto goes, the simulated beside it.")
+        Path | None, typer.Option(help="Write a timeline for Perfetto here, with the simulation beside it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A new directory for the trace, which `report` reads.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow the plan with real processes and messages, waiting where a device would compute."""
+    """Run the plan with real processes and messages that wait instead of computing."""
     require_outputs(timeline_at(trace), inputs=(plan, profile))
     document = read_plan(plan)
     if out:
         _require_new(out)
     table, sampled = table_for(durations, profile), durations is DurationsFrom.SAMPLED
-    found = rehearsed(
+    rehearsal = rehearse_plan(
         document,
         table,
         steps=steps,
@@ -75,20 +75,20 @@ def rehearse(
         sampled=sampled,
     )
     if trace:
-        predicted = simulated(document, table, steps=steps, seed=seed, sampled=sampled, traced=True)
-        write_atomically(trace, timeline(document, predicted, found))
+        simulation = simulate_plan(document, table, steps=steps, seed=seed, sampled=sampled, traced=True)
+        write_atomically(trace, timeline(document, simulation, rehearsal))
     if out:
         write_plan(out / "plan.json", document)
-        write_spans(out / "trace.jsonl", found.spans)
+        write_spans(out / "trace.jsonl", rehearsal.spans)
     if as_json:
-        typer.echo(json.dumps(asdict(replace(found, spans=())), indent=2))
+        typer.echo(json.dumps(asdict(replace(rehearsal, spans=())), indent=2))
     else:
-        show_time.rehearsal(found, trace)
+        show_time.rehearsal(rehearsal, trace)
 
 
 def _require_new(directory: Path) -> None:
-    """Raises BadInput for a directory that holds something already, and for one that cannot be made."""
+    """Raises BadInput for a directory that is not empty or cannot be made."""
     require_directory("--out", directory)
     if directory.exists() and any(directory.iterdir()):
-        what = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
-        raise BadInput(f"--out {directory} holds {what}, and nothing is overwritten; name a new directory.")
+        contents = "the trace of a run" if (directory / "trace.jsonl").exists() else "files"
+        raise BadInput(f"--out {directory} holds {contents}, and nothing is overwritten; name a new directory.")

@@ -1,4 +1,4 @@
-"""The command that draws a plan and its runs as one HTML file: reads documents, calls the planner, writes the page."""
+"""The command that draws a plan and its runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
 from meshwright.runtime.api.clocks import simulate
-from meshwright.runtime.api.drawing import report as drawn
+from meshwright.runtime.api.drawing import report as draw_report
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.api.planning import whatif
 from meshwright.runtime.api.reading import read_learned, read_run
@@ -37,38 +37,40 @@ def report(
         ),
     ] = None,
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the page here.")] = Path("report.html"),
     sizes: Annotated[
-        str | None, typer.Option(help="Numbers of ranks to plan the job on as well, as 8,16,32; each takes a search.")
+        str | None, typer.Option(help="Also plan the job on these numbers of ranks, as 8,16,32; each takes a search.")
     ] = None,
     steps: Steps = 20,
     seed: Seed = 0,
     profile: Profile = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Where one timeline for Perfetto goes, the simulation and every DIR side by side."),
+        typer.Option(help="Write a timeline for Perfetto here, with the simulation and every DIR side by side."),
     ] = None,
 ) -> None:
-    """Draw a plan, its simulation and its runs as one HTML file that needs no network."""
+    """Draw a plan, its simulation and its runs as one self-contained HTML file."""
     traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
     require_outputs(Output("-o", output, OutputKind.PAGE), timeline_at(trace), inputs=(plan, profile, *traces))
     document = read_plan(plan)
-    asked = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
-    found = _read_runs(document, runs or ())
+    settings = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
+    measured_runs = _read_runs(document, runs or ())
     table = table_in(profile)
     simulation = simulate(document, table, steps=steps, seed=seed, traced=True)
-    planned = whatif(document, asked, table, replan=True) if asked else None
+    planned_sizes = whatif(document, settings, table, replan=True) if settings else None
     learned = [read_learned(directory) for directory in runs or ()]
-    write_atomically(output, drawn(document, simulation, runs=found, learned=learned, sizes=planned))
+    write_atomically(
+        output, draw_report(document, simulation, runs=measured_runs, learned=learned, sizes=planned_sizes)
+    )
     typer.echo(f"{output}: {output.stat().st_size / _KIB:.0f} KiB; open it in a browser")
     if trace:
-        write_atomically(trace, timeline(document, simulation, *found))
-        typer.echo(f"{trace}: {1 + len(found)} runs side by side; open it in Perfetto")
+        write_atomically(trace, timeline(document, simulation, *measured_runs))
+        typer.echo(f"{trace}: {1 + len(measured_runs)} runs side by side; open it in Perfetto")
 
 
 def _read_runs(plan: Plan, directories: Sequence[Path]) -> tuple[Run, ...]:
-    """The runs in these directories, named by them."""
-    for place, directory in enumerate(directories):
-        if directory.resolve() in [other.resolve() for other in directories[:place]]:
+    """Read the runs in these directories; each is named by its directory."""
+    for index, directory in enumerate(directories):
+        if directory.resolve() in [other.resolve() for other in directories[:index]]:
             raise BadInput(f"{directory} is given twice; give every run once.")
     return tuple(read_run(directory, plan) for directory in directories)

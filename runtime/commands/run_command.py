@@ -1,4 +1,4 @@
-"""The command that trains: reads the plan and the job, starts this node's ranks, shows predicted beside measured."""
+"""The command that trains by a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from meshwright.planner.plan.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.runtime.api.running import run as trained
+from meshwright.runtime.api.running import run as train
 from meshwright.runtime.commands import show
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
@@ -25,49 +25,55 @@ meshwright run plan2.json job.yaml --steps 40 --out run --resume --max-restarts 
 meshwright run plan.json job.yaml --steps 2000 --out run --replan-every 50
 """
 
-DrawAgain = Annotated[bool, typer.Option(help="With --resume: draw responses again that were under way.")]
-CheckpointEvery = Annotated[int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 is none by steps.")]
+DrawAgain = Annotated[bool, typer.Option(help="With --resume: sample responses in flight again.")]
+CheckpointEvery = Annotated[int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 disables this.")]
 CheckpointMinutes = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 is none by time.")
+    float, typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 disables this.")
 ]
 ExportEvery = Annotated[
     int,
-    typer.Option(min=0, max=10**9, help="Steps between Hugging Face directories of what is trained, also at the end."),
+    typer.Option(
+        min=0,
+        max=10**9,
+        help="Steps between exports of the trained models as Hugging Face directories; also at the end.",
+    ),
 ]
 MaxRestarts = Annotated[
     int,
-    typer.Option(min=0, max=10**6, help="Times that a run which fails is started again from its last checkpoint."),
+    typer.Option(min=0, max=10**6, help="Number of restarts of a failed run from its last checkpoint."),
 ]
 ReplanEvery = Annotated[
     int,
-    typer.Option(min=0, max=10**9, help="Steps between looks at whether another plan is better from here; 0 is none."),
+    typer.Option(min=0, max=10**9, help="Steps between searches for a better plan from here; 0 disables this."),
 ]
 SampleEvery = Annotated[
     int,
-    typer.Option(min=0, max=10**9, help="Steps between those of which some responses are kept as texts; 0 is none."),
+    typer.Option(min=0, max=10**9, help="Steps between samples of responses as texts; 0 disables this."),
 ]
 PlannedWith = Annotated[
-    Path | None, typer.Option("--profile", help="The table that the plan was made with, for planning again.")
+    Path | None, typer.Option("--profile", help="The table that the plan was made with, for re-planning.")
 ]
 NodeRank = Annotated[
-    int | None, typer.Option(min=0, help="Which node of the plan this machine is; by address when none has one.")
+    int | None, typer.Option(min=0, help="The plan's node that this machine is; by default assigned by address.")
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option(help="A token that all machines share, and nobody else; else that in MESHWRIGHT_TOKEN.")
+    Path | None, typer.Option(help="A secret token that all machines share; by default the one in MESHWRIGHT_TOKEN.")
 ]
 
 
 def run(
     plan: PlanPath,
     job: JobPath,
-    steps: Annotated[int, typer.Option(min=1, max=10**9, help="Steps in all, those before a resume included.")],
-    out: Annotated[Path, typer.Option(help="Directory for metrics, trace and checkpoints.")],
+    steps: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Total number of steps, including those before a resume.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory of metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
     draw_again: DrawAgain = False,
     checkpoint_every: CheckpointEvery = 0,
     checkpoint_minutes: CheckpointMinutes = 10.0,
     keep: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Checkpoints that stay, beside the best by held-out reward.")
+        int, typer.Option(min=1, max=10**9, help="Checkpoints to keep, besides the best by held-out reward.")
     ] = 2,
     export_every: ExportEvery = 0,
     max_restarts: MaxRestarts = 0,
@@ -75,20 +81,20 @@ def run(
     sample_every: SampleEvery = 10,
     profile: PlannedWith = None,
     allow_module: AllowModule = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines that take part; call run on each.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines; call run on each.")] = 1,
     rendezvous: Annotated[
-        str, typer.Option(help="host:port where the machines meet: one of them, and a free port of it.")
+        str, typer.Option(help="host:port of the rendezvous: one of the machines, and a free port there.")
     ] = "127.0.0.1:0",
     node_rank: NodeRank = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Train as the plan says, and compare measured with predicted times.
+    """Train by a plan, and compare measured with predicted times.
 
-    Asked to stop, by SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C, it saves a checkpoint behind the step that is under way and
-    ends with exit code 75: run it again with --resume. Asked twice by SIGTERM, SIGHUP or Ctrl-C it stops at once.
+    On SIGTERM, SIGHUP, SIGUSR1 or Ctrl-C it saves a checkpoint after the current step and exits with code 75; continue
+    with --resume. A second SIGTERM, SIGHUP or Ctrl-C stops it at once.
 
-    With --max-restarts it is started again when it fails, on the nodes that are left; with --replan-every it goes on
-    under another plan where that is faster at the lengths and speeds met, and earned in the steps that are left.
+    With --max-restarts a failed run restarts on the remaining nodes. With --replan-every it switches to another plan if
+    that is faster at the observed lengths and speeds and the remaining steps repay the switch.
 
     Under torchrun it joins as the rank that torchrun has started, and takes neither --nodes nor --rendezvous.
     """
@@ -115,7 +121,7 @@ def run(
 
 
 def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
-    summary = trained(plan, job, out, steps=steps, export_every=export_every, **options)
+    summary = train(plan, job, out, steps=steps, export_every=export_every, **options)
     if isinstance(summary, Stopped):
         show.stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)

@@ -1,4 +1,4 @@
-"""How a search goes, on standard error: a line that changes on a terminal, lines of JSON for a program."""
+"""The progress of a search on standard error: one changing line on a terminal, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from meshwright.planner.search.progress import Progress, Standing
 
 @contextmanager
 def search_shown(began: float, *, as_json: bool) -> Iterator[Progress | None]:
-    """What to tell of a search that began at `began`, in seconds of `time.monotonic`; nothing where nobody looks.
+    """Yield the progress callback of a search that started at `began` (seconds of `time.monotonic`).
 
-    No thread is started: a search shares its work with a second process only in a program that has none.
+    None if standard error is not a terminal and `as_json` is False. No thread is started, because a search forks a
+    second process only in a program without threads.
     """
     console = Console(stderr=True)
     if as_json:
@@ -32,7 +33,7 @@ def search_shown(began: float, *, as_json: bool) -> Iterator[Progress | None]:
 
 
 def line(now: Standing, seconds: float) -> str:
-    """One object of JSON: the seconds so far, the phase and how far it is, the best plan and the bound in seconds."""
+    """Return the progress as one JSON object; all times are in seconds."""
     return json.dumps(
         {
             "seconds": round(seconds, 3),
@@ -47,9 +48,9 @@ def line(now: Standing, seconds: float) -> str:
 
 
 def sentence(now: Standing, seconds: float) -> str:
-    """The same for a reader."""
-    what = {"costing": "costing stage", "searching": "searching scope"}[now.phase]
-    place = f"{seconds:5.1f} s  {what} {min(now.done + 1, now.total)} of {now.total}"
+    """Return the progress as a line to read."""
+    activity = {"costing": "costing stage", "searching": "searching case"}[now.phase]
+    progress = f"{seconds:5.1f} s  {activity} {min(now.done + 1, now.total)} of {now.total}"
     if now.period_seconds is None:
-        return f"{place}: no plan yet"
-    return f"{place}: step {now.period_seconds:.3f} s, none below {now.bound_seconds:.3f} s, gap {now.gap:.1%}"
+        return f"{progress}: no plan yet"
+    return f"{progress}: step {now.period_seconds:.3f} s, none below {now.bound_seconds:.3f} s, gap {now.gap:.1%}"

@@ -1,4 +1,4 @@
-"""How answers look on a terminal. Nothing is computed here."""
+"""The terminal output of plans and runs. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from meshwright.profiles.model_parts.planned_only import planned_only
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
-_NEAR_LENGTHS = 0.1
-"""Of a mean response, within which predicted and measured seconds are of the same work."""
+_LENGTH_TOLERANCE = 0.1
+"""Relative difference of mean response lengths within which predicted and measured times compare the same work."""
 
-_LEAST_SHARE = 0.01
-"""What takes a smaller share of a step has no error beside it: it would say nothing of the plan."""
+_MIN_SHARE = 0.01
+"""Share of a step below which no error is shown."""
 
 
 def plan(found: Plan, path: Path) -> None:
-    """The plan as a table, and how good it is."""
+    """Print the plan as a table, and its bound."""
     console = Console()
     cluster = found.facts.cluster
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
@@ -47,16 +47,23 @@ def plan(found: Plan, path: Path) -> None:
             table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
         names = ranks(found.pool_of(item.stage).ranks)
-        told = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
-        table.add_row(*timing, item.stage, names, str(item.layout), told)
-    ahead = "; ahead: steps before the training" if any(found.ahead.values()) else ""
-    table.caption = f"rows, tokens: of a micro-batch{ahead}"
+        schedule_text = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
+        table.add_row(*timing, item.stage, names, str(item.layout), schedule_text)
+    ahead = "; ahead: steps before training" if any(found.ahead.values()) else ""
+    table.caption = f"rows, tokens: per micro-batch{ahead}"
     console.print(table)
-    console.print(_proof(found))
+    console.print(_bound_sentence(found))
     console.print(search_work(found.solver.work))
     rewards, latencies = host_rewards(found), measured_latencies(found.facts)
-    for known in (adapted(found), quantised_copy(found), rewards, latencies, drawn_waves(found), best_samples(found)):
-        for sentence in known.sentences if known else ():
+    for analysis in (
+        adapted(found),
+        quantised_copy(found),
+        rewards,
+        latencies,
+        drawn_waves(found),
+        best_samples(found),
+    ):
+        for sentence in analysis.sentences if analysis else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     specs = found.facts.models.by_name.values()
     for sentence in dict.fromkeys(sentence for spec in specs for sentence in planned_only(spec)):
@@ -67,43 +74,43 @@ def plan(found: Plan, path: Path) -> None:
 
 
 def tell(sentence: str) -> None:
-    """A sentence beside the answer."""
+    """Print a sentence on standard error."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)
 
 
 def no_plan(answer: NoPlan) -> None:
-    """What binds, and the smallest changes that leave a plan."""
+    """Print the binding limits, and the smallest changes that make the job feasible."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
     for limit in answer.limits:
         console.print(f"  {limit.sentence}", markup=False)
     if answer.changes:
-        console.print("any one of these changes leaves a plan:")
+        console.print("any one of these changes makes a plan possible:")
     for change in answer.changes:
         console.print(f"  {change.sentence}", markup=False)
 
 
 def run_summary(summary: RunSummary, out: Path) -> None:
-    """Predicted beside measured seconds, and what training did to held-out prompts."""
+    """Print predicted and measured seconds, and the held-out rewards."""
     console = Console()
     table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
     for heading in ("", "predicted s", "measured s", "error"):
         table.add_column(heading, justify="right" if heading else "left")
-    least = _LEAST_SHARE * max(row.measured_seconds for row in summary.comparisons)
+    min_seconds = _MIN_SHARE * max(row.measured_seconds for row in summary.comparisons)
     for row in summary.comparisons:
-        share = difference(row.error) if row.measured_seconds > least else ""
-        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", share)
+        error_text = difference(row.error) if row.measured_seconds > min_seconds else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error_text)
     console.print(table)
     console.print(
         f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
         f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
-        + _way_to_others(summary)
+        + _length_hint(summary)
     )
     if summary.memory:
         console.print(_memory(summary.memory))
         console.print(
-            "memory is that of the fullest rank: planned for rows of the greatest length, measured without what a "
-            "process uses before it has models"
+            "memory of the fullest rank: planned for sequences of maximum length, measured without what a process uses "
+            "before it loads models"
         )
     if summary.overhead is not None:
         console.print(
@@ -115,53 +122,53 @@ def run_summary(summary: RunSummary, out: Path) -> None:
             f"at most {gap.largest:.1e} (on {gap.measured_on})"
         )
     for evaluation in summary.evaluations:
-        what, unit, _ = _told_of(evaluation)
+        metric, unit, _ = _metric_words(evaluation)
         console.print(
-            f"held-out {what} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
+            f"held-out {metric} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
             f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
             f"{evaluation.mean_response_tokens:.0f} tokens a response)"
         )
     improvement = summary.improvement()
     if improvement:
-        rise, error = improvement
-        times = f", {rise / error:.1f} standard errors" if error else ""
-        what, unit, way = _told_of(summary.evaluations[-1])
-        console.print(f"held-out {what} {way} by {rise:.3f} ± {error:.3f}{unit}{times}")
+        gain, error = improvement
+        times = f", {gain / error:.1f} standard errors" if error else ""
+        metric, unit, verb = _metric_words(summary.evaluations[-1])
+        console.print(f"held-out {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
     for restart in summary.restarts:
         console.print(restart.told, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 
-def _way_to_others(summary: RunSummary) -> str:
-    """Where the lengths were others, what predicts for those."""
-    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_NEAR_LENGTHS)
-    return "" if is_near else "; `meshwright calibrate` predicts for the lengths that came"
+def _length_hint(summary: RunSummary) -> str:
+    """Return a hint if the responses were longer or shorter than planned."""
+    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
+    return "" if is_near else "; `meshwright calibrate` predicts for the observed lengths"
 
 
-def _told_of(evaluation: EvaluationRecord) -> tuple[str, str, str]:
-    """What an evaluation measures, in which unit, and which way it is to go."""
+def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:
+    """Return the metric of an evaluation, its unit, and the verb for an improvement."""
     return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
 
 
 def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
-    """That a run has stopped because it was asked, and how it goes on."""
-    way_on = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
+    """Print that a run stopped on request, and how to continue it."""
+    next_step = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
     if saved is None:
-        way_on = "no step was finished, so there is nothing to resume; run it again"
-    tell(f"stopped after {done} of {steps} steps: {way_on}.")
+        next_step = "no step was finished, so there is nothing to resume; run it again"
+    tell(f"stopped after {done} of {steps} steps: {next_step}.")
 
 
 def search_stopped(found: Plan, path: Path) -> None:
-    """That a search has stopped because it was asked, what is kept, and how it goes on."""
+    """Print that a search stopped on request, and how to continue it."""
     tell(
         f"stopped: {path} is the best plan so far, proven to be within {found.solver.gap:.1%} of the best; "
-        f"--from {path} goes on from it."
+        f"--from {path} continues from it."
     )
 
 
 def _memory(uses: Sequence[MemoryUse]) -> Table:
-    """Planned beside measured bytes while each stage runs."""
-    table = Table("memory while it runs", box=box.SIMPLE)
+    """Planned and measured peak memory of each stage."""
+    table = Table("peak memory", box=box.SIMPLE)
     for heading in ("planned", "measured"):
         table.add_column(heading, justify="right")
     for use in uses:
@@ -170,7 +177,7 @@ def _memory(uses: Sequence[MemoryUse]) -> Table:
 
 
 def calibration(found: Calibration, path: Path) -> None:
-    """Each stage's predicted seconds before and after, beside the measured ones."""
+    """Print each stage's predicted seconds before and after the correction, and the measured seconds."""
     console = Console()
     table = Table(title=f"seconds of each stage, median of {found.num_steps} steps", box=box.SIMPLE)
     for heading in ("", "planned", "before", "measured", "after"):
@@ -187,16 +194,25 @@ def calibration(found: Calibration, path: Path) -> None:
     console.print(f"written to {path}")
 
 
-def _proof(found: Plan) -> str:
-    solver: Solver = found.solver
-    sources = Counter(item.cost.source for item in items(found))
-    named = ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))
-    return (
-        f"step {found.period_seconds:.3f} s; {solver.status}: no plan in the space is faster than "
-        f"{solver.bound_seconds:.3f} s (gap {solver.gap:.1%}{_asked(solver)})\ncosts: {named}"
-    )
+def _bound_sentence(plan: Plan) -> str:
+    """The step time, how far it can be from the best, and where the costs come from."""
+    solver: Solver = plan.solver
+    if solver.gap:
+        request = "; --gap 0 searches to optimality" if solver.asked_gap else ""
+        proven = (
+            f"at most {solver.gap:.1%} slower than the best plan in the space "
+            f"(bound {solver.bound_seconds:.3f} s{request})"
+        )
+    else:
+        proven = "the fastest plan in the space"
+    return f"step {plan.period_seconds:.3f} s, by this cost model {proven}\n{_cost_sources(plan)}"
 
 
-def _asked(solver: Solver) -> str:
-    """At which gap the search was to end, where that left anything open."""
-    return f", {solver.asked_gap:.1%} was asked; --gap 0 for the last digit" if solver.asked_gap and solver.gap else ""
+def _cost_sources(plan: Plan) -> str:
+    """Return the number of costs of the plan by source."""
+    sources = Counter(item.cost.source for item in items(plan))
+    if set(sources) == {"analytic"}:
+        return (
+            f"all {sources.total()} costs come from equations and none was measured; `meshwright profile` measures them"
+        )
+    return "costs: " + ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))

@@ -1,4 +1,4 @@
-"""How answers about time look on a terminal: simulations, rehearsals and what-ifs. Nothing is computed here."""
+"""The terminal output of simulations, rehearsals, what-ifs and re-planning. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from meshwright.runtime.records.rehearsal import Rehearsal
 
 _GIB = 2**30  # bytes
 _MIB = 2**20  # bytes
-_MOST_CAUSES = 3
-"""Named in a cell of a table, the largest first; --json has them all."""
-_BAR = 40
-"""Characters of a bar that stands for all tokens."""
-_LEAST_SHARE = 0.001
-"""Smaller shares of the time are left out of the tables; --json has them all."""
+_MAX_CAUSES = 3
+"""Number of causes in a table cell, largest first; --json has them all."""
+_BAR_CHARACTERS = 40
+"""Length in characters of the bar of all tokens."""
+_MIN_SHARE = 0.001
+"""Smallest share of the time that the tables show; --json has them all."""
 
 
 def simulation(found: Simulation, trace: Path | None) -> None:
-    """Step times, and idle time by cause."""
+    """Print step times, and idle time by cause."""
     console = Console()
     steps = found.steps
     console.print(
@@ -44,8 +44,8 @@ def simulation(found: Simulation, trace: Path | None) -> None:
         console.print(_settings(found.settings))
     if found.staleness:
         console.print(_staleness(found))
-    for told in _caches(found.caches):
-        console.print(told)
+    for table in _caches(found.caches):
+        console.print(table)
     console.print(_uses("SIMULATED use of ranks", (found.cluster, *found.pools)))
     idlest = max(found.ranks, key=lambda use: use.idle_share)
     console.print(f"idlest: {idlest.name}, {idlest.idle_share:.1%}, waiting for {_largest(idlest.waits)}")
@@ -54,30 +54,33 @@ def simulation(found: Simulation, trace: Path | None) -> None:
 
 
 def replanned(found: Replanned, path: Path | None) -> None:
-    """The new plan beside the old one, what moving costs and when that is earned."""
+    """Print the new plan against the current one, the cost of switching and the steps that repay it."""
     console = Console(soft_wrap=True, highlight=False)
-    new, before = found.plan.period_seconds, found.kept_seconds
-    if before is None:
-        console.print(f"the plan cannot go on: {found.broken}", markup=False)
+    new_seconds, current_seconds = found.plan.period_seconds, found.kept_seconds
+    if current_seconds is None:
+        console.print(f"the current plan cannot continue: {found.broken}", markup=False)
     else:
-        console.print(f"step {before:.3f} s as things are, with the plan as it is")
-    console.print(f"step {new:.3f} s with the new plan" + (f", {new / before - 1:+.1%}" if before else ""))
-    table = Table(title="what goes from rank to rank first", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        console.print(f"step {current_seconds:.3f} s with the current plan at the observed speeds")
+    console.print(
+        f"step {new_seconds:.3f} s with the new plan"
+        + (f", {new_seconds / current_seconds - 1:+.1%}" if current_seconds else "")
+    )
+    table = Table(title="transfers between ranks before the first step", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "", "seconds"):
         table.add_column(heading, justify="left" if not table.columns else "right")
-    for one in found.moving:
-        table.add_row(one.what, size(one.num_bytes), f"{one.seconds:.3f}")
-    console.print(table if found.moving else "nothing has to move")
+    for transfer in found.moving:
+        table.add_row(transfer.what, size(transfer.num_bytes), f"{transfer.seconds:.3f}")
+    console.print(table if found.moving else "nothing is transferred")
     steps = found.earned_after_steps
-    if before is not None:
-        earned = "never earned back: stay" if steps is None else f"earned back after {steps} steps"
-        console.print(f"moving takes {found.moving_seconds:.3f} s, {earned}")
+    if current_seconds is not None:
+        repaid = "never repaid: keep the current plan" if steps is None else f"repaid after {steps} steps"
+        console.print(f"switching takes {found.moving_seconds:.3f} s, {repaid}")
     if path:
         console.print(f"written to {path}", markup=False)
 
 
 def rehearsal(found: Rehearsal, trace: Path | None) -> None:
-    """Rehearsed beside simulated step times, and what following the program costs by itself."""
+    """Print rehearsed and simulated step times, and the overhead of executing the program."""
     console = Console()
     console.print(
         f"[bold]REHEARSAL[/] of {len(found.steps.seconds)} steps with {found.durations} durations at speed "
@@ -91,9 +94,9 @@ def rehearsal(found: Rehearsal, trace: Path | None) -> None:
     console.print(table)
     console.print(
         f"rehearsed against simulated: {found.error:+.1%}, which is {found.excess_seconds:.2f} s of wall time a step "
-        f"for {found.message_bytes / _MIB:.1f} MiB of experience, scheduling and what else this machine does\n"
-        f"processors: {found.processor_seconds:.2f} s a step, {found.processor_share:.0%} of what the "
-        f"{found.num_processors} of this machine have\n"
+        f"for {found.message_bytes / _MIB:.1f} MiB of experience, scheduling and other work of this machine\n"
+        f"processors: {found.processor_seconds:.2f} s a step, {found.processor_share:.0%} of the "
+        f"{found.num_processors} of this machine\n"
         f"executor: {found.overhead_seconds * 1e3:.3f} ms per instruction (median)"
     )
     if trace:
@@ -101,9 +104,9 @@ def rehearsal(found: Rehearsal, trace: Path | None) -> None:
 
 
 def whatif(found: WhatIf, plot: Path | None) -> None:
-    """One row for each setting: what it comes to, and in brackets what changes against the baseline."""
+    """Print a row for each setting, with the difference to the baseline in brackets."""
     console = Console()
-    kind = "planned again" if found.replanned else "the same placements costed again"
+    kind = "re-planned" if found.replanned else "the same placements with new costs"
     table = Table(title=f"what if: {kind}", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "step s", "tokens/s", "idle", "headroom GiB", "GPU-hours", "fits"):
         table.add_column(heading, justify="left" if heading in ("", "fits") else "right")
@@ -115,32 +118,32 @@ def whatif(found: WhatIf, plot: Path | None) -> None:
     console.print(table)
     _money(console, found)
     for answer in found.answers:
-        doubts = [f"extrapolated: {', '.join(answer.extrapolated)}"] if answer.extrapolated else []
-        more = [f"and {len(answer.broken) - 1} more; --json has them all."] if len(answer.broken) > 1 else []
-        for sentence in (*answer.broken[:1], *more, *answer.notes, *doubts):
-            console.print(f"{_named(answer)}: {sentence}", markup=False, soft_wrap=True)
+        extrapolated = [f"extrapolated: {', '.join(answer.extrapolated)}"] if answer.extrapolated else []
+        omitted = [f"and {len(answer.broken) - 1} more; --json has them all."] if len(answer.broken) > 1 else []
+        for sentence in (*answer.broken[:1], *omitted, *answer.notes, *extrapolated):
+            console.print(f"{_setting_text(answer)}: {sentence}", markup=False, soft_wrap=True)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     if plot:
         console.print(f"plot in {plot}; open it in a browser", soft_wrap=True)
 
 
-def _named(answer: Consequence) -> str:
+def _setting_text(answer: Consequence) -> str:
     return ", ".join(f"{path}={value}" for path, value in answer.setting.items())
 
 
 def _short(answer: Consequence) -> str:
-    """The last name of each field, one below the other."""
+    """Return the last name of each field with its value, one per line."""
     return "\n".join(f"{path.rpartition('.')[2]}={value}" for path, value in answer.setting.items())
 
 
 def _numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
-    """Step, tokens, idle, headroom, GPU-hours; each above its difference."""
-    values, changes = _five(outlook, ""), _five(difference, "+") if difference else ()
+    """Return the five numbers of a row, each above its difference if there is one."""
+    values, changes = _formatted(outlook, ""), _formatted(difference, "+") if difference else ()
     return tuple(f"{a}\n({b})" for a, b in zip(values, changes, strict=True)) if changes else values
 
 
-def _five(outlook: Outlook, sign: str) -> tuple[str, ...]:
+def _formatted(outlook: Outlook, sign: str) -> tuple[str, ...]:
     return (
         f"{outlook.step_seconds:{sign}.3f}",
         f"{outlook.tokens_per_second:{sign}.0f}",
@@ -150,52 +153,52 @@ def _five(outlook: Outlook, sign: str) -> tuple[str, ...]:
     )
 
 
-def _money(console: Console, found: WhatIf) -> None:
-    if found.baseline.money is None:
+def _money(console: Console, prediction: WhatIf) -> None:
+    if prediction.baseline.money is None:
         return
-    console.print(f"1000 steps as planned cost {found.baseline.money:.2f}")
-    for answer in found.answers:
+    console.print(f"1000 steps as planned cost {prediction.baseline.money:.2f}")
+    for answer in prediction.answers:
         if answer.outlook and answer.difference and answer.outlook.money is not None:
-            more = answer.difference.money or 0.0
-            console.print(f"{_named(answer)}: {answer.outlook.money:.2f} ({more:+.2f})", markup=False)
+            difference = answer.difference.money or 0.0
+            console.print(f"{_setting_text(answer)}: {answer.outlook.money:.2f} ({difference:+.2f})", markup=False)
 
 
 def _settings(settings: Sequence[Setting]) -> str:
-    """The decisions of the controllers in brief: how far the overcommit moved, and the steps of each size of chunks."""
-    told, overcommits = [], [one.overcommit for one in settings]
+    """Return a summary of the controllers' decisions: the range of the overcommit, and the steps of each chunk size."""
+    parts, overcommits = [], [setting.overcommit for setting in settings]
     if max(overcommits):
-        told.append(
+        parts.append(
             f"overcommit {min(overcommits)} to {max(overcommits)}, {statistics.fmean(overcommits):.0f} on average"
         )
-    sizes = Counter(one.chunk_tokens for one in settings if one.chunk_tokens)
+    sizes = Counter(setting.chunk_tokens for setting in settings if setting.chunk_tokens)
     if sizes:
-        told.append(
+        parts.append(
             "chunks of " + ", ".join(f"{size} tokens in {count} steps" for size, count in sorted(sizes.items()))
         )
-    return f"controllers, with rewards that are ASSUMED to rise and level off: {'; '.join(told)}"
+    return f"controllers, with rewards that are ASSUMED to rise and level off: {'; '.join(parts)}"
 
 
-def _staleness(found: Simulation) -> Table:
-    """The shares of the response tokens, one bar for each number of updates."""
-    title = f"SIMULATED staleness: {found.mean_staleness:.2f} actor updates on average"
+def _staleness(simulation: Simulation) -> Table:
+    """Return the shares of the response tokens by staleness, with a bar for each."""
+    title = f"SIMULATED staleness: {simulation.mean_staleness:.2f} actor updates on average"
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("updates", "tokens", ""):
         table.add_column(heading, justify="left" if not heading else "right")
-    for one in found.staleness:
-        table.add_row(str(one.staleness), f"{one.share:.1%}", "#" * round(_BAR * one.share))
+    for row in simulation.staleness:
+        table.add_row(str(row.staleness), f"{row.share:.1%}", "#" * round(_BAR_CHARACTERS * row.share))
     return table
 
 
 def _caches(caches: Sequence[CacheUse]) -> Iterator[Table | str]:
-    """The shares of the planned blocks, and where they are not known, that."""
+    """Yield the used shares of the planned KV blocks, and a note for each stage without them."""
     table = Table(title="SIMULATED use of the planned KV cache", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("", "blocks of a replica", "on average", "at the peak"):
         table.add_column(heading, justify="right" if heading else "left")
-    for one in caches:
-        if one.mean_share is None or one.peak_share is None:
-            yield f"{one.stage}: what rollouts of several turns hold of their cache is not told"
+    for use in caches:
+        if use.mean_share is None or use.peak_share is None:
+            yield f"{use.stage}: the cache use of multi-turn rollouts is not simulated"
         else:
-            table.add_row(one.stage, f"{one.blocks:,}", f"{one.mean_share:.1%}", f"{one.peak_share:.1%}")
+            table.add_row(use.stage, f"{use.blocks:,}", f"{use.mean_share:.1%}", f"{use.peak_share:.1%}")
     if table.row_count:
         yield table
 
@@ -210,5 +213,5 @@ def _uses(title: str, uses: Sequence[Use]) -> Table:
 
 
 def _largest(shares: Sequence[TimeShare]) -> str:
-    kept = [share for share in shares[:_MOST_CAUSES] if share.share >= _LEAST_SHARE]
-    return ", ".join(f"{share.what} {share.share:.1%}" for share in kept) or "-"
+    shown = [share for share in shares[:_MAX_CAUSES] if share.share >= _MIN_SHARE]
+    return ", ".join(f"{share.what} {share.share:.1%}" for share in shown) or "-"

@@ -1,4 +1,4 @@
-"""The command that runs a plan in virtual time: reads the plan, simulates it, writes a timeline, shows the answer."""
+"""The command that runs a plan in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run, read_most_spans
-from meshwright.runtime.api.clocks import simulate as simulated
+from meshwright.runtime.api.clocks import simulate as simulate_plan
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_for
@@ -42,15 +42,15 @@ def simulate(
     profile: Profile = None,
     trace: TracePath = None,
     beside: Annotated[
-        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal, shown in the same timeline.")
+        list[Path] | None, typer.Option(help="A trace.jsonl of a run or a rehearsal to show in the same timeline.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the plan's program in virtual time: how long steps take, and what every rank waits for."""
+    """Run the plan in virtual time: how long steps take, and what each rank waits for."""
     require_outputs(timeline_at(trace), inputs=(plan, profile, *(beside or ())))
     document = read_plan(plan)
-    others = [_beside(path, document) for path in beside or ()]
-    found = simulated(
+    others = [_read_trace(path, document) for path in beside or ()]
+    simulation = simulate_plan(
         document,
         table_for(durations, profile),
         steps=steps,
@@ -59,15 +59,15 @@ def simulate(
         traced=trace is not None,
     )
     if trace:
-        write_atomically(trace, timeline(document, found, *others))
+        write_atomically(trace, timeline(document, simulation, *others))
     if as_json:
-        typer.echo(json.dumps(asdict(replace(found, spans=())), indent=2))
+        typer.echo(json.dumps(asdict(replace(simulation, spans=())), indent=2))
     else:
-        show_time.simulation(found, trace)
+        show_time.simulation(simulation, trace)
 
 
-def _beside(path: Path, plan: Plan) -> Run:
-    """Raises BadInput for the trace of another plan, as far as can be told where no plan lies beside it."""
+def _read_trace(path: Path, plan: Plan) -> Run:
+    """Read a trace of this plan. Raises BadInput for a trace of another plan, where that can be detected."""
     spans, planned = read_most_spans(path), path.with_name("plan.json")
     if planned.exists() and read_plan(planned) != plan:
         raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")

@@ -1,15 +1,15 @@
-"""The option --sizes: numbers of ranks on which a job is planned as well."""
+"""The option --sizes: further numbers of ranks to plan a job on."""
 
 from __future__ import annotations
 
 from meshwright.profiles.errors import BadInput
 
 _MOST_SIZES = 64
-"""Each takes a search."""
+"""Largest number of sizes, since each takes a search."""
 
 
 def parse_sizes(text: str | None) -> tuple[int, ...]:
-    """The numbers in `8,16,32`, each once; none without a text. Raises BadInput for what is no such list."""
+    """Return the numbers in `8,16,32`, each once; none without a text. Raises BadInput for any other text."""
     if text is None:
         return ()
     try:

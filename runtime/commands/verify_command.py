@@ -1,4 +1,4 @@
-"""The command that checks a plan: says what is wrong, what could not be looked at, and what a proof of it proves."""
+"""The command that checks a plan, and a proof of its bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.proof.document import Proof, read_proof
 from meshwright.runtime.api.checking import names_table, unchecked
-from meshwright.runtime.api.checking import verify as wrong
+from meshwright.runtime.api.checking import verify as find_violations
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile, ProofIn
 
@@ -25,25 +25,25 @@ def verify(
     proof: ProofIn = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every rule of a plan, every cost that it states and a proof, without the solver."""
-    found, proven = read_plan(plan), read_proof(proof) if proof else None
-    sentences = wrong(found, table_in(profile), proven)
-    costs_checked = profile is not None or not names_table(found)
-    open_questions = () if sentences else unchecked(found, table_in(profile), proven)
+    """Check the rules, the costs and optionally a proof of a plan, without the solver."""
+    document, proof_document = read_plan(plan), read_proof(proof) if proof else None
+    sentences = find_violations(document, table_in(profile), proof_document)
+    costs_checked = profile is not None or not names_table(document)
+    open_questions = () if sentences else unchecked(document, table_in(profile), proof_document)
     if as_json:
-        certified = proven.bound_seconds if proven and not sentences else None
-        told = {
+        certified_seconds = proof_document.bound_seconds if proof_document and not sentences else None
+        answer = {
             "violations": sentences,
             "costs_checked": costs_checked,
             "not_checked": open_questions,
-            "certified_seconds": certified,
-            "engine": found.facts.engine,
+            "certified_seconds": certified_seconds,
+            "engine": document.facts.engine,
         }
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(answer, indent=2))
     elif sentences:
         typer.echo("\n".join(sentences), err=True)
-    elif proven:
-        typer.echo("\n".join((_certified(found, proven), *open_questions)))
+    elif proof_document:
+        typer.echo("\n".join((_certified(document, proof_document), *open_questions)))
     elif open_questions:
         typer.echo("\n".join(("its laws hold." if not costs_checked else "its laws and costs hold.", *open_questions)))
     if sentences:
@@ -51,8 +51,8 @@ def verify(
 
 
 def _certified(plan: Plan, proof: Proof) -> str:
-    near = (plan.period_seconds - proof.bound_seconds) / plan.period_seconds
+    gap = (plan.period_seconds - proof.bound_seconds) / plan.period_seconds
     return (
-        f"certified: no plan is faster than {proof.bound_seconds:.6g} s (this plan is within {near:.2%}); "
+        f"certified: no plan is faster than {proof.bound_seconds:.6g} s (this plan is within {gap:.2%}); "
         f"the solver's word is {plan.solver.bound_seconds:.6g} s"
     )

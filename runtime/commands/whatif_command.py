@@ -1,4 +1,4 @@
-"""The command that answers what-if questions: reads the plan, asks, draws a plot, shows the answers."""
+"""The command that answers what-if questions about a plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from meshwright.planner.report.sweep import swept_field
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.api.drawing import plot as plotted
-from meshwright.runtime.api.planning import whatif as answers
+from meshwright.runtime.api.drawing import plot as draw_plot
+from meshwright.runtime.api.planning import whatif as predict
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Price, Profile
@@ -30,20 +30,23 @@ EXAMPLES = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set wor
 def whatif(
     plan: PlanPath,
     setting: Annotated[
-        list[str], typer.Option("--set", help="A field of the plan's facts, as field=value or field=value,value,...")
+        list[str], typer.Option("--set", help="A field of the job, as field=value or field=value,value,...")
     ],
     replan: Annotated[
-        bool, typer.Option(help="Search for the best plan each time, instead of costing this one.")
+        bool, typer.Option(help="Search for the best plan of each question, instead of costing this plan.")
     ] = False,
     gap: Gap = None,
     profile: Profile = None,
     price: Price = None,
     plot: Annotated[
-        Path | None, typer.Option(help="An HTML page of step time and tokens/s against the first field with a range.")
+        Path | None,
+        typer.Option(
+            help="Write an HTML plot of step time and tokens/s against the first field with several values here."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would change if the models, the cluster, the workload or the precision were others."""
+    """Predict a plan with another cluster, workload, precision or other models."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(plan, profile))
     document = read_plan(plan)
     settings = parse_settings(setting)
@@ -51,17 +54,17 @@ def whatif(
         _require_plot(plot, settings)
     table = table_in(profile)
     with within_memory():
-        found = answers(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
+        prediction = predict(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
     if plot:
-        write_atomically(plot, plotted(found))
+        write_atomically(plot, draw_plot(prediction))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(prediction), indent=2))
     else:
-        show_time.whatif(found, plot)
+        show_time.whatif(prediction, plot)
 
 
 def _require_plot(path: Path, settings: Sequence[Setting]) -> None:
-    """Raises BadInput before any costing for a plot that could not be drawn after it."""
+    """Raises BadInput, before anything is costed, for a plot that cannot be drawn."""
     if path.suffix != ".html":
         raise BadInput(f"--plot {path} is not an HTML file; name one that ends in .html.")
     swept_field(settings)

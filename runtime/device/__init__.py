@@ -1,1 +1,1 @@
-"""Where tensors live: the device of a rank, its memory, and how it is watched."""
+"""The device of a rank: its choice, its memory, and its measurement."""

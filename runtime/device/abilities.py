@@ -1,4 +1,4 @@
-"""What the device of this machine can run beside torch's plain operators."""
+"""Capabilities of this machine's device beyond torch's plain operators."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Abilities:
-    """Of a device."""
+    """The capabilities of a device."""
 
     kind: str
     """cuda or cpu."""
     capability: tuple[int, int] = (0, 0)
-    """CUDA's, major and minor."""
+    """CUDA compute capability, major and minor."""
     has_flash: bool = False
-    """Whether this torch was built with FlashAttention."""
+    """True if this torch was built with FlashAttention."""
     has_triton: bool = False
-    """Whether kernels in Triton, in which torch.compile writes too, can be compiled."""
+    """True if Triton, which torch.compile generates too, is installed."""
 
     @property
     def runs_triton(self) -> bool:
-        """Volta is the first that it compiles for: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html"""
+        """True if Triton kernels run here; Volta is the first architecture that Triton supports.
+
+        https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
+        """
         return self.kind == "cuda" and self.has_triton and self.capability >= (7, 0)
 
 
 def abilities(kind: str) -> Abilities:
-    """Those of this machine's devices of a kind, cuda or cpu."""
+    """Return the capabilities of this machine's devices of a kind, cuda or cpu."""
     if kind != "cuda":
         return Abilities(kind=kind)
     return Abilities(
@@ -42,5 +45,5 @@ def abilities(kind: str) -> Abilities:
 
 @functools.cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether kernels in Triton run on such a device of this machine."""
+    """Return True if Triton kernels run on such a device of this machine."""
     return abilities(device.type).runs_triton

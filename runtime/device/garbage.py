@@ -1,4 +1,4 @@
-"""When Python looks for garbage: not within what it would slow down or break."""
+"""Control of Python's garbage collector, which some code must not be interrupted by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is looked for within it; what no cycle holds goes as ever."""
+    """Context in which the garbage collector does not run; objects outside cycles are freed as usual."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

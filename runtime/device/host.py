@@ -1,12 +1,12 @@
-"""Where the tensors live, and what lets megatron-core run on the CPU.
+"""The device of this process, and the workarounds with which megatron-core runs on the CPU.
 
-The plan says what a process computes on, and `choose` is told once; whether there is a GPU decides nothing. A process
-on the CPU sees no GPU, and megatron-core, which names CUDA in some two hundred places and needs it in none of those
-reached here, gets a `torch` of its own whose factories and `torch.cuda` answer with the CPU. `torch` itself is left as
-it is, so nothing outside megatron-core sees or pays for the stand-in. In a process on CUDA nothing is replaced.
+The plan decides the device, and `choose` is called once with it; the presence of a GPU decides nothing. A process on
+the CPU sees no GPU. megatron-core names CUDA in some two hundred places and needs it in none of those reached here, so
+there it gets a copy of the `torch` namespace whose factories and `torch.cuda` use the CPU. `torch` itself is unchanged,
+so nothing outside megatron-core sees the stand-in. In a process on CUDA nothing is replaced.
 
-This is the only file that knows of the stand-in, and that asks torch for CUDA. Each workaround carries the lines of
-megatron-core it answers.
+This is the only file that knows of the stand-in and that queries CUDA. Each workaround links the lines of megatron-core
+that it is for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MODULES = (
     "megatron.core.resharding.refit",
     "megatron.core.transformer.moe.token_dispatcher",
 )
-"""The modules of megatron-core that the runtime uses; importing them loads all the others it reaches."""
+"""The modules of megatron-core that the runtime uses; they import all others that it reaches."""
 
 _FACTORIES = (
     "arange",
@@ -62,13 +62,13 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def choose(kind: str, index: int = 0) -> None:
-    """This process computes on the CPU, as it does before any choice, or on the CUDA device of this index.
+    """Set the device of this process: the CPU (the default) or the CUDA device `index`.
 
-    Raises BadInput where there is no such device.
+    Raises BadInput if there is no such device.
     """
     global _chosen  # noqa: PLW0603 - a process has one device
     if kind == "cpu":
-        os.environ[_VISIBLE] = ""  # torch asks in places of its own whether there is CUDA
+        os.environ[_VISIBLE] = ""  # torch itself checks for CUDA in places
         _chosen = _CPU
         return
     if num_cuda_devices() <= index:
@@ -81,45 +81,45 @@ def choose(kind: str, index: int = 0) -> None:
 
 
 def device() -> torch.device:
-    """Where the tensors of this process live."""
+    """Return the device of this process's tensors."""
     return _chosen
 
 
 def on_cuda() -> bool:
-    """Whether this process computes on a CUDA device."""
+    """Return True if this process computes on a CUDA device."""
     return _chosen.type == "cuda"
 
 
 def backend() -> str:
-    """The collective library for tensors on `device()`."""
+    """Return the torch.distributed backend for tensors on `device()`."""
     return "nccl" if on_cuda() else "gloo"
 
 
 def num_cuda_devices() -> int:
-    """How many this machine has, whatever this process computes on."""
+    """Return the number of CUDA devices that this process can see."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def synchronise() -> None:
-    """Waits until the device has done everything asked of it."""
+    """Wait until all work submitted to the device is done."""
     if on_cuda():
         torch.cuda.synchronize()
 
 
 def install() -> None:
-    """Makes megatron-core run on the device of this process; without effect beyond imports where that is CUDA.
+    """Make megatron-core run on the device of this process; on CUDA this only imports it.
 
-    May be called any number of times: a later call covers what was imported since.
+    It may be called repeatedly: a later call covers modules imported since.
     """
-    # Megatron overlaps communication by launching kernels in this order, and says so with a warning otherwise.
+    # Megatron overlaps communication by the launch order of kernels, and warns without this setting.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/layers.py
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for name in _MODULES:
         importlib.import_module(name)
     if on_cuda():
         return
-    _take_cpu_generator_for_cuda()
-    _answer_tensor_methods()
+    _use_cpu_generator_for_cuda()
+    _patch_tensor_methods()
     _count_routed_tokens_on_host()
     # The literal device "cuda" and torch.cuda.current_device(), for example
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
@@ -130,10 +130,10 @@ def install() -> None:
 
 @functools.cache
 def _torch_for_megatron() -> ModuleType:
-    """A copy of the `torch` namespace in which "cuda" means the CPU."""
+    """Return a copy of the `torch` namespace in which "cuda" means the CPU."""
     stand_in = _copy_of(torch)
     for name in _FACTORIES:
-        setattr(stand_in, name, _made_on_host(getattr(torch, name)))
+        setattr(stand_in, name, _on_cpu(getattr(torch, name)))
     vars(stand_in)["cuda"] = _cuda_for_megatron()
     vars(stand_in)["distributed"] = _copy_of(torch.distributed)
     vars(stand_in.distributed)["all_gather"] = _all_gather
@@ -141,7 +141,7 @@ def _torch_for_megatron() -> ModuleType:
 
 
 def _all_gather(outputs: list[torch.Tensor], mine: torch.Tensor, group: Any = None) -> None:
-    """Gathers tensors whose first dimensions may differ, which gloo does not: they are padded to the longest.
+    """Gather tensors whose first dimensions may differ, which gloo does not support: they are padded to the longest.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/mappings.py#L150
     """
@@ -158,16 +158,16 @@ def _all_gather(outputs: list[torch.Tensor], mine: torch.Tensor, group: Any = No
 
 
 def _cuda_for_megatron() -> ModuleType:
-    """A copy of the `torch.cuda` namespace that answers for the CPU."""
+    """Return a copy of the `torch.cuda` namespace with functions that work on the CPU."""
     stand_in = _copy_of(torch.cuda)
-    answers: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "is_available": lambda: False,
         "is_initialized": lambda: False,
         "device_count": lambda: 0,
         "current_device": device,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
-        # Device random state, asked for when weights are initialised and when activations are recomputed:
+        # Device random state, read when weights are initialised and when activations are recomputed:
         # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py#L235
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "manual_seed": torch.manual_seed,
@@ -177,7 +177,7 @@ def _cuda_for_megatron() -> ModuleType:
         "default_stream": _NoStream,
         "stream": lambda _: contextlib.nullcontext(),
     }
-    vars(stand_in).update(answers)
+    vars(stand_in).update(replacements)
     return stand_in
 
 
@@ -187,19 +187,19 @@ def _copy_of(module: ModuleType) -> ModuleType:
     return copy
 
 
-def _made_on_host(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        asked = kwargs.get("device")
-        if asked is not None and torch.device(asked).type == "cuda":
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        requested = kwargs.get("device")
+        if requested is not None and torch.device(requested).type == "cuda":
             kwargs["device"] = device()
         return factory(*args, **kwargs)
 
-    return made
+    return wrapped
 
 
 class _NoStream:
-    """A stream on which everything has already happened, and an event on it."""
+    """A stream, and an event on it, whose work is always complete."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -211,20 +211,20 @@ class _NoStream:
     def synchronize(self) -> None: ...
 
 
-def _take_cpu_generator_for_cuda() -> None:
-    """Recomputation saves and restores the state of the device's generator, which here is the CPU's.
+def _use_cpu_generator_for_cuda() -> None:
+    """Make recomputation save and restore the CPU's random state in place of the CUDA generator's.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/random.py#L41
     """
     random = sys.modules["megatron.core.tensor_parallel.random"]
     vars(random)["_get_cuda_rng_state"] = lambda *_, **__: torch.get_rng_state()
     vars(random)["_set_cuda_rng_state"] = lambda state, *_, **__: torch.set_rng_state(state)
-    # The two being one here, megatron would note at every draw that the other one moved as well.
+    # As the two are the same here, megatron would log at every use that the other one changed as well.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
 
 
-def _answer_tensor_methods() -> None:
-    """Calls of `Tensor.cuda()` and comparisons of `Tensor.type()` sit in three functions; they run under answers.
+def _patch_tensor_methods() -> None:
+    """Wrap the three functions that call `Tensor.cuda()` or compare `Tensor.type()`.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L244
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L361
@@ -240,38 +240,38 @@ def _answer_tensor_methods() -> None:
     ):
         function = getattr(owner, name)
         if not hasattr(function, "__wrapped__"):
-            setattr(owner, name, _under_answers(function))
+            setattr(owner, name, _with_cuda_methods(function))
 
 
 def _count_routed_tokens_on_host() -> None:
-    """Counts of tokens that go to experts are there already, and become numbers as they do on the way from a device.
+    """Replace the copy of token counts per expert from device to host, which here are on the host already.
 
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1078
     """
     dispatcher = sys.modules["megatron.core.transformer.moe.token_dispatcher"]
-    vars(dispatcher)["maybe_move_tensor_to_cpu"] = _on_host
+    vars(dispatcher)["maybe_move_tensor_to_cpu"] = _counts_on_host
 
 
-def _on_host(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
+def _counts_on_host(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
     return counts.numpy() if as_numpy and torch.is_tensor(counts) else counts
 
 
-def _under_answers(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_cuda_methods(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def answered(*args: Any, **kwargs: Any) -> Any:
-        with _TensorMethodsAnswerCuda():
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _CudaTensorMethods():
             return function(*args, **kwargs)
 
-    return answered
+    return wrapped
 
 
-class _TensorMethodsAnswerCuda(TorchFunctionMode):
-    """Within it a CPU tensor is its own `.cuda()`, and names its type as a CUDA tensor would."""
+class _CudaTensorMethods(TorchFunctionMode):
+    """Mode in which `.cuda()` of a CPU tensor returns the tensor, and `.type()` the name of the CUDA type."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
             return args[0]
-        answer = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.type and isinstance(answer, str):
-            return answer.replace("torch.", "torch.cuda.", 1)
-        return answer
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.type and isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result

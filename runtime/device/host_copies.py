@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, made by all the cores that a rank has to itself while nothing else runs."""
+"""Copies of tensors to host memory, made by all the cores of a rank while nothing else runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from meshwright.runtime.device import host
 
-_PIECE = 16 * 2**20
+_PIECE_BYTES = 16 * 2**20
 """Bytes that a thread copies at a time."""
-_MOST_THREADS = 8
-_ALIGNED = 64
-"""Bytes: a copy begins at a multiple of them."""
+_MAX_THREADS = 8
+_ALIGNMENT = 64
+"""Each copy begins at a multiple of this many bytes."""
 
 
 class _Piece(NamedTuple):
@@ -28,13 +28,13 @@ class _Piece(NamedTuple):
 
 
 def copied_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors [..., N] or [], each with a storage of its own, in memory that goes back to the host
-    with the last.
+    """Return copies of tensors [..., N] or [] on the host, each with a storage of its own.
 
-    That memory is new, and on huge pages where the host has them: common ones take longer to get than to fill.
+    The memory is newly mapped and is freed with the last copy. It is on huge pages if the host has them, since normal
+    pages take longer to map than to fill.
     """
     sources = [tensor.detach().contiguous() for tensor in tensors]
-    copies = _room_for(sources)
+    copies = _empty_on_host(sources)
     pieces = [piece for pair in zip(sources, copies, strict=True) for piece in _pieces(*pair)]
     if host.on_cuda():
         _copy_from_device(pieces)
@@ -43,14 +43,14 @@ def copied_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-def _room_for(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors on the host of the same shapes and types."""
+def _empty_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return uninitialised tensors on the host of the same shapes and types."""
     begins, end = [], 0
     for tensor in tensors:
         begins.append(end)
-        end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel may have none
+    with contextlib.suppress(OSError):  # the kernel may have no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return [
         torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin).view(tensor.shape)
@@ -61,7 +61,7 @@ def _room_for(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _pieces(source: Tensor, copy: Tensor) -> Iterator[_Piece]:
-    size = _PIECE // source.element_size()
+    size = _PIECE_BYTES // source.element_size()
     yield from map(_Piece, source.view(-1).split(size), copy.view(-1).split(size))
 
 
@@ -72,13 +72,16 @@ def _copy(pieces: Sequence[_Piece]) -> None:
 
 
 def _copy_from_device(pieces: Sequence[_Piece]) -> None:
-    """Each thread takes a piece to pinned memory, which is as fast as the device's link, and on to where it stays: so
-    both ways are busy, and no more is pinned than threads have in hand."""
-    host.synchronise()  # streams of their own do not wait for what computes the tensors
+    """Copy the pieces through pinned staging buffers, one for each thread.
+
+    A copy to pinned memory runs at the speed of the device's link. Several threads keep the link and the host memory
+    busy at once, and little memory is pinned.
+    """
+    host.synchronise()  # the copy streams do not wait for the streams that compute the tensors
     number = _num_threads()
     free: queue.SimpleQueue[tuple[Tensor, torch.cuda.Stream]] = queue.SimpleQueue()
     for _ in range(number):
-        free.put((torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True), torch.cuda.Stream(host.device())))
+        free.put((torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Stream(host.device())))
 
     def copy(piece: _Piece) -> None:
         staging, stream = free.get()
@@ -97,11 +100,11 @@ def _copy_from_device(pieces: Sequence[_Piece]) -> None:
 
 
 def _threads(number: int) -> ThreadPoolExecutor:
-    """Each of which computes on one core."""
+    """Return a pool of threads, each of which uses one core."""
     return ThreadPoolExecutor(number, "host copies", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _num_threads() -> int:
-    """What this rank has of the cores of its machine when ranks share them evenly."""
+    """Return this rank's even share of the machine's cores, at most `_MAX_THREADS`."""
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // num_ranks))
+    return max(1, min(_MAX_THREADS, len(os.sched_getaffinity(0)) // num_ranks))

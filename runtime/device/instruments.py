@@ -1,6 +1,6 @@
-"""What a device is watched with while bodies run on it: a timer, its memory, its clock and temperature.
+"""Measurements of a device while it is profiled: time, memory, clock rate and temperature.
 
-All that differs between a CPU and a CUDA device is here, as functions that a test can replace.
+Everything that differs between a CPU and a CUDA device is here, as functions that a test can replace.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from meshwright.profiles.harness import Conditions, Timer, clock_timer, event_ti
 from meshwright.runtime.device import host, used_memory
 
 _SECONDS_BETWEEN_QUERIES = 5.0
-"""Asking the driver takes a tenth of a second; clock and temperature change more slowly."""
+"""A query of the driver takes a tenth of a second; clock rate and temperature change more slowly."""
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
-"""How torch's allocators say so: the one for CUDA, the one for CPUs, and the system's."""
+"""Messages of torch's CUDA allocator, its CPU allocator, and the system's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:
-    """`reset_peak` returns the bytes in use, `peak_bytes` the most since then; `release` empties the allocator."""
+    """Measuring functions of a device.
+
+    `reset_peak` returns the bytes in use, `peak_bytes` the most since then; `release` empties the allocator's cache.
+    """
 
     timer: Timer
     reset_peak: Callable[[], int]
@@ -38,10 +41,10 @@ class Instruments:
 
 
 def instruments() -> Instruments:
-    """Those of the device that this process computes on."""
+    """Return the instruments of the device that this process computes on."""
     on_cuda = host.on_cuda()
     return Instruments(
-        timer=event_timer(_mark) if on_cuda else clock_timer(time.perf_counter, host.synchronise),
+        timer=event_timer(_event) if on_cuda else clock_timer(time.perf_counter, host.synchronise),
         reset_peak=used_memory.reset_peak,
         peak_bytes=used_memory.peak_bytes,
         release=used_memory.release,
@@ -50,32 +53,32 @@ def instruments() -> Instruments:
 
 
 class Thermometer:
-    """Conditions asked for again only when the last answer is some seconds old."""
+    """Clock rate and temperature of the device, queried again only after some seconds."""
 
     def __init__(self, query: Callable[[str], list[str]], *, clock: Callable[[], float]) -> None:
         self._query, self._clock = query, clock
-        self._asked, self._known = -math.inf, Conditions()
+        self._queried_at, self._conditions = -math.inf, Conditions()
 
     def __call__(self) -> Conditions:
-        if self._clock() - self._asked >= _SECONDS_BETWEEN_QUERIES:
-            answer = [_whole(text) for text in self._query("clocks.sm,temperature.gpu")]
-            self._known = Conditions(*answer) if len(answer) == 2 else Conditions()
-            self._asked = self._clock()
-        return self._known
+        if self._clock() - self._queried_at >= _SECONDS_BETWEEN_QUERIES:
+            values = [_integer(text) for text in self._query("clocks.sm,temperature.gpu")]
+            self._conditions = Conditions(*values) if len(values) == 2 else Conditions()
+            self._queried_at = self._clock()
+        return self._conditions
 
 
 def query_device(fields: str, run: Callable[..., Any] = subprocess.run) -> list[str]:
-    """What nvidia-smi answers for these fields of this process's device; nothing where it is absent or refuses."""
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={_identity()}"]
+    """Return nvidia-smi's values of these fields for this process's device; empty if it is absent or fails."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={_device_id()}"]
     try:
-        found = run(command, capture_output=True, text=True, check=False, timeout=10)
+        result = run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [text.strip() for text in found.stdout.strip().split(",")] if found.returncode == 0 else []
+    return [text.strip() for text in result.stdout.strip().split(",")] if result.returncode == 0 else []
 
 
 def why_failed(error: Exception) -> str | None:
-    """The reason to record for a body that raised; None for an error that is not the device's."""
+    """Return the reason to record for a timed pass that raised `error`; None if the device is not the cause."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(s in str(error).lower() for s in _OUT_OF_MEMORY):
         return f"out of memory: {first}"
@@ -83,7 +86,7 @@ def why_failed(error: Exception) -> str | None:
 
 
 def is_finite(output: object) -> bool:
-    """Whether every number that a body returned is finite, in tensors, lists and mappings of any depth."""
+    """Return True if every number in an output is finite: tensors [...], floats, nested lists and mappings."""
     if isinstance(output, Tensor):
         return bool(torch.isfinite(output).all())
     if isinstance(output, float):
@@ -93,16 +96,16 @@ def is_finite(output: object) -> bool:
     return all(is_finite(value) for value in output) if isinstance(output, Iterable) else True
 
 
-def _mark() -> torch.cuda.Event:
+def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def _identity() -> str:
-    """The device of this process by its own name, which CUDA_VISIBLE_DEVICES does not change; the first without one."""
+def _device_id() -> str:
+    """Return the UUID of this process's device, which CUDA_VISIBLE_DEVICES does not change, or 0 without a device."""
     if not host.num_cuda_devices():
         return "0"
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     return int(text) if text.lstrip("-").isdigit() else None

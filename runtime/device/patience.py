@@ -1,22 +1,22 @@
-"""How long collectives of this process wait for their ranks.
+"""The timeout of this process's collectives.
 
-torch gives each new group a default of its own library, ten minutes for NCCL, whatever the world was given; a turn of a
-large plan takes longer.
+torch gives each new group the default of its backend, ten minutes for NCCL, whatever the world group's timeout is; a
+period of a large plan takes longer.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-_patience = timedelta(minutes=15)
+_timeout = timedelta(minutes=15)
 
 
 def patience() -> timedelta:
-    """What every group of this process is made with."""
-    return _patience
+    """Return the timeout with which every process group of this process is created."""
+    return _timeout
 
 
 def have_patience(seconds: float) -> None:
-    """Of groups that are made from now on."""
-    global _patience  # noqa: PLW0603 - it is of the process, as the groups are
-    _patience = timedelta(seconds=seconds)
+    """Set the timeout of groups that are created from now on."""
+    global _timeout  # noqa: PLW0603 - process groups are global too
+    _timeout = timedelta(seconds=seconds)

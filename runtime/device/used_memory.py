@@ -1,8 +1,8 @@
-"""How much memory this process has used at most, on its device or, on a CPU, in its resident set.
+"""Peak memory of this process, on its device or, on a CPU, in its resident set.
 
-A CPU's allocator keeps what was freed and would hand it out again unseen, so it returns it before a peak is counted.
-Of the resident set, pages of files are left out: they are the code of libraries, which is mapped as it is first used
-and which all ranks of a host share. A plan has no term for them, and a first step maps tens of MiB of them.
+On a CPU the allocator's cached memory is returned to the system before each measurement, or reusing it would go
+unnoticed. File-backed pages of the resident set do not count: they are the code of libraries, mapped at first use and
+shared by all ranks of a host. A plan has no term for them, and a first step maps tens of MiB of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RESET_PEAK = "5"  # proc(5): resets the peak resident set size to the current o
 
 
 def reset_peak() -> int:
-    """Forgets the peak so far; returns the bytes in use now."""
+    """Reset the peak and return the bytes in use now."""
     if host.on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -32,24 +32,24 @@ def reset_peak() -> int:
 
 
 def bytes_in_use() -> int:
-    """What this process has on its device or, on a CPU, in its resident set."""
+    """Return the bytes that this process has on its device or, on a CPU, in its resident set without file pages."""
     return torch.cuda.memory_allocated() if host.on_cuda() else _resident("VmRSS") - _resident("RssFile")
 
 
 def peak_bytes() -> int:
-    """The most bytes in use since the last reset; on a CPU less what has been mapped of files since they were."""
+    """Return the most bytes in use since the last reset; on a CPU without the file pages mapped now."""
     if host.on_cuda():
         return torch.cuda.max_memory_allocated()
     return _resident("VmHWM") - _resident("RssFile")
 
 
 def return_freed() -> None:
-    """Gives back to the host what its allocator keeps in pages that hold nothing any more."""
+    """Return the free pages of the host's allocator to the system."""
     _libc().malloc_trim(0)
 
 
 def release() -> None:
-    """Gives back to the device what the allocator keeps; after a failure for want of memory."""
+    """Return the allocator's cached memory to the device, as after an out-of-memory error."""
     gc.collect()
     if host.on_cuda():
         torch.cuda.empty_cache()

@@ -1,1 +1,1 @@
-"""Rewards on host workers: functions in processes of their own, and judges behind a URL."""
+"""Rewards and tools on host workers: functions in worker processes, and judges over HTTP."""

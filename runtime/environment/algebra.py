@@ -1,8 +1,8 @@
-"""Exact values of short expressions: quotients of sums of products of numbers, roots and letters.
+"""Exact arithmetic on quotients of sums of products of numbers, roots and letters.
 
-A value is a numerator over a denominator, each a sum of monomials with rational coefficients; a monomial is powers of
-letters and of the primes under roots. Two values are equal where they are when multiplied out. All of it has limits, so
-that no expression takes long: whatever is beyond them has no value here.
+A value is a numerator over a denominator, each a sum of monomials with rational coefficients. A monomial holds powers
+of letters and of the primes under roots. Two values are compared by cross-multiplication. Sizes are limited so that no
+expression takes long; an expression beyond a limit has no value here.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
-_MOST_TERMS = 60
-_MOST_BITS = 4000
-"""Of a coefficient."""
-_LARGEST_POWER = 100
-_LARGEST_FACTOR = 1000
-"""Larger primes under a root are not looked for."""
+_MAX_TERMS = 60
+_MAX_BITS = 4000
+"""Largest size of a coefficient's numerator or denominator, in bits."""
+_MAX_POWER = 100
+_MAX_FACTOR = 1000
+"""Largest factor that is searched for in a number under a root."""
 
 Monomial: TypeAlias = tuple[tuple[str, Fraction], ...]
-"""Powers by letter, ascending; a prime under a root is named by its digits."""
+"""Pairs of letter and power, in ascending order; a prime under a root is named by its digits."""
 Terms: TypeAlias = Mapping[Monomial, Fraction]
 
 
 class NoValueError(Exception):
-    """An expression that has no value here."""
+    """The expression has no value: it is not in the grammar, not defined or beyond a limit."""
 
 
 @dataclass(frozen=True)
@@ -47,80 +47,84 @@ class Value:
         return self * number(-1)
 
     def over(self, other: Value) -> Value:
-        """The quotient. Raises NoValueError for one by nothing."""
+        """Return the quotient. Raises NoValueError for a division by zero."""
         if not other.above:
             raise NoValueError
         return Value(_product(self.above, other.below), _product(self.below, other.above))
 
     def equals(self, other: Value) -> bool:
-        """Whether both are one value. Raises NoValueError where that takes too much to see."""
+        """True if both are the same value. Raises NoValueError if the comparison exceeds a limit."""
         return _product(self.above, other.below) == _product(other.above, self.below)
 
     @property
     def rational(self) -> Fraction:
-        """The number that it is. Raises NoValueError for any other value."""
+        """The value as a fraction. Raises NoValueError unless it is a rational number."""
         if set(self.above) <= {()} and set(self.below) == {()}:
             return self.above.get((), Fraction(0)) / self.below[()]
         raise NoValueError
 
     def power(self, exponent: Value) -> Value:
-        """A whole power, or a root of a number that is not negative. Raises NoValueError for any other or large one."""
+        """Return the value to a rational power.
+
+        Raises NoValueError if the exponent is not rational or too large, and for a root unless it is of a rational
+        number that is not negative.
+        """
         n = exponent.rational
-        if abs(n) > _LARGEST_POWER:
+        if abs(n) > _MAX_POWER:
             raise NoValueError
         if n.denominator == 1:
-            found = number(1)
+            result = number(1)
             for _ in range(abs(n.numerator)):
-                found = found * self
-            return found if n >= 0 else number(1).over(found)
+                result = result * self
+            return result if n >= 0 else number(1).over(result)
         return Value(_root(self.above, n), _root(self.below, n))
 
 
 def number(value: Fraction | int) -> Value:
-    """The value of a number."""
+    """Return a number as a value."""
     value = Fraction(value)
     return Value({(): value} if value else {}, {(): Fraction(1)})
 
 
 def letter(name: str) -> Value:
-    """The value of a letter or of a constant that has a name."""
+    """Return a variable, or a named constant such as pi, as a value."""
     return Value({((name, Fraction(1)),): Fraction(1)}, {(): Fraction(1)})
 
 
-def _sum(one: Terms, other: Terms) -> Terms:
-    found = dict(one)
-    for monomial, coefficient in other.items():
-        found[monomial] = found.get(monomial, Fraction(0)) + coefficient
-    return _limited(found)
+def _sum(left: Terms, right: Terms) -> Terms:
+    total = dict(left)
+    for monomial, coefficient in right.items():
+        total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+    return _simplified(total)
 
 
-def _product(one: Terms, other: Terms) -> Terms:
-    found: dict[Monomial, Fraction] = {}
-    for left, a in one.items():
-        for right, b in other.items():
-            monomial, coefficient = _times(left, right)
-            found[monomial] = found.get(monomial, Fraction(0)) + a * b * coefficient
-    return _limited(found)
+def _product(left_terms: Terms, right_terms: Terms) -> Terms:
+    product: dict[Monomial, Fraction] = {}
+    for left, a in left_terms.items():
+        for right, b in right_terms.items():
+            monomial, coefficient = _multiply_monomials(left, right)
+            product[monomial] = product.get(monomial, Fraction(0)) + a * b * coefficient
+    return _simplified(product)
 
 
-def _limited(terms: Terms) -> Terms:
-    found = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
-    bits = (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in found.values())
-    if len(found) > _MOST_TERMS or max(bits, default=0) > _MOST_BITS:
+def _simplified(terms: Terms) -> Terms:
+    nonzero = {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+    bits = (max(c.numerator.bit_length(), c.denominator.bit_length()) for c in nonzero.values())
+    if len(nonzero) > _MAX_TERMS or max(bits, default=0) > _MAX_BITS:
         raise NoValueError
-    return found
+    return nonzero
 
 
-def _times(left: Monomial, right: Monomial) -> tuple[Monomial, Fraction]:
-    """The product of two monomials, and the whole number that comes out of its roots."""
+def _multiply_monomials(left: Monomial, right: Monomial) -> tuple[Monomial, Fraction]:
+    """Return the product of two monomials, and the rational factor that comes out of its roots."""
     powers = dict(left)
     for name, power in right:
         powers[name] = powers.get(name, Fraction(0)) + power
     coefficient = Fraction(1)
     for name, power in powers.items():
-        if abs(power) > _LARGEST_POWER:
+        if abs(power) > _MAX_POWER:
             raise NoValueError
-        if name.isdigit():  # a prime: of its power, less than one stays under a root
+        if name.isdigit():  # a prime: only the fractional part of its power stays under the root
             whole = math.floor(power)
             coefficient *= Fraction(int(name)) ** whole
             powers[name] = power - whole
@@ -128,7 +132,7 @@ def _times(left: Monomial, right: Monomial) -> tuple[Monomial, Fraction]:
 
 
 def _root(terms: Terms, power: Fraction) -> Terms:
-    """A power, no whole one, of a sum of one term whose coefficient is positive."""
+    """Return a fractional power of a rational number that is not negative; other terms have no value."""
     if not terms and power > 0:
         return {}
     if len(terms) != 1:
@@ -136,25 +140,25 @@ def _root(terms: Terms, power: Fraction) -> Terms:
     ((monomial, coefficient),) = terms.items()
     if coefficient < 0 or (monomial and not all(name.isdigit() for name, _ in monomial)):
         raise NoValueError
-    found: Terms = (
-        {tuple((name, own * power) for name, own in monomial): Fraction(1)} if monomial else {(): Fraction(1)}
+    result: Terms = (
+        {tuple((name, exponent * power) for name, exponent in monomial): Fraction(1)} if monomial else {(): Fraction(1)}
     )
     for whole, sign in ((coefficient.numerator, 1), (coefficient.denominator, -1)):
         for prime, count in _factors(whole).items():
-            found = _product(found, dict([_times((), ((str(prime), sign * count * power),))]))
-    return found
+            result = _product(result, dict([_multiply_monomials((), ((str(prime), sign * count * power),))]))
+    return result
 
 
 def _factors(whole: int) -> Mapping[int, int]:
-    """How often each factor is in a whole number; what is left of it without small ones is one factor."""
-    found: dict[int, int] = {}
+    """Return prime factors by multiplicity; a remainder without small factors counts as a prime or as its square."""
+    multiplicities: dict[int, int] = {}
     factor = 2
-    while factor * factor <= whole and factor <= _LARGEST_FACTOR:
+    while factor * factor <= whole and factor <= _MAX_FACTOR:
         while whole % factor == 0:
-            found[factor] = found.get(factor, 0) + 1
+            multiplicities[factor] = multiplicities.get(factor, 0) + 1
             whole //= factor
         factor += 1
     root = math.isqrt(whole)
     if root * root == whole and root > 1:
-        return found | {root: 2}
-    return found | ({whole: 1} if whole > 1 else {})
+        return multiplicities | {root: 2}
+    return multiplicities | ({whole: 1} if whole > 1 else {})

@@ -1,4 +1,4 @@
-"""Which functions a run may load: those of modules that its user has named, beside the built-in ones."""
+"""Checks that a run loads only built-in functions and functions of modules that its user has allowed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from meshwright.profiles.errors import BadInput
 
 
 def require_functions(rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool) -> None:
-    """Raises BadInput for a function of a module that is not among the allowed ones, and where a built-in function has
-    no answers to compare with. Imports nothing."""
+    """Raises BadInput for a reward function of a module that is not allowed.
+
+    Raises BadInput too for a built-in function if the data has no answers to compare with. No module is imported.
+    """
     for reward in rewards:
         if reward.function is None:
             continue
@@ -26,15 +28,15 @@ def require_functions(rewards: Sequence[Reward], allowed: Collection[str], *, ha
 
 
 def require_tool(tool: Tool, allowed: Collection[str]) -> None:
-    """Raises BadInput for a function of a module that is not among the allowed ones. Imports nothing."""
+    """Raises BadInput for a tool of a module that is not allowed. No module is imported."""
     if tool.function not in BUILT_IN_TOOLS:
         _require_allowed("tool", tool.function, allowed)
 
 
-def _require_allowed(what: str, function: str, allowed: Collection[str]) -> None:
+def _require_allowed(subject: str, function: str, allowed: Collection[str]) -> None:
     module = function.partition(":")[0]
     if module not in allowed:
         raise BadInput(
-            f"{what}: {function} would run code of the module {module}, which was not allowed; give --allow-module "
+            f"{subject}: {function} would run code of the module {module}, which was not allowed; give --allow-module "
             f"{module} if you trust it."
         )

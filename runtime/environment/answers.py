@@ -1,4 +1,4 @@
-"""Rewards that compare a response with the answer of its prompt: 1 where it is right, else 0."""
+"""Reward functions that compare a response with the answer of its prompt: 1 if it is right, else 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NUMBER = re.compile(
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}(?:\^\{?\d\}?)?\s*$")
 _CHOICE = re.compile(r"^\s*\(\s*([a-z])\s*\)\s*$")
-_NAMED = re.compile(r"^\s*(?:[a-zA-Z]|\\?[a-zA-Z]+\([a-zA-Z]\))\s*(?:=|\\in\b)")
-_BOXED, _GIVEN = "\\boxed{", "####"
-_IGNORED = (
+_NAME_BEFORE = re.compile(r"^\s*(?:[a-zA-Z]|\\?[a-zA-Z]+\([a-zA-Z]\))\s*(?:=|\\in\b)")
+_BOXED, _HASHES = "\\boxed{", "####"
+_IGNORED_MARKUP = (
     "\\left",
     "\\right",
     "\\displaystyle",
@@ -35,7 +35,7 @@ _IGNORED = (
     "\\[",
     "\\]",
 )
-_SAME = {
+_REPLACEMENTS = {
     "\u2212": "-",
     "\u2013": "-",
     "\u00d7": "*",
@@ -45,120 +45,125 @@ _SAME = {
     "~": " ",
 }
 _THIN_SPACE = re.compile(r"(?<=\d)(?:\\,|\{,\})(?=\d{3})")
-"""Parts thousands."""
+"""A separator of thousands."""
 _SPACE = re.compile(r"(?<!\\)\\[ ,;:]")
-_MOST_SEARCHED = 20_000
-"""Characters at the end of a response in which its answer is looked for."""
+_SEARCHED_CHARACTERS = 20_000
+"""Number of characters at the end of a response that are searched for its answer."""
 
 
 def exact_match(samples: Sequence[RewardSample]) -> list[float]:
-    """Whether the response is the answer, but for blanks around it."""
+    """Score 1 if the response equals the answer, ignoring surrounding white space, else 0."""
     return [float(sample.response.strip() == (sample.answer or "").strip()) for sample in samples]
 
 
 def maths_answer(samples: Sequence[RewardSample]) -> list[float]:
-    r"""Whether what the response gives at last, in \boxed{}, behind #### or as its last number with the formula that it
-    is part of, is the answer: has its value where `maths_notation` reads both, else letter by letter without blanks and
-    markup. A tuple is no number, and a unit counts where both have one."""
+    r"""Score 1 if the final result of the response equals the answer, else 0.
+
+    The final result is the content of the last \boxed{}, else the text after ####, else the last number with the
+    formula around it. Results are equal if `maths_notation` gives them the same value, or, if it cannot read them, if
+    their texts are the same without white space and markup. Units are compared if both have one.
+    """
     return [float(_is_right(sample.response, sample.answer or "")) for sample in samples]
 
 
 def _is_right(response: str, answer: str) -> bool:
-    response = response[-_MOST_SEARCHED:]
-    given, wanted = _marked(response), _marked(answer)
-    if given is None:
-        given = _last_formula(response)
-    wanted = answer if wanted is None else wanted
-    if not given.strip() or not wanted.strip():
+    response = response[-_SEARCHED_CHARACTERS:]
+    result, expected = _marked_answer(response), _marked_answer(answer)
+    if result is None:
+        result = _last_formula(response)
+    expected = answer if expected is None else expected
+    if not result.strip() or not expected.strip():
         return False
-    return _are_same(given, wanted)
+    return _equal(result, expected)
 
 
-def _are_same(given: str, wanted: str) -> bool:
-    """Whether two answers without their marks are one."""
-    if _letters(given) == _letters(wanted):
+def _equal(result: str, expected: str) -> bool:
+    """True if two extracted answers are equal."""
+    if _normalised(result) == _normalised(expected):
         return True
-    one, other = _parted(given), _parted(wanted)
-    if (one.unit and other.unit and one.unit != other.unit) or (one.name and other.name and one.name != other.name):
+    result_parts, expected_parts = _split_answer(result), _split_answer(expected)
+    if (result_parts.unit and expected_parts.unit and result_parts.unit != expected_parts.unit) or (
+        result_parts.name and expected_parts.name and result_parts.name != expected_parts.name
+    ):
         return False
     try:
-        return are_equal(read(one.value), read(other.value))
+        return are_equal(read(result_parts.value), read(expected_parts.value))
     except NoValueError:
-        return _letters(one.value) == _letters(other.value)
+        return _normalised(result_parts.value) == _normalised(expected_parts.value)
 
 
-def _marked(text: str) -> str | None:
-    """What a text marks as its answer, nothing where the mark does not end; None where it marks nothing."""
+def _marked_answer(text: str) -> str | None:
+    """Return the marked answer of a text: None without a mark, empty if the mark is not closed."""
     if _BOXED in text:
-        return _in_braces(text[text.rindex(_BOXED) + len(_BOXED) :])
-    if _GIVEN in text:
-        return text.rpartition(_GIVEN)[2].strip().partition("\n")[0]
+        return _until_closing_brace(text[text.rindex(_BOXED) + len(_BOXED) :])
+    if _HASHES in text:
+        return text.rpartition(_HASHES)[2].strip().partition("\n")[0]
     return None
 
 
-def _in_braces(text: str) -> str:
-    """Up to the brace that closes one before the text."""
+def _until_closing_brace(text: str) -> str:
+    """Return the text up to the brace that closes the one before it; empty if there is none."""
     depth, escaped = 1, False
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         if not escaped:
             depth += (character == "{") - (character == "}")
         escaped = character == "\\" and not escaped
         if not depth:
-            return text[:place]
+            return text[:index]
     return ""
 
 
 def _last_formula(response: str) -> str:
-    r"""The last number of a text, with what stands around it where that makes it another value: the 2 of \sqrt{2}."""
+    r"""Return the last number of a text, or the formula that contains it, such as \sqrt{2} for the 2."""
     numbers = list(_NUMBER.finditer(response))
     if not numbers:
         return ""
-    found = numbers[-1]
-    first, last = found.span()
-    while first and not response[first - 1].isspace() and last - first < MOST_CHARACTERS:
-        first -= 1
-    while last < len(response) and not response[last].isspace() and last - first < MOST_CHARACTERS:
-        last += 1
-    around = response[first:last].rstrip(".,;:!?*").rpartition("=")[2]
-    if any(mark in around for mark in "\\^([{"):
+    number = numbers[-1]
+    start, end = number.span()
+    while start and not response[start - 1].isspace() and end - start < MOST_CHARACTERS:
+        start -= 1
+    while end < len(response) and not response[end].isspace() and end - start < MOST_CHARACTERS:
+        end += 1
+    formula = response[start:end].rstrip(".,;:!?*").rpartition("=")[2]
+    if any(mark in formula for mark in "\\^([{"):
         try:
-            read(_parted(around).value)
-            return around
+            read(_split_answer(formula).value)
+            return formula
         except NoValueError:
             pass
-    return found.group()
+    return number.group()
 
 
-def _cleaned(text: str) -> str:
+def _without_markup(text: str) -> str:
     text = _SPACE.sub(" ", _THIN_SPACE.sub("", text))
-    for mark, plain in _SAME.items():
-        text = text.replace(mark, plain)
-    for mark in _IGNORED:
+    for mark, replacement in _REPLACEMENTS.items():
+        text = text.replace(mark, replacement)
+    for mark in _IGNORED_MARKUP:
         text = text.replace(mark, "")
     return text.strip().rstrip(".").strip()
 
 
-class _Parted(NamedTuple):
-    """An answer, the name that it is given ("x =") and its unit."""
+class _AnswerParts(NamedTuple):
+    """An answer split into its value, the name before it ("x =") and its unit."""
 
     value: str
     name: str = ""
     unit: str = ""
 
 
-def _parted(text: str) -> _Parted:
-    text, name, said = _cleaned(text), "", ""
+def _split_answer(text: str) -> _AnswerParts:
+    text, name, unit_text = _without_markup(text), "", ""
     if len(text) > MOST_CHARACTERS:
-        return _Parted(text)
-    unit = _UNIT.search(text)
-    if unit and text[: unit.start()].strip():
-        text, said = text[: unit.start()], _letters(unit.group())
-    if named := _NAMED.match(text):
-        text, name = text[named.end() :], _letters(named.group())
-    return _Parted(text.strip(), name, said)
+        return _AnswerParts(text)
+    unit_match = _UNIT.search(text)
+    if unit_match and text[: unit_match.start()].strip():
+        text, unit_text = text[: unit_match.start()], _normalised(unit_match.group())
+    if name_match := _NAME_BEFORE.match(text):
+        text, name = text[name_match.end() :], _normalised(name_match.group())
+    return _AnswerParts(text.strip(), name, unit_text)
 
 
-def _letters(text: str) -> str:
-    """Without markup, and without blanks but those between two digits."""
-    text = _CHOICE.sub(r"\1", _TEXT.sub(r"\1", _cleaned(text)).lower())
+def _normalised(text: str) -> str:
+    """Return the text in lower case without markup and white space, except for spaces between two digits."""
+    text = _CHOICE.sub(r"\1", _TEXT.sub(r"\1", _without_markup(text)).lower())
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)

@@ -1,4 +1,4 @@
-"""The workers of one reward on one rank: threads that take samples from one queue, each with a call under way."""
+"""The workers of one reward on one rank: threads that take samples from one queue and each make one call at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.runtime.environment.samples import (
 
 
 class Caller(Protocol):
-    """What makes one call at a time."""
+    """Scores samples, one call at a time."""
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]: ...
 
@@ -31,7 +31,7 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class RewardAnswer:
-    """A sample's score, and the seconds from when its response had ended until it was there."""
+    """The score of a sample, and the seconds from the end of its response until it was known."""
 
     score: float
     seconds: float
@@ -40,14 +40,14 @@ class RewardAnswer:
 @dataclass(frozen=True)
 class _Task:
     sample: RewardSample
-    begun: float
+    submitted: float
     failed_before: float
-    """Seconds of failing calls when it was handed over."""
+    """Seconds of failing calls, by the reward's `Retries`, when the sample was submitted."""
     answer: Future[RewardAnswer]
 
 
 class Crew:
-    """Scores samples in the order in which they come, as many at a time as there are workers and samples of a call."""
+    """Scores samples in the order of submission, with one call of up to `batch_size` samples per worker at a time."""
 
     def __init__(
         self,
@@ -59,8 +59,10 @@ class Crew:
         failure_score: float | None = None,
         retry_seconds: float = 0.0,
     ) -> None:
-        """A sample whose call fails gets the `failure_score`; without one its answer is the RewardError. For no sample
-        calls that fail for now are waited for longer than `retry_seconds` in all, as `Retries` counts them."""
+        """A sample whose call fails gets the `failure_score`; without one its future raises the RewardError.
+
+        Calls with temporary failures are retried for at most `retry_seconds` per sample, as `Retries` counts them.
+        """
         self.name = name
         self._batch_size, self._failure_score = batch_size, failure_score
         self._retries = Retries(retry_seconds)
@@ -70,13 +72,13 @@ class Crew:
             threading.Thread(target=self._work, args=(caller,), name=f"reward {name}", daemon=True).start()
 
     def score(self, sample: RewardSample) -> Future[RewardAnswer]:
-        """The answer, which may be there already or not."""
+        """Submit a sample and return the future of its score."""
         task = _Task(sample, time.monotonic(), self._retries.spent(), Future())
         self._tasks.put(task)
         return task.answer
 
     def close(self) -> None:
-        """Ends the workers; what is under way has no answer."""
+        """End the workers; futures of calls in progress are never completed."""
         for _ in self._callers:
             self._tasks.put(None)
         for caller in self._callers:
@@ -87,42 +89,42 @@ class Crew:
             self._answer(caller, tasks)
 
     def _next(self) -> list[_Task]:
-        """Waits for a task, and takes others that are there with it; none at the end."""
-        found: list[_Task] = []
+        """Wait for a task and return it with other queued tasks, up to a batch; return none at the end."""
+        tasks: list[_Task] = []
         task = self._tasks.get()
         while task is not None:
-            found.append(task)
-            if len(found) == self._batch_size:
+            tasks.append(task)
+            if len(tasks) == self._batch_size:
                 break
             try:
                 task = self._tasks.get_nowait()
             except queue.Empty:
                 break
         else:
-            if found:
+            if tasks:
                 self._tasks.put(None)
-        return found
+        return tasks
 
     def _answer(self, caller: Caller, tasks: Sequence[_Task]) -> None:
-        """One call; where it fails for what may be one sample's fault one for each, so that it is known which."""
-        samples, before = [task.sample for task in tasks], min(task.failed_before for task in tasks)
+        """Make one call; if it fails for a reason that may lie with one sample, make one call for each sample."""
+        samples, failed_before = [task.sample for task in tasks], min(task.failed_before for task in tasks)
         try:
-            scores = self._retries.answer(lambda: checked_scores(caller.score(samples), len(samples)), before)
-        except BaseException as error:  # whatever it is: who waits for the answer waits for nothing else
-            is_of_one = len(tasks) > 1 and not isinstance(error, JudgeAwayError)
+            scores = self._retries.answer(lambda: checked_scores(caller.score(samples), len(samples)), failed_before)
+        except BaseException as error:  # any error, because the waiting caller has no other signal
+            may_be_one_sample = len(tasks) > 1 and not isinstance(error, JudgeAwayError)
             for task in tasks:
-                if is_of_one:
+                if may_be_one_sample:
                     self._answer(caller, [task])
                 else:
                     self._fail(task, error)
             return
         for task, score in zip(tasks, scores, strict=True):
-            task.answer.set_result(RewardAnswer(score, time.monotonic() - task.begun))
+            task.answer.set_result(RewardAnswer(score, time.monotonic() - task.submitted))
 
     def _fail(self, task: _Task, error: BaseException) -> None:
-        told = f"reward {self.name} of sample {task.sample.id}: {reason_of(error)}"
+        message = f"reward {self.name} of sample {task.sample.id}: {reason_of(error)}"
         if self._failure_score is None:
-            task.answer.set_exception(RewardError(told))
+            task.answer.set_exception(RewardError(message))
             return
-        say(f"{told}; it is paid {self._failure_score:g}")
-        task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.begun))
+        say(f"{message}; it gets its failure_score, {self._failure_score:g}")
+        task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.submitted))

@@ -1,7 +1,7 @@
-"""Code and its tests, each in a process of its own: what the one defines, the other asks for, call by call.
+"""Runs code and its tests in two processes: the tests call what the code defines through remote calls.
 
-The verdict is formed where the tests run. There the code is nothing but plain values and numbers of objects
-(`remote.py`), so that it passes a comparison with a value only by giving that value.
+The verdict is decided in the process of the tests. There the code is known only as plain values and object numbers
+(`remote.py`), so that it passes a comparison with a value only by returning that value.
 """
 
 from __future__ import annotations
@@ -19,99 +19,104 @@ from typing import Any, BinaryIO
 from meshwright.runtime.environment.remote import Peer
 
 _TESTS = "tests"
-"""The module that classes of the tests belong to."""
-_CALLED = (FunctionType, MethodType)
+"""Name of the module that the classes of the tests belong to."""
+_FUNCTION_TYPES = (FunctionType, MethodType)
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
-class _Printed(io.TextIOBase):
-    """Keeps the first of what is printed between two answers, and drops the rest."""
+class _LimitedOutput(io.TextIOBase):
+    """A standard output that keeps the first MiB of text between two answers and drops the rest."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._left = 2**20
+        self._remaining = 2**20
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        if self._left > 0:
-            self._parts.append(text[: self._left])
-            self._left -= len(text)
+        if self._remaining > 0:
+            self._parts.append(text[: self._remaining])
+            self._remaining -= len(text)
         return len(text)
 
-    def taken(self) -> str:
+    def take(self) -> str:
         text = "".join(self._parts)
-        self._parts, self._left = [], 2**20
+        self._parts, self._remaining = [], 2**20
         return text
 
 
 def offer(code: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Runs the code, says which names it has defined, and answers calls of them until the other side has ended."""
-    peer, printed = Peer(incoming, outgoing), _Printed()
-    sys.stdout, peer.printed = printed, printed.taken
-    space: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(code, "response", "exec"), space)
-    names = {name: value for name, value in space.items() if not name.startswith("__")}
+    """Run the code, send the names that it defines, and answer calls to them until the other side ends."""
+    peer, printed = Peer(incoming, outgoing), _LimitedOutput()
+    sys.stdout, peer.printed = printed, printed.take
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, "response", "exec"), namespace)
+    names = {name: value for name, value in namespace.items() if not name.startswith("__")}
     modules = {name: value.__name__ for name, value in names.items() if isinstance(value, ModuleType)}
     peer.send({"names": {name: peer.pack(value) for name, value in names.items()}, "modules": modules})
     peer.serve()
 
 
 def passes(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
-    """Whether tests of what the other side offers run to their end. There has to be a statement at least."""
+    """True if the tests have at least one statement and run to their end with the names that the other side offers."""
     try:
         tree = ast.parse(tests, _TESTS)
-        peer = Peer(incoming, outgoing, _may_ask)
-        first = peer.receive()
-        offered = {str(name): peer.unpack(value) for name, value in first["names"].items()}
-        space = {"__name__": _TESTS, **_taken(tree, offered, first["modules"])}
-        exec(compile(tree, _TESTS, "exec"), space)
-    except BaseException:  # a failed test, an end and whatever the other side has made of its answers
+        peer = Peer(incoming, outgoing, _is_allowed)
+        offer_message = peer.receive()
+        offered = {str(name): peer.unpack(value) for name, value in offer_message["names"].items()}
+        namespace = {"__name__": _TESTS, **_visible_names(tree, offered, offer_message["modules"])}
+        exec(compile(tree, _TESTS, "exec"), namespace)
+    except BaseException:  # a failed test, an exit, or any error that an answer of the code caused
         return False
     return bool(tree.body)
 
 
-def _may_ask(name: str, args: Sequence[Any]) -> bool:
-    """The code may call what it was given, go on in it, and use attributes of objects of the tests' own classes."""
-    on = args[0]
+def _is_allowed(name: str, args: Sequence[Any]) -> bool:
+    """True if the code may request this: call and iterate what it was given, use attributes of the tests' classes."""
+    target = args[0]
     if name == "__call__":
-        return isinstance(on, _CALLED) or _TESTS in (type(on).__module__, getattr(on, "__module__", ""))
+        return isinstance(target, _FUNCTION_TYPES) or _TESTS in (
+            type(target).__module__,
+            getattr(target, "__module__", ""),
+        )
     if name in ("__iter__", "__next__"):
-        return hasattr(on, "__iter__")
+        return hasattr(target, "__iter__")
     if name in ("get", "set", "delete") and str(args[1]).startswith("__"):
         return False
-    return type(on).__module__ == _TESTS and not isinstance(on, type)
+    return type(target).__module__ == _TESTS and not isinstance(target, type)
 
 
-def _taken(tree: ast.Module, offered: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
-    """The names that the tests get of the code: those that they mention, and none that Python gives a meaning of its
-    own. A name of Python's own means that of Python's own, unless it is the only one that the tests can mean: else code
-    could replace what the tests compare with. What the code says of its names is not believed."""
+def _visible_names(tree: ast.Module, offered: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
+    """Return the names of the code that the tests see: those that they mention, without those of builtins and modules.
+
+    A name of a builtin or a standard module keeps Python's meaning unless it is the only function that the tests can
+    mean; otherwise code could replace what the tests compare with. What the code claims about its names is not trusted.
+    """
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    mentioned = used | _words_of_texts(tree)
-    taken = {name: value for name, value in offered.items() if name in mentioned and not name.startswith("__")}
-    of_python = {name for name in taken if hasattr(builtins, name) or name in sys.stdlib_module_names}
-    known = {name: _module(modules[name]) for name in set(modules) & set(taken) - of_python}
-    imported = {name: module for name, module in known.items() if module is not None}
-    functions = used & of_python - (set(modules) & sys.stdlib_module_names)
-    if not used & set(taken) - of_python and len(functions) == 1:
-        of_python -= functions
-    for name in of_python:
-        del taken[name]
+    mentioned = used | _names_in_strings(tree)
+    visible = {name: value for name, value in offered.items() if name in mentioned and not name.startswith("__")}
+    python_names = {name for name in visible if hasattr(builtins, name) or name in sys.stdlib_module_names}
+    modules_found = {name: _module(modules[name]) for name in set(modules) & set(visible) - python_names}
+    imported = {name: module for name, module in modules_found.items() if module is not None}
+    python_functions = used & python_names - (set(modules) & sys.stdlib_module_names)
+    if not used & set(visible) - python_names and len(python_functions) == 1:
+        python_names -= python_functions
+    for name in python_names:
+        del visible[name]
         if name in sys.stdlib_module_names:
             imported[name] = importlib.import_module(name)
-    return taken | imported
+    return visible | imported
 
 
-def _words_of_texts(tree: ast.Module) -> set[str]:
-    """Names in texts of the tests, which may evaluate them."""
+def _names_in_strings(tree: ast.Module) -> set[str]:
+    """Return the names in strings of the tests, which may evaluate them."""
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return {word for text in texts for word in _NAME.findall(text)}
 
 
 def _module(name: str) -> ModuleType | None:
-    """This side's own of that name, where there is one."""
+    """Import a module by name in this process; None if there is none."""
     try:
         return importlib.import_module(name)
     except ImportError:

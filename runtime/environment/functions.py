@@ -1,6 +1,6 @@
-"""The functions that a job's rewards and its tool may name: built-in ones, and those of modules that the user allows.
+"""Loads the functions that a job's rewards and its tool name: built-in ones, and those of modules that the user allows.
 
-A worker process imports this and little else.
+A worker process imports this module first, so it imports little itself.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.samples import RewardFunction, ToolFunction
 
-_HERE = "meshwright.runtime.environment"
+_PACKAGE = "meshwright.runtime.environment"
 BUILT_IN_PATHS: Mapping[str, str] = {
-    "exact_match": f"{_HERE}.answers:exact_match",
-    "maths_answer": f"{_HERE}.answers:maths_answer",
-    "unit_tests": f"{_HERE}.unit_tests:unit_tests",
-    "calculator": f"{_HERE}.calculator:calculator",
+    "exact_match": f"{_PACKAGE}.answers:exact_match",
+    "maths_answer": f"{_PACKAGE}.answers:maths_answer",
+    "unit_tests": f"{_PACKAGE}.unit_tests:unit_tests",
+    "calculator": f"{_PACKAGE}.calculator:calculator",
 }
 
 
 def function_named(name: str) -> RewardFunction | ToolFunction:
-    """A built-in function, or module:function, whose module is imported. Raises BadInput where it is not there."""
+    """Import and return a built-in function or one named as module:function. Raises BadInput if it cannot be loaded."""
     module, _, function = BUILT_IN_PATHS.get(name, name).partition(":")
     try:
-        found: RewardFunction | ToolFunction = getattr(importlib.import_module(module), function)
+        loaded: RewardFunction | ToolFunction = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise BadInput(f"function {name} cannot be loaded: {error}; run where its module can be imported.") from None
-    return found
+    return loaded

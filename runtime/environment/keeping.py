@@ -1,7 +1,7 @@
-"""A process whose children end with it, whatever they do and whatever ended it: it runs nothing of theirs.
+"""A keeper process that ends a child and all of its descendants when the child or the parent ends.
 
-The keeper adopts what its children leave behind (PR_SET_CHILD_SUBREAPER, prctl(2)), and the kernel tells it by a signal
-of the end of the process that it works for, as it tells it of theirs.
+The keeper runs no code of the child. It adopts orphaned descendants (PR_SET_CHILD_SUBREAPER, prctl(2)), and the kernel
+signals to it the end of its parent and of its children.
 """
 
 from __future__ import annotations
@@ -17,53 +17,55 @@ from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.runtime.environment import sandbox
 
 _END_SECONDS = 2.0
-_ASKED = {signal.SIGTERM, signal.SIGCHLD}
+_SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 
 
 def keep(parent: int) -> None:
-    """Returns in a child of this process, which from now on keeps it: when the child or the `parent` of this process
-    has ended, or SIGTERM asks for it, everything that descends from here is ended. To be called before there are
-    threads."""
+    """Fork and return in the child; this process becomes its keeper.
+
+    When the child or `parent`, the parent of this process, has ended, or on SIGTERM, the keeper ends all descendants.
+    Call it before any threads are started.
+    """
     sandbox.adopt()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     end_with_parent(parent, signal.SIGTERM)
     keeper = os.getpid()
     child = os.fork()
     if not child:
         end_with_parent(keeper)
-        # a rank holds signals back, and what the function starts would do so too and could not be ended by them
+        # a rank blocks signals; processes that the function starts would inherit that and could not be ended by signals
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         return
     code = 1
     for number in range(3):
         with suppress(OSError):
             os.close(number)
-    while signal.sigwait(_ASKED) == signal.SIGCHLD:
-        ended = _ended(child)
-        if ended is not None:
-            code = max(0, ended)
+    while signal.sigwait(_SIGNALS) == signal.SIGCHLD:
+        exit_code = _child_exit_code(child)
+        if exit_code is not None:
+            code = max(0, exit_code)
             break
     end_all(descendants)
     os._exit(code)
 
 
-def _ended(child: int) -> int | None:
-    """The exit code of the child; None while it runs. Others that were adopted are taken leave of."""
+def _child_exit_code(child: int) -> int | None:
+    """Return the exit code of the child, None while it runs; adopted processes that have ended are reaped."""
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == child:
-                return os.waitstatus_to_exitcode(found[1])
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+            if reaped[0] == child:
+                return os.waitstatus_to_exitcode(reaped[1])
     return None
 
 
 def descendants() -> list[int]:
-    """All processes that this one has started, and theirs."""
-    found, waiting = [], [os.getpid()]
+    """Return the ids of all descendants of this process."""
+    ids, waiting = [], [os.getpid()]
     while waiting:
         children = list(_children(waiting.pop()))
-        found += children
+        ids += children
         waiting += children
-    return found
+    return ids
 
 
 def _children(process: int) -> Iterator[int]:
@@ -73,9 +75,9 @@ def _children(process: int) -> Iterator[int]:
 
 
 def end_all(found: Callable[[], list[int]]) -> None:
-    """Kills until there is nothing left, for code may start processes meanwhile."""
-    until = time.monotonic() + _END_SECONDS
-    while (processes := found()) and time.monotonic() < until:
+    """Kill these processes until none is left, because they may start others meanwhile."""
+    deadline = time.monotonic() + _END_SECONDS
+    while (processes := found()) and time.monotonic() < deadline:
         for process in processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

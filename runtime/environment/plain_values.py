@@ -1,5 +1,7 @@
-"""Values as JSON between code that is examined and the tests that examine it: plain values by value, all others by
-number, so that nothing of the one side is ever run on the other."""
+"""Encodes values as JSON between tested code and its tests.
+
+Plain values are sent by value and all other objects by number, so that code of one side never runs on the other.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,26 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-_EXACT = 2**53
-"""Whole numbers up to here are written as JSON has them, larger ones in hexadecimal, which takes no longer."""
+_EXACT_INTEGERS = 2**53
+"""Integers below this are written as JSON numbers, larger ones in hexadecimal, which takes linear time."""
 
 IMMUTABLE: tuple[type[Any], ...] = (int, float, str, bytes, tuple, frozenset)
-"""An instance of a subclass of these is given by number with its plain value beside it."""
+"""An instance of a subclass of these types is sent by number together with its plain value."""
 MUTABLE: tuple[type[Any], ...] = (list, dict, set, bytearray, deque)
 _DICTIONARIES: tuple[type[Any], ...] = (dict, defaultdict, OrderedDict, Counter)
 CHANGING: tuple[type[Any], ...] = (*MUTABLE, *_DICTIONARIES)
-"""Types whose instances go by value and may be changed in place."""
+"""Types whose instances are sent by value and may be changed in place."""
 
 _Pack: TypeAlias = Callable[[Any], Any]
 
 
 def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
-    """The value as JSON; `refer` gives the message for what is not plain. Raises RecursionError for what is too deep or
-    holds itself."""
+    """Return the value as JSON; `refer` returns the message for an object that is not plain.
+
+    Raises RecursionError for a value that is nested too deeply or contains itself.
+    """
     kind: type[Any] = type(value)
-    if value is None or kind in (bool, float, str) or (kind is int and -_EXACT < value < _EXACT):
+    if value is None or kind in (bool, float, str) or (kind is int and -_EXACT_INTEGERS < value < _EXACT_INTEGERS):
         return value
 
     def pack(each: Any) -> Any:
@@ -38,16 +42,18 @@ def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
 
     if kind is list:
         return list(map(pack, value))
-    if kind in _PACKED and not getattr(value, "tzinfo", None):
-        return {kind.__name__: _PACKED[kind](value, pack)}
+    if kind in _ENCODERS and not getattr(value, "tzinfo", None):
+        return {kind.__name__: _ENCODERS[kind](value, pack)}
     if isinstance(value, type) and value in vars(builtins).values():
         return {"type": value.__name__}
     return _packed_array(value) or refer(value)
 
 
 def unpacked(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
-    """What `packed` was given; `resolve` gives the value for a message of its `refer`. Raises ValueError, TypeError or
-    KeyError for what `packed` does not write."""
+    """Return the value that `packed` has encoded; `resolve` returns the object for a message of its `refer`.
+
+    Raises ValueError, TypeError or KeyError for a message that `packed` does not write.
+    """
 
     def unpack(each: Any) -> Any:
         return unpacked(each, resolve)
@@ -57,12 +63,12 @@ def unpacked(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
     if not isinstance(message, dict):
         return message
     ((kind, content), *more) = message.items()
-    if more or kind not in _UNPACKED:
+    if more or kind not in _DECODERS:
         return resolve(message)
-    return _UNPACKED[kind](content, unpack)
+    return _DECODERS[kind](content, unpack)
 
 
-def _each(value: Any, pack: _Pack) -> list[Any]:
+def _items(value: Any, pack: _Pack) -> list[Any]:
     return list(map(pack, value))
 
 
@@ -74,20 +80,20 @@ def _text(value: Any, _: _Pack) -> str:
     return value.decode("latin-1")
 
 
-_PACKED: Mapping[type, Callable[[Any, _Pack], Any]] = {
+_ENCODERS: Mapping[type, Callable[[Any, _Pack], Any]] = {
     int: lambda value, _: hex(value),
     bytes: _text,
     bytearray: _text,
-    tuple: _each,
-    set: _each,
-    frozenset: _each,
+    tuple: _items,
+    set: _items,
+    frozenset: _items,
     dict: _pairs,
     defaultdict: lambda value, pack: [pack(value.default_factory), _pairs(value, pack)],
     OrderedDict: _pairs,
     Counter: _pairs,
-    deque: lambda value, pack: [_each(value, pack), value.maxlen],
+    deque: lambda value, pack: [_items(value, pack), value.maxlen],
     complex: lambda value, _: [value.real, value.imag],
-    range: lambda value, pack: _each((value.start, value.stop, value.step), pack),
+    range: lambda value, pack: _items((value.start, value.stop, value.step), pack),
     Decimal: lambda value, _: str(value),
     Fraction: lambda value, pack: [pack(value.numerator), pack(value.denominator)],
     date: lambda value, _: value.isoformat(),
@@ -97,21 +103,21 @@ _PACKED: Mapping[type, Callable[[Any, _Pack], Any]] = {
 }
 
 
-def _of_each(kind: type) -> Callable[[Any, _Pack], Any]:
+def _from_items(kind: type) -> Callable[[Any, _Pack], Any]:
     return lambda content, unpack: kind(map(unpack, content))
 
 
-def _of_pairs(kind: type) -> Callable[[Any, _Pack], Any]:
+def _from_pairs(kind: type) -> Callable[[Any, _Pack], Any]:
     return lambda content, unpack: kind({unpack(key): unpack(each) for key, each in content})
 
 
-_UNPACKED: Mapping[str, Callable[[Any, _Pack], Any]] = {
+_DECODERS: Mapping[str, Callable[[Any, _Pack], Any]] = {
     "int": lambda content, _: int(content, 16),
     "bytes": lambda content, _: content.encode("latin-1"),
     "bytearray": lambda content, _: bytearray(content.encode("latin-1")),
-    **{kind.__name__: _of_each(kind) for kind in (tuple, set, frozenset)},
-    **{kind.__name__: _of_pairs(kind) for kind in (dict, OrderedDict, Counter)},
-    "defaultdict": lambda content, unpack: defaultdict(unpack(content[0]), _of_pairs(dict)(content[1], unpack)),
+    **{kind.__name__: _from_items(kind) for kind in (tuple, set, frozenset)},
+    **{kind.__name__: _from_pairs(kind) for kind in (dict, OrderedDict, Counter)},
+    "defaultdict": lambda content, unpack: defaultdict(unpack(content[0]), _from_pairs(dict)(content[1], unpack)),
     "deque": lambda content, unpack: deque(map(unpack, content[0]), content[1]),
     "complex": lambda content, _: complex(*content),
     "range": lambda content, unpack: range(*map(unpack, content)),
@@ -127,31 +133,31 @@ _UNPACKED: Mapping[str, Callable[[Any, _Pack], Any]] = {
 
 
 def _packed_array(value: Any) -> dict[str, Any] | None:
-    """An array or a number of numpy, where this process has loaded it; None for anything else."""
+    """Encode an array or scalar of NumPy if this process has imported it; None for anything else."""
     numpy: Any = sys.modules.get("numpy")
-    is_of_numpy = type(value).__module__ == "numpy" and isinstance(value, (numpy.ndarray, numpy.generic))
-    if not is_of_numpy or value.dtype.hasobject:
+    is_numpy = type(value).__module__ == "numpy" and isinstance(value, (numpy.ndarray, numpy.generic))
+    if not is_numpy or value.dtype.hasobject:
         return None
     content = base64.b64encode(value.tobytes()).decode()
     return {"array": [value.dtype.str, list(value.shape), content, isinstance(value, numpy.generic)]}
 
 
 def _type(name: str) -> type:
-    found = getattr(builtins, name)
-    if not isinstance(found, type):
+    builtin = getattr(builtins, name)
+    if not isinstance(builtin, type):
         raise ValueError(f"{name} is no type")
-    return found
+    return builtin
 
 
 def _array(dtype: str, shape: list[int], content: str, is_number: bool) -> Any:
     import numpy  # noqa: PLC0415 - most tests have no arrays
 
-    found = numpy.frombuffer(base64.b64decode(content), numpy.dtype(dtype)).reshape(shape)
-    return found[()] if is_number else found.copy()
+    array = numpy.frombuffer(base64.b64decode(content), numpy.dtype(dtype)).reshape(shape)
+    return array[()] if is_number else array.copy()
 
 
 def plain_base(value: Any) -> Any:
-    """An instance of a subclass of a plain type as one of that type; None for anything else."""
+    """Convert an instance of a subclass of a plain type to that type; None for anything else."""
     for kind in (*IMMUTABLE, *MUTABLE):
         if isinstance(value, kind):
             return kind.__new__(kind, value) if kind in IMMUTABLE else kind(value)
@@ -159,14 +165,14 @@ def plain_base(value: Any) -> Any:
 
 
 def renew(old: Any, new: Any) -> None:
-    """Makes a value that may change equal to another of its type, in place. Raises ValueError for another type."""
+    """Make a mutable value equal to another of its type, in place. Raises ValueError for another type."""
     if type(old) is not type(new):
         raise ValueError("a value has changed its type")
     if isinstance(old, list | bytearray):
-        for place, (one, other) in enumerate(zip(old, new, strict=False)):
-            if isinstance(one, MUTABLE) and type(one) is type(other):
-                renew(one, other)
-                new[place] = one
+        for index, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
+            if isinstance(old_item, MUTABLE) and type(old_item) is type(new_item):
+                renew(old_item, new_item)
+                new[index] = old_item
         old[:] = new
     elif isinstance(old, MUTABLE):
         old.clear()

@@ -1,8 +1,8 @@
-"""Two processes that use each other's objects: requests are lines of JSON, and each side runs its own code alone.
+"""Remote objects: two processes use each other's objects by lines of JSON, and each runs only its own code.
 
-An object of the other side is never equal to a plain value and never has one in it by its own word, has no order with
-one and becomes no number. What its methods answer, its truth among them, is its own. Arguments that a call has changed
-are changed here too.
+A remote object cannot claim to equal or to contain a plain value; it cannot be compared in order with one or be turned
+into a number. The results of its methods, its truth value among them, are its own. Arguments that a remote call changes
+are updated on the calling side.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, BinaryIO
 
 from meshwright.runtime.environment.plain_values import CHANGING, IMMUTABLE, packed, plain_base, renew, unpacked
 
-_MOST_BYTES = 2**24
-"""Of a message."""
-_MOST_PRINTED = 2**20
-"""Characters that are handed over with an answer."""
+_MAX_MESSAGE_BYTES = 2**24
+"""Largest size of a message."""
+_MAX_PRINTED_CHARACTERS = 2**20
+"""Largest number of printed characters that are sent with an answer."""
 
 _BINARY = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("matmul", "and", "or", "xor", "lshift", "rshift"),
 )
-_ORDERS = ("lt", "le", "gt", "ge")
+_ORDERINGS = ("lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "invert")
 _DELEGATED: Mapping[str, Callable[..., Any]] = {
     "__call__": lambda on, /, *args, **kwargs: on(*args, **kwargs),
@@ -50,7 +50,7 @@ _DELEGATED: Mapping[str, Callable[..., Any]] = {
     "__exit__": lambda on, *_: on.__exit__(None, None, None),
     "__instancecheck__": lambda on, other: isinstance(other, on),
     "__subclasscheck__": lambda on, other: issubclass(other, on),
-    **{f"__{name}__": getattr(operator, f"__{name}__") for name in (*_BINARY, *_ORDERS, *_UNARY)},
+    **{f"__{name}__": getattr(operator, f"__{name}__") for name in (*_BINARY, *_ORDERINGS, *_UNARY)},
 }
 _REQUESTS: Mapping[str, Callable[..., Any]] = {
     **_DELEGATED,
@@ -61,23 +61,23 @@ _REQUESTS: Mapping[str, Callable[..., Any]] = {
     "set": setattr,
     "delete": delattr,
 }
-"""What one side may ask of an object of the other."""
-_NAMES = frozenset({"__name__", "__qualname__", "__doc__"})
+"""Requests that one side may make on an object of the other."""
+_READABLE_NAMES = frozenset({"__name__", "__qualname__", "__doc__"})
 
 
 class PeerError(BaseException):
-    """The other side has ended, or said what it may not."""
+    """The other side has ended, or sent an invalid message."""
 
 
 class Remote:
-    """An object of the other side."""
+    """A reference to an object of the other side."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _NAMES:
+        if name.startswith("__") and name not in _READABLE_NAMES:
             raise AttributeError(name)
         return self._peer.ask("get", self, name)
 
@@ -94,7 +94,7 @@ class Remote:
         return not isinstance(plain, Remote) and plain is not None and bool(plain == other)
 
     def __contains__(self, other: object) -> bool:
-        """Whether what it holds or goes through has a plain value: its own word counts for other objects alone."""
+        """True if it contains the value; for a plain value its items are compared here, so that it cannot claim so."""
         if isinstance(other, Remote):
             return self._peer.ask("__contains__", self, other) is True
         plain = self._peer.ask("plain", self)
@@ -117,10 +117,10 @@ def _delegate_arithmetic(name: str, is_order: bool) -> None:
     def method(self: Remote, *others: Any) -> Any:
         if is_order and not isinstance(others[0], Remote):
             raise TypeError(f"an object of the code has no order with a {type(others[0]).__name__}")
-        found = self._peer.ask(name, self, *others)
-        if not isinstance(found, Remote) and not any(isinstance(other, Remote) for other in others):
+        result = self._peer.ask(name, self, *others)
+        if not isinstance(result, Remote) and not any(isinstance(other, Remote) for other in others):
             raise TypeError("an object of the code is no number")
-        return found
+        return result
 
     setattr(Remote, name, method)
 
@@ -128,114 +128,117 @@ def _delegate_arithmetic(name: str, is_order: bool) -> None:
 for _name in _DELEGATED:
     if _name not in ("__hash__", "__contains__"):
         _delegate(_name)
-for _name in (*_BINARY, *_UNARY, *_ORDERS, *(f"r{name}" for name in _BINARY)):
-    _delegate_arithmetic(f"__{_name}__", _name in _ORDERS)
+for _name in (*_BINARY, *_UNARY, *_ORDERINGS, *(f"r{name}" for name in _BINARY)):
+    _delegate_arithmetic(f"__{_name}__", _name in _ORDERINGS)
 
 
 class Peer:
-    """One side's end: asks the other, and answers what it asks meanwhile."""
+    """One end of the connection: it sends requests, and answers those that arrive while it waits."""
 
     def __init__(
         self, incoming: BinaryIO, outgoing: BinaryIO, may_ask: Callable[[str, Sequence[Any]], bool] | None = None
     ) -> None:
-        """`may_ask` says whether the other side may ask this of the first of these arguments, an object that it was
-        given; without it the other side may ask all, and name functions of Python's modules."""
+        """`may_ask` decides by a request's name and arguments whether the other side may make it.
+
+        The first argument is an object that the other side was given. Without `may_ask` every request is answered, and
+        the other side may name functions of standard modules.
+        """
         self._in, self._out, self._may_ask = incoming, outgoing, may_ask
-        self._own: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        """By id() of an own object, its number."""
+        self._own_objects: list[Any] = []
+        self._own_numbers: dict[int, int] = {}
+        """Numbers of own objects, by their id()."""
         self._exceptions: dict[int, type[BaseException]] = {}
         self._derived: dict[type, type] = {}
         self.printed: Callable[[], str] = str
-        """What was printed here since it was called last."""
+        """Returns what this process has printed since the last call."""
 
     def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """The other side's answer. Raises what it raised, and PeerError where there is no other side any more."""
-        given = [self.pack(arg) for arg in args]
-        self.send({"ask": name, "args": given, "kwargs": {key: self.pack(value) for key, value in kwargs.items()}})
+        """Make a request and return its result. Raises what the other side raised, and PeerError if it has ended."""
+        encoded = [self.pack(arg) for arg in args]
+        self.send({"ask": name, "args": encoded, "kwargs": {key: self.pack(value) for key, value in kwargs.items()}})
         while "ask" in (message := self.receive()):
             self._answer(message)
         try:
             sys.stdout.write(str(message.get("printed", "")))
-            for place, changed in message.get("changed", ()):
-                renew(kwargs[place] if isinstance(place, str) else args[place], self.unpack(changed))
+            for position, changed in message.get("changed", ()):
+                renew(kwargs[position] if isinstance(position, str) else args[position], self.unpack(changed))
             if "error" not in message:
                 return self.unpack(message["value"])
-            raised = self._exception(message["error"])
+            raised = self._decoded_error(message["error"])
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-            raise PeerError(f"an answer that is none: {error}") from None
+            raise PeerError(f"an invalid answer: {error}") from None
         raise raised
 
     def serve(self) -> None:
-        """Answers until the other side has ended."""
+        """Answer requests until the other side ends."""
         while message := self.receive(may_end=True):
             self._answer(message)
 
     def send(self, message: dict[str, Any]) -> None:
-        """One line."""
+        """Send a message as one line."""
         line = json.dumps(message).encode() + b"\n"
         with suppress(BrokenPipeError):
             self._out.write(line)
             self._out.flush()
 
     def receive(self, *, may_end: bool = False) -> dict[str, Any]:
-        """The next message; an empty one at the end where there may be one. Raises PeerError for what is none."""
-        line = self._in.readline(_MOST_BYTES)
+        """Return the next message, or an empty one at the end if `may_end`. Raises PeerError for an invalid message."""
+        line = self._in.readline(_MAX_MESSAGE_BYTES)
         if not line and may_end:
             return {}
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise PeerError(f"a message that is none: {error}") from None
+            raise PeerError(f"an invalid message: {error}") from None
         if not isinstance(message, dict) or not line.endswith(b"\n"):
-            raise PeerError("a message that is none")
+            raise PeerError("an invalid message")
         return message
 
     def pack(self, value: Any) -> Any:
-        """The value as JSON."""
+        """Encode a value for the other side."""
         return packed(value, self._refer)
 
     def unpack(self, message: Any) -> Any:
-        """The value that a message of the other side is. Raises ValueError, TypeError or KeyError where it is none."""
+        """Decode a value of the other side. Raises ValueError, TypeError or KeyError if it is invalid."""
         return unpacked(message, self._resolve)
 
     def _answer(self, message: Mapping[str, Any]) -> None:
-        name, given = str(message["ask"]), message["args"]
+        name, encoded = str(message["ask"]), message["args"]
         answer: dict[str, Any] = {}
         args: list[Any] = []
         before: dict[int | str, tuple[Any, Any]] = {}
-        """By place or name, what may change, and as JSON what it was."""
+        """Mutable arguments by position or name, each with its encoding before the call."""
         try:
-            args += [self.unpack(arg) for arg in given]
+            args += [self.unpack(arg) for arg in encoded]
             kwargs = {key: self.unpack(value) for key, value in message["kwargs"].items()}
-            places = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
-            before = {place: (arg, self.pack(arg)) for place, arg in places if _may_change(arg)}
+            positions = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
+            before = {position: (arg, self.pack(arg)) for position, arg in positions if _is_mutable(arg)}
             if self._may_ask is not None and not self._may_ask(name, args):
                 raise TypeError(f"{name} of {type(args[0]).__name__} is not for the code to ask")
             answer["value"] = self.pack(_REQUESTS[name](*args, **kwargs))
         except PeerError:
             raise
         except BaseException as error:
-            answer["error"] = self._told(error)
+            answer["error"] = self._encoded_error(error)
         with suppress(Exception):
-            after = ((place, self.pack(arg), was) for place, (arg, was) in before.items())
-            answer["changed"] = [(place, now) for place, now, was in after if now != was]
-        answer["printed"] = self.printed()[:_MOST_PRINTED]
+            after = ((position, self.pack(arg), old) for position, (arg, old) in before.items())
+            answer["changed"] = [(position, new) for position, new, old in after if new != old]
+        answer["printed"] = self.printed()[:_MAX_PRINTED_CHARACTERS]
         self.send(answer)
 
     def _refer(self, value: Any) -> dict[str, Any]:
-        theirs = self._number_of_theirs(value)
-        if theirs is not None:
-            return {"yours": theirs}
+        their_number = self._their_number(value)
+        if their_number is not None:
+            return {"yours": their_number}
         if isinstance(value, type) and issubclass(value, BaseException):
-            return {"exception": self._kinds(value)}
-        if self._may_ask is not None and _is_of_python(value):
+            return {"exception": self._classes(value)}
+        if self._may_ask is not None and _is_standard_function(value):
             return {"function": [value.__module__, value.__name__]}
-        found: dict[str, Any] = {"mine": self._number(value)}
-        return {**found, "plain": self.pack(plain_base(value))} if isinstance(value, IMMUTABLE) else found
+        reference: dict[str, Any] = {"mine": self._number(value)}
+        return {**reference, "plain": self.pack(plain_base(value))} if isinstance(value, IMMUTABLE) else reference
 
-    def _number_of_theirs(self, value: Any) -> int | None:
-        """The other side's number for one of its objects; None for any other."""
+    def _their_number(self, value: Any) -> int | None:
+        """Return the other side's number of one of its objects; None for any other object."""
         if isinstance(value, Remote):
             return value._number
         if type(value) in self._derived.values():
@@ -243,16 +246,16 @@ class Peer:
         return next((number for number, kind in self._exceptions.items() if kind is value), None)
 
     def _number(self, value: Any) -> int:
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self._own)
-            self._own.append(value)
-        return self._numbers[id(value)]
+        if id(value) not in self._own_numbers:
+            self._own_numbers[id(value)] = len(self._own_objects)
+            self._own_objects.append(value)
+        return self._own_numbers[id(value)]
 
     def _resolve(self, message: Mapping[str, Any]) -> Any:
         if "yours" in message:
-            return self._own[int(message["yours"])]
+            return self._own_objects[int(message["yours"])]
         if "exception" in message:
-            return self._stand_in(message["exception"])
+            return self._local_class(message["exception"])
         if "function" in message and self._may_ask is None:
             module, name = message["function"]
             return getattr(importlib.import_module(module), name)
@@ -262,7 +265,7 @@ class Peer:
         )
 
     def _derived_value(self, number: int, plain: Any) -> Any:
-        """A plain value that has the attributes of an object of the other side as well."""
+        """Return a plain value that also has the attributes of an object of the other side."""
         base = type(plain)
         if base not in IMMUTABLE:
             raise ValueError(f"{base.__name__} is no plain value")
@@ -274,48 +277,48 @@ class Peer:
                 return self.ask("get", Remote(self, value._remote_number), name)
 
             self._derived[base] = type(base.__name__, (base,), {"__getattr__": attribute})
-        found = self._derived[base](plain)
-        found._remote_number = number
-        return found
+        derived = self._derived[base](plain)
+        derived._remote_number = number
+        return derived
 
-    def _kinds(self, kind: type[BaseException]) -> list[Any]:
-        """The classes of an exception from its own on, up to the built-in one that it derives from."""
-        found: list[Any] = []
+    def _classes(self, kind: type[BaseException]) -> list[Any]:
+        """Return the classes of an exception, from its own to the built-in class that it derives from."""
+        classes: list[Any] = []
         for each in kind.__mro__:
             if getattr(builtins, each.__name__, None) is each:
-                return [*found, each.__name__]
-            found.append([self._number(each), each.__name__])
-        return [*found, "Exception"]
+                return [*classes, each.__name__]
+            classes.append([self._number(each), each.__name__])
+        return [*classes, "Exception"]
 
-    def _stand_in(self, kinds: list[Any]) -> type[BaseException]:
-        """The class of this side for an exception of the other."""
-        *own, name = kinds
-        found = getattr(builtins, str(name))
-        if not issubclass(found, Exception):
-            found = RuntimeError  # an end or an interrupt of the code is none of the tests
-        for number, title in reversed(own):
-            found = self._exceptions.setdefault(int(number), type(str(title), (found,), {}))
-        return found
+    def _local_class(self, kinds: list[Any]) -> type[BaseException]:
+        """Return the class that represents an exception class of the other side here."""
+        *derived, name = kinds
+        local_class = getattr(builtins, str(name))
+        if not issubclass(local_class, Exception):
+            local_class = RuntimeError  # an exit or interrupt of the code must not end the tests
+        for number, class_name in reversed(derived):
+            local_class = self._exceptions.setdefault(int(number), type(str(class_name), (local_class,), {}))
+        return local_class
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _encoded_error(self, error: BaseException) -> dict[str, Any]:
         with suppress(Exception):
-            return {"kinds": self._kinds(type(error)), "args": self.pack(list(error.args))}
+            return {"kinds": self._classes(type(error)), "args": self.pack(list(error.args))}
         return {"kinds": ["RuntimeError"], "args": []}
 
-    def _exception(self, message: Mapping[str, Any]) -> BaseException:
-        kind = self._stand_in(message["kinds"])
+    def _decoded_error(self, message: Mapping[str, Any]) -> BaseException:
+        kind = self._local_class(message["kinds"])
         try:
             return kind(*self.unpack(message["args"]))
         except TypeError:
             return kind()
 
 
-def _may_change(value: Any) -> bool:
+def _is_mutable(value: Any) -> bool:
     return type(value) in CHANGING or type(value).__name__ == "ndarray"
 
 
-def _is_of_python(value: Any) -> bool:
-    """Whether it is a function in C of a module of Python's own, which the other side has too."""
+def _is_standard_function(value: Any) -> bool:
+    """True for a C function of a standard module, which the other side has too."""
     module = sys.modules.get(str(getattr(value, "__module__", None)))
-    is_found = isinstance(value, BuiltinFunctionType) and getattr(module, value.__name__, None) is value
-    return is_found and str(value.__module__).partition(".")[0] in sys.stdlib_module_names
+    is_c_function = isinstance(value, BuiltinFunctionType) and getattr(module, value.__name__, None) is value
+    return is_c_function and str(value.__module__).partition(".")[0] in sys.stdlib_module_names

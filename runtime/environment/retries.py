@@ -1,9 +1,9 @@
-"""How long calls of a reward that fail for now are made again: one account for all its workers and queued samples.
+"""A retry budget that all workers and queued samples of a reward share.
 
-The account counts the seconds in which any call was failing, each second once however many calls failed in it. A call
-is made again until `retry_seconds` of them have passed since its samples were handed over, or since anything was
-answered, whichever was first; after that it is made once. So a judge that is away is given up by all workers together,
-what is queued behind the samples that met it first does not wait for it anew, and one answer takes it on again.
+The budget counts the seconds in which at least one call was failing, each second once however many calls failed in it.
+A call is retried until `retry_seconds` of them have passed since its samples were submitted or since the last answer,
+whichever came first; after that it is tried once. So all workers give up an unreachable judge together, samples queued
+behind the first failing ones do not wait for it again, and one answer renews the budget.
 """
 
 from __future__ import annotations
@@ -22,62 +22,62 @@ _Answer = TypeVar("_Answer")
 
 
 class Retries:
-    """Of one reward on one rank."""
+    """The retry budget of one reward on one rank."""
 
     def __init__(self, retry_seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._seconds, self._sleep = retry_seconds, sleep
         self._lock = threading.Lock()
-        self._counted, self._num_failing, self._since = 0.0, 0, 0.0
-        """Seconds in which calls were failing, without those from `_since` on while some are."""
-        self._counted_until = self._answered = 0.0
-        """When calls last ceased to fail, and when one was last answered."""
-        self._spent_then = 0.0
-        """What was spent when a call was last answered."""
+        self._counted, self._num_failing, self._failing_since = 0.0, 0, 0.0
+        """Seconds in which calls were failing, without those since `_failing_since` while `_num_failing` is not 0."""
+        self._failing_until = self._answered_at = 0.0
+        """Times at which the last failing call ended, and at which a call was last answered."""
+        self._spent_at_answer = 0.0
+        """Seconds spent when a call was last answered."""
 
     def spent(self) -> float:
-        """Seconds in which calls were failing, up to now."""
+        """Seconds in which at least one call was failing, up to now."""
         with self._lock:
             return self._spent()
 
     def _spent(self) -> float:
-        return self._counted + (time.monotonic() - self._since if self._num_failing else 0.0)
+        return self._counted + (time.monotonic() - self._failing_since if self._num_failing else 0.0)
 
     def answer(self, call: Callable[[], _Answer], before: float) -> _Answer:
-        """What the call answers; it is made again while it raises FailedForNowError and there is time.
+        """Return the result of the call, which is retried while it raises FailedForNowError and there is budget left.
 
-        `before` is what was spent when the first of its samples was handed over. Raises the last error, or in its place
-        JudgeAwayError where it was that nobody answers, and nobody has answered any other call since this one began.
+        `before` is what `spent` returned when the first of its samples was submitted. Raises FailedForNowError with the
+        last reason, or JudgeAwayError if the server was unreachable and no call was answered since this one began.
         """
-        begun, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        call_start, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         try:
-            return self._tried(call)
+            return self._call_once(call)
         except FailedForNowError as error:
-            last = error
-        with self._failing(begun):
-            while self.spent() - min(before, self._spent_then) + pause <= self._seconds:
+            last_error = error
+        with self._failing(call_start):
+            while self.spent() - min(before, self._spent_at_answer) + pause <= self._seconds:
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 try:
-                    return self._tried(call)
+                    return self._call_once(call)
                 except FailedForNowError as error:
-                    last = error
-        told = f"{last} (tried for {time.monotonic() - begun:.1f} s)"
-        if last.is_away and self._answered < begun:
-            raise JudgeAwayError(told)
-        raise FailedForNowError(told)
+                    last_error = error
+        message = f"{last_error} (tried for {time.monotonic() - call_start:.1f} s)"
+        if last_error.is_away and self._answered_at < call_start:
+            raise JudgeAwayError(message)
+        raise FailedForNowError(message)
 
-    def _tried(self, call: Callable[[], _Answer]) -> _Answer:
-        found = call()
+    def _call_once(self, call: Callable[[], _Answer]) -> _Answer:
+        result = call()
         with self._lock:
-            self._answered, self._spent_then = time.monotonic(), self._spent()
-        return found
+            self._answered_at, self._spent_at_answer = time.monotonic(), self._spent()
+        return result
 
     @contextmanager
-    def _failing(self, begun: float) -> Iterator[None]:
-        """Within it a call is failing, and has been since it was begun."""
+    def _failing(self, call_start: float) -> Iterator[None]:
+        """Count the seconds from the start of a failing call to the end of the block."""
         with self._lock:
-            begun = max(begun, self._counted_until)
-            self._since = min(self._since, begun) if self._num_failing else begun
+            call_start = max(call_start, self._failing_until)
+            self._failing_since = min(self._failing_since, call_start) if self._num_failing else call_start
             self._num_failing += 1
         try:
             yield
@@ -85,5 +85,5 @@ class Retries:
             with self._lock:
                 self._num_failing -= 1
                 if not self._num_failing:
-                    self._counted_until = time.monotonic()
-                    self._counted += self._counted_until - self._since
+                    self._failing_until = time.monotonic()
+                    self._counted += self._failing_until - self._failing_since

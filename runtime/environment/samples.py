@@ -1,4 +1,4 @@
-"""What a reward or a tool is given of a response, as a function and as a message have it."""
+"""The samples that rewards and tools receive, the types of their functions, and the errors of their calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSample:
-    """A prompt and a response to it. `id` is step/row of the prompt, `answer` what its line in the job's data has."""
+    """A prompt and a response. `id` is step/row of the prompt, `answer` comes from its line in the job's data."""
 
     id: str
     prompt: str
@@ -22,45 +22,49 @@ class RewardSample:
 
     @property
     def message(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The sample as plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Self:
-        """What `message` gave."""
+        """Return the sample of a `message`."""
         ids = {name: tuple(message[name]) for name in ("prompt_ids", "response_ids")}
         return cls(**{**message, **ids})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall(RewardSample):
-    """A rollout whose last turn calls a tool: `response` is all behind the prompt, and `drawn` what turn number `turn`
-    has drawn of it."""
+    """A rollout whose last turn calls a tool.
+
+    `response` is all text after the prompt, `drawn` the part of it that was sampled in turn number `turn`.
+    """
 
     turn: int
     drawn: str
 
 
 ToolFunction: TypeAlias = Callable[[Sequence[ToolCall]], Sequence[str]]
-"""Answers to some calls, in their order."""
+"""Returns the answers to calls, in their order."""
 
 RewardFunction: TypeAlias = Callable[[Sequence[RewardSample]], Sequence[float]]
-"""Scores of some samples, in their order."""
+"""Returns the scores of samples, in their order."""
 
 
-_GREATEST = float(2**128 - 2**104)
-"""The greatest number in fp32; whole numbers of any length are compared with it as they are."""
-_MOST_CHARACTERS = 500
-"""Of a reason: more of a stranger's text helps nobody."""
+_MAX_FP32 = float(2**128 - 2**104)
+"""The largest finite fp32 number; integers of any size are compared with it exactly."""
+_MAX_REASON_CHARACTERS = 500
+"""Length limit of a reason, since it may be untrusted text."""
 
 
 class RewardError(Exception):
-    """A call that gave no scores or no answer, and why."""
+    """A call returned no scores or no answer; the argument is the reason."""
 
 
 class FailedForNowError(RewardError):
-    """A call that may be answered when it is made again. `is_away` says that who was called gave no answer of its own:
-    nobody listens, nothing came in time, or another server answered that it is not there."""
+    """A temporary failure: a retry of the call may succeed.
+
+    `is_away` is True if the server itself gave no answer: no connection, a timeout, or a proxy that cannot reach it.
+    """
 
     def __init__(self, reason: str, *, is_away: bool = False) -> None:
         super().__init__(reason)
@@ -68,27 +72,30 @@ class FailedForNowError(RewardError):
 
 
 class JudgeAwayError(RewardError):
-    """A call that failed because who was called answers nobody, whatever the samples are."""
+    """A call failed because the server is unreachable, whatever the samples are."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Why a call failed, as printable text: what an exception says may be a stranger's."""
-    told = error.args[0] if isinstance(error, RewardError) and error.args else f"{type(error).__name__}: {error}"
-    plain = str(told).encode("utf-8", "backslashreplace").decode()
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in plain[:_MOST_CHARACTERS])
+    """Return why a call failed as printable text, because the text of an exception may be untrusted."""
+    reason = error.args[0] if isinstance(error, RewardError) and error.args else f"{type(error).__name__}: {error}"
+    text = str(reason).encode("utf-8", "backslashreplace").decode()
+    return "".join(
+        character if character.isprintable() else f"\\x{ord(character):02x}"
+        for character in text[:_MAX_REASON_CHARACTERS]
+    )
 
 
 def checked_scores(scores: Any, count: int) -> list[float]:
-    """The scores as numbers. Raises RewardError unless there are so many, each of which fp32 holds."""
+    """Return the scores as floats. Raises RewardError unless there are `count`, all finite in fp32."""
     if not isinstance(scores, list) or len(scores) != count:
         raise RewardError(f"the answer has no {count} scores")
     for score in scores:
-        if not isinstance(score, int | float) or not abs(score) <= _GREATEST:
+        if not isinstance(score, int | float) or not abs(score) <= _MAX_FP32:
             raise RewardError("a score is not a finite number that fp32 holds")
     return [float(score) for score in scores]
 
 
 def say(sentence: str) -> None:
-    """On the standard error, where there is one that takes it."""
+    """Print a sentence on standard error, and ignore a standard error that is closed."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{sentence}\n")

@@ -1,8 +1,8 @@
-"""What the kernel has to shut code in: namespaces with a file system of their own, limits, filters of system calls.
+"""Sandboxing by the Linux kernel: namespaces with a separate file system, resource limits and a system-call filter.
 
-In namespaces (user_namespaces(7)) code sees Python and the system's libraries, read-only, and an empty directory in
-memory; there are no network, no other processes and no files of the user, and the kernel ends all that was started when
-the first process ends. Calls of the system go through the C library, for Python 3.11 has none of them.
+In its namespaces (user_namespaces(7)) code sees Python and the system's libraries, read-only, and an empty directory in
+memory. It has no network, no other processes and no files of the user, and the kernel kills all of its processes when
+the first one ends. System calls are made through the C library, because Python 3.11 wraps none of these.
 """
 
 from __future__ import annotations
@@ -29,17 +29,27 @@ _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 _MOUNT_ATTR_RDONLY = 1
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
 _NO_CAPABILITIES = struct.pack("=IiIIIIII", 0x20080522, 0, 0, 0, 0, 0, 0, 0)
-"""For capset(2): version 3, this process, and three sets of 64 bits that are empty."""
+"""Argument of capset(2): version 3, this process, and three empty sets of 64 bits."""
 
 INSIDE_USER = 65534
-"""The number of the user inside, which is nobody's."""
+"""User id inside the namespaces: that of nobody."""
 _WORKING_DIRECTORY = "of-the-response"
-"""A name that no directory of Python or of the system has, for those are shown beside it."""
+"""A name that no directory of Python or of the system has, because those are mounted beside it."""
 
-_DISK = "64m"
-"""What code may write, all files together."""
-_MOST_FILES = 16384
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/localtime")
+_DISK_SIZE = "64m"
+"""Size of the file system in memory, the limit of all written files together."""
+_MAX_FILES = 16384
+_SYSTEM_PATHS = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _MEMORY_BYTES, _FILE_BYTES, _NUM_FILES = 2**30, 2**20, 64
 
@@ -54,8 +64,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def leave(directory: Path) -> None:
-    """Puts this process into namespaces of its own, and its next child, which has to call `enter` with the same
-    directory, into one of processes. Raises OSError where the kernel or a container does not let it."""
+    """Move this process into new namespaces, and its next child into a new process namespace.
+
+    The child must call `enter` with the same directory. Raises OSError if the kernel or a container forbids this.
+    """
     user, group = os.getuid(), os.getgid()
     _check(
         "unshare",
@@ -76,21 +88,21 @@ def leave(directory: Path) -> None:
     ):
         Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
-    _mount("tmpfs", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={_DISK},nr_inodes={_MOST_FILES},mode=0755")
+    _mount("tmpfs", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={_DISK_SIZE},nr_inodes={_MAX_FILES},mode=0755")
 
 
 def enter(directory: Path) -> None:
-    """Makes the directory the root: what Python needs, read-only, and an empty working directory. Raises OSError."""
-    for path in _shown():
-        _show(path, directory)
+    """Make the directory the root, with Python's files, read-only, and an empty working directory. Raises OSError."""
+    for path in _visible_paths():
+        _mount_read_only(path, directory)
     for name in ("proc", "tmp", _WORKING_DIRECTORY, ".old"):
         (directory / name).mkdir(exist_ok=True)
-    # read-only, for the kernel lets whoever is root outside write its settings
+    # read-only, because a process that is root outside could write kernel settings through it
     _mount("proc", directory / "proc", "proc", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     os.chdir(directory)
-    number = _SYS_PIVOT_ROOT.get(os.uname().machine)
-    if number is None or _libc.syscall(number, b".", b".old"):
-        _mount(directory, "/", None, _MS_MOVE)  # a root in memory cannot be exchanged
+    pivot_root = _SYS_PIVOT_ROOT.get(os.uname().machine)
+    if pivot_root is None or _libc.syscall(pivot_root, b".", b".old"):
+        _mount(directory, "/", None, _MS_MOVE)  # pivot_root(2) cannot replace a root in memory
         _check("chroot", _libc.chroot(b"."))
     else:
         os.chdir("/")
@@ -100,26 +112,28 @@ def enter(directory: Path) -> None:
 
 
 def adopt() -> None:
-    """From now on what descends from this process and loses its parent is a child of this one."""
+    """Make this process the parent of its orphaned descendants from now on."""
     _check("prctl", _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def close_to_others() -> None:
-    """No other process of the user may look into this one, nor into those that it forks. To be called behind `leave`,
-    for from now on this process's files in /proc are root's."""
+    """Forbid other processes of the user to inspect this process and those that it forks.
+
+    Call it after `leave`, because from now on root owns the files of this process in /proc.
+    """
     _check("prctl", _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
 def confine(seconds: float, *, with_filter: bool) -> None:
-    """Limits this process and all that it starts, for good, and takes every privilege from it. Raises OSError."""
-    for limit, most in (
+    """Limit this process and all that it starts, irrevocably, and drop all privileges. Raises OSError."""
+    for limit, maximum in (
         (resource.RLIMIT_CPU, int(seconds) + 1),
         (resource.RLIMIT_AS, _MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, _FILE_BYTES),
         (resource.RLIMIT_NOFILE, _NUM_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (maximum, maximum))
     _check("prctl", _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
@@ -130,18 +144,18 @@ def confine(seconds: float, *, with_filter: bool) -> None:
 
 
 def has_filter() -> bool:
-    """Whether libseccomp and its bindings for Python are installed."""
+    """True if libseccomp and its bindings for Python are installed."""
     return _seccomp() is not None
 
 
 def require_filter() -> None:
-    """Loads the library while its files can be seen. Raises OSError where there is none."""
+    """Load libseccomp while its files are still visible. Raises OSError if it is not installed."""
     if not has_filter():
         raise OSError(errno.ENOENT, "libseccomp's bindings are not installed")
 
 
 def _seccomp() -> Any:
-    """libseccomp's own bindings, else pyseccomp, which has the same functions; None without either."""
+    """Return libseccomp's own bindings, else pyseccomp, which has the same functions; None without either."""
     for name in ("seccomp", "pyseccomp"):
         with suppress(ImportError, OSError, RuntimeError, TypeError):
             return importlib.import_module(name)
@@ -154,52 +168,54 @@ def _refuse_calls() -> None:
         raise OSError(errno.ENOENT, "libseccomp's bindings")
     calls = seccomp.SyscallFilter(defaction=seccomp.ALLOW)
     for name in _REFUSED_CALLS:
-        with suppress(OSError, ValueError, RuntimeError):  # a call that this processor or library does not know
+        with suppress(OSError, ValueError, RuntimeError):  # a call that this architecture or library does not know
             answer = errno.ENOSYS if name == "clone3" else errno.EPERM  # the C library then uses clone(2)
             calls.add_rule(seccomp.ERRNO(answer), name)
     calls.load()
 
 
-def _shown() -> Iterator[str]:
-    """Paths that code sees, none inside another, and what they are links to."""
-    wanted = {
-        *_SYSTEM,
+def _visible_paths() -> Iterator[str]:
+    """Yield the paths that code sees, with the targets of links, none inside another."""
+    visible = {
+        *_SYSTEM_PATHS,
         sys.base_prefix,
         sys.prefix,
         sys.exec_prefix,
         *(path for path in sys.path if os.path.isdir(path)),
     }
-    wanted |= {os.path.realpath(path) for path in wanted if os.path.lexists(path)}
-    wanted |= {f"/dev/{name}" for name in _DEVICES}
-    for path in sorted(wanted):
-        around = {str(each) for each in Path(path).parents}
-        if os.path.exists(path) and path != "/" and not around & wanted:
+    visible |= {os.path.realpath(path) for path in visible if os.path.lexists(path)}
+    visible |= {f"/dev/{name}" for name in _DEVICES}
+    for path in sorted(visible):
+        parents = {str(parent) for parent in Path(path).parents}
+        if os.path.exists(path) and path != "/" and not parents & visible:
             yield path
 
 
-def _show(path: str, root: Path) -> None:
-    """Read-only. A link is shown as what it leads to, for what lies on its way is not."""
-    place = root / path.lstrip("/")
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _mount_read_only(path: str, root: Path) -> None:
+    """Mount a path read-only; a link is replaced by its target, because directories on the way may be absent."""
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
     if os.path.isdir(path):
-        place.mkdir()
+        target.mkdir()
     else:
-        place.touch()
-    _mount(path, place, None, _MS_BIND | _MS_REC)
-    # a device is still written to, but its owner, who is root, cannot change it for others
+        target.touch()
+    _mount(path, target, None, _MS_BIND | _MS_REC)
+    # devices stay writable, but their owner, root, cannot change their attributes
     attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     size = ctypes.c_size_t(len(attributes))
     flags = ctypes.c_uint(_AT_RECURSIVE)
-    call = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(place), flags, attributes, size)
-    _check("mount_setattr", call)
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(target), flags, attributes, size)
+    _check("mount_setattr", result)
 
 
-def _mount(source: str | Path | None, place: str | Path, kind: str | None, flags: int, options: str = "") -> None:
-    texts = (os.fsencode(source) if source else None, os.fsencode(place), kind.encode() if kind else None)
-    _check(f"mount {place}", _libc.mount(*texts, ctypes.c_ulong(flags), options.encode()))
+def _mount(
+    source: str | Path | None, target: str | Path, filesystem: str | None, flags: int, options: str = ""
+) -> None:
+    texts = (os.fsencode(source) if source else None, os.fsencode(target), filesystem.encode() if filesystem else None)
+    _check(f"mount {target}", _libc.mount(*texts, ctypes.c_ulong(flags), options.encode()))
 
 
-def _check(what: str, answer: int) -> None:
-    if answer:
+def _check(action: str, result: int) -> None:
+    if result:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{action}: {os.strerror(number)}")

@@ -1,10 +1,10 @@
-"""What a worker process does: it loads one function, and answers batches of samples: with scores, or as a tool.
+"""The program of a worker process: it loads one function and answers batches of samples with scores or tool answers.
 
     python -m meshwright.runtime.environment.serve FUNCTION reward|tool PARENT
 
-It ends with its parent, and everything that the function has started ends with it.
+The process ends with its parent, and everything that the function has started ends with the process.
 
-Batches and answers are lines of JSON. What the function prints goes to the standard error.
+Batches and answers are lines of JSON. What the function prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from meshwright.runtime.environment.samples import RewardSample, ToolCall
 FunctionKind: TypeAlias = Literal["reward", "tool"]
 
 
-class _Served(NamedTuple):
-    """What a function is given, what of, and what it answers to each."""
+class _KindSpec(NamedTuple):
+    """The types of the samples and answers of a kind of function, and the word for its answers."""
 
     sample: Callable[[Mapping[str, Any]], RewardSample]
     answer: Callable[[Any], object]
-    told: str
+    noun: str
 
 
-_KINDS: Mapping[FunctionKind, _Served] = {
-    "reward": _Served(RewardSample.of, float, "scores"),
-    "tool": _Served(ToolCall.of, str, "answers"),
+_KINDS: Mapping[FunctionKind, _KindSpec] = {
+    "reward": _KindSpec(RewardSample.of, float, "scores"),
+    "tool": _KindSpec(ToolCall.of, str, "answers"),
 }
 
 
 def main() -> None:
-    """Serves the function that the command line names, until its input or the parent process ends."""
+    """Serve the function that the command line names until the input or the parent process ends."""
     name, kind, parent = sys.argv[1:]
     keep(int(parent))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def serve(name: str, batches: IO[str], answers: IO[str], kind: FunctionKind = "reward") -> None:
-    """Answers until there are no more batches; first that it is ready, or why not."""
+    """Report that the function is loaded, or why not, and then answer batches until there are no more."""
     try:
         function = function_named(name)
     except Exception as error:
@@ -57,19 +57,19 @@ def serve(name: str, batches: IO[str], answers: IO[str], kind: FunctionKind = "r
         samples = [_KINDS[kind].sample(message) for message in json.loads(line)]
         try:
             _answer(answers, answers=_answers(function, samples, _KINDS[kind]))
-        except BaseException as error:  # an exit of the function is none of the worker's
+        except BaseException as error:  # an exit of the function must not end the worker
             _answer(answers, error=_sentence(error))
 
 
-def _answers(function: Callable[[Any], Any], samples: Sequence[RewardSample], kind: _Served) -> list[object]:
+def _answers(function: Callable[[Any], Any], samples: Sequence[RewardSample], kind: _KindSpec) -> list[object]:
     answers = [kind.answer(answer) for answer in function(samples)]
     if len(answers) != len(samples):
-        raise ValueError(f"{len(answers)} {kind.told} for {len(samples)} samples")
+        raise ValueError(f"{len(answers)} {kind.noun} for {len(samples)} samples")
     return answers
 
 
 def _sentence(error: BaseException) -> str:
-    """Whatever the exception makes of being asked what it says."""
+    """Return the exception as text; its own conversion to text may fail."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,10 +1,9 @@
-"""Runs code and its tests apart from each other and from the rest of the machine, and says by its exit code whether
-the tests passed.
+"""Runs code and its tests in two sandboxed processes; its exit code says whether the tests passed.
 
     python -I -m meshwright.runtime.environment.supervising PARENT DIRECTORY SECONDS MEASURES
 
-The code comes first on the standard input and the tests behind it, each behind its length. This process and its first
-child run nothing of either: the child starts both, watches them, and ends all that they have started.
+Standard input has the code and then the tests, each after its length in bytes. This process and its first child run
+neither: the child starts both in processes, watches them, and ends everything that they have started.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from meshwright.runtime.environment import examining, sandbox
 from meshwright.runtime.environment.keeping import descendants, end_all
 
 PASSED, FAILED, BROKEN = 93, 94, 95
-"""Exit codes: that of passed tests, that of any others, and that of a machine that has not what was asked for."""
+"""Exit codes: the tests passed, they did not, or this machine lacks one of the requested sandbox measures."""
 NAMESPACES, FILTER = "namespaces", "filter"
 
-_LOOK_SECONDS = 0.02
-_MOST_PROCESSES, _MOST_BYTES = 64, 2**30
+_POLL_SECONDS = 0.02
+_MAX_PROCESSES, _MAX_BYTES = 64, 2**30
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> NoReturn:
-    """Ends with one of the exit codes."""
+    """Run the code and the tests, and exit with one of the exit codes."""
     parent, directory, seconds, measures = sys.argv[1:]
     end_with_parent(int(parent))
     deadline = time.monotonic() + float(seconds)
@@ -45,7 +44,7 @@ def main() -> NoReturn:
         else:
             sandbox.adopt()
         sandbox.close_to_others()
-        child = _forked(lambda: _watch(Path(directory), deadline, measures))
+        child = _fork(lambda: _watch(Path(directory), deadline, measures))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         end_all(descendants)
     except OSError as error:
@@ -55,11 +54,13 @@ def main() -> NoReturn:
 
 
 def _watch(directory: Path, deadline: float, measures: str) -> int:
-    """What the first process inside does: it starts the code and the tests, and ends them at the deadline or when they
-    take too much."""
+    """Run the code and the tests as the first process in the sandbox, and return the exit code.
+
+    Both are killed at the deadline or when they use too many processes or too much memory.
+    """
     end_with_parent()
-    is_apart = NAMESPACES in measures
-    if is_apart:
+    has_namespaces = NAMESPACES in measures
+    if has_namespaces:
         sandbox.enter(directory)
     else:
         sandbox.adopt()
@@ -67,60 +68,62 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
     os.environ.clear()
     os.environ.update({"HOME": os.getcwd(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    code, with_filter, seconds = _part(), FILTER in measures, deadline - time.monotonic()
-    own, others = socket.socketpair()
-    _forked(lambda: _offer(code, others, seconds, with_filter))
-    others.close()
-    tests = _part()
-    examiner = _forked(lambda: _examine(tests, own, seconds, with_filter))
-    own.close()
-    found = _all_inside if is_apart else descendants
+    code, with_filter, seconds = _read_text(), FILTER in measures, deadline - time.monotonic()
+    tests_socket, code_socket = socket.socketpair()
+    _fork(lambda: _offer(code, code_socket, seconds, with_filter))
+    code_socket.close()
+    tests = _read_text()
+    examiner = _fork(lambda: _examine(tests, tests_socket, seconds, with_filter))
+    tests_socket.close()
+    processes = _namespace_processes if has_namespaces else descendants
     try:
         while time.monotonic() < deadline:
-            signal.sigtimedwait({signal.SIGCHLD}, _LOOK_SECONDS)
+            signal.sigtimedwait({signal.SIGCHLD}, _POLL_SECONDS)
             with suppress(ChildProcessError):
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                     if ended[0] == examiner:
                         return os.waitstatus_to_exitcode(ended[1])
-            if _takes_too_much(found()):
+            if _exceeds_limits(processes()):
                 break
         return FAILED
     finally:
-        end_all(found)
+        end_all(processes)
 
 
 def _offer(code: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
-    incoming, outgoing = _shut_in(other, seconds, with_filter)
+    incoming, outgoing = _confined_streams(other, seconds, with_filter)
     examining.offer(code, incoming, outgoing)
     return FAILED
 
 
 def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
-    incoming, outgoing = _shut_in(other, seconds, with_filter)
+    incoming, outgoing = _confined_streams(other, seconds, with_filter)
     return PASSED if examining.passes(tests, incoming, outgoing) else FAILED
 
 
-def _shut_in(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:
-    """What this process reads of the other one, and writes to it; the standard files lead nowhere, and no other file
-    that the supervising process has open stays open here."""
+def _confined_streams(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:
+    """Confine this process and return the files to read from and write to the other one.
+
+    Standard files are redirected to /dev/null, and all other inherited files are closed.
+    """
     end_with_parent()
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != other.fileno():
-            with suppress(OSError):  # that of the list itself
+            with suppress(OSError):  # the file of the listing itself
                 os.close(int(name))
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
     os.close(null)
-    # where this is a fork of a process that had its own, they were of files that are closed now
+    # Python's own streams may belong to files that were closed above
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sandbox.confine(seconds, with_filter=with_filter)
     return other.makefile("rb"), other.makefile("wb")
 
 
-def _forked(work: Callable[[], int]) -> int:
-    """The number of a new process that ends with the exit code that `work` answers."""
+def _fork(work: Callable[[], int]) -> int:
+    """Fork a process that runs `work` and exits with its result; return the process id."""
     child = os.fork()
     if child:
         return child
@@ -134,30 +137,30 @@ def _forked(work: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def _part() -> str:
-    """The next part of the standard input."""
-    length = int.from_bytes(_bytes(8), "big")
-    return _bytes(length).decode("utf-8", "surrogatepass")
+def _read_text() -> str:
+    """Read the next text from standard input."""
+    length = int.from_bytes(_read_bytes(8), "big")
+    return _read_bytes(length).decode("utf-8", "surrogatepass")
 
 
-def _bytes(number: int) -> bytes:
-    found = bytearray()
-    while len(found) < number and (read := os.read(0, number - len(found))):
-        found += read
-    return bytes(found)
+def _read_bytes(number: int) -> bytes:
+    content = bytearray()
+    while len(content) < number and (read := os.read(0, number - len(content))):
+        content += read
+    return bytes(content)
 
 
-def _all_inside() -> list[int]:
-    """All processes of the namespace but the first."""
+def _namespace_processes() -> list[int]:
+    """Return the ids of all processes in the namespace except the first."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
 
 
-def _takes_too_much(processes: list[int]) -> bool:
-    return len(processes) > _MOST_PROCESSES or sum(map(_resident_bytes, processes)) > _MOST_BYTES
+def _exceeds_limits(processes: list[int]) -> bool:
+    return len(processes) > _MAX_PROCESSES or sum(map(_resident_bytes, processes)) > _MAX_BYTES
 
 
 def _resident_bytes(process: int) -> int:
-    """Memory of a process that it shares with no file."""
+    """Return the resident memory of a process without pages that are backed by files."""
     try:
         _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
     except (OSError, ValueError):

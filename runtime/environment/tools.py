@@ -1,4 +1,4 @@
-"""The tool's workers on one rank: threads that each have a call under way in a process of its own."""
+"""The workers of the tool on one rank: threads that each make one call at a time in a worker process."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ from meshwright.planner.environment.tool import Tool
 from meshwright.runtime.environment.samples import RewardError, ToolCall, reason_of, say
 from meshwright.runtime.environment.worker import Worker
 
-_MOST_CHARACTERS = 2**20
-"""Of an answer."""
+_MAX_CHARACTERS = 2**20
+"""Length limit of an answer."""
 
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """What a tool said, and the seconds from the call until it was there."""
+    """The answer of a tool, and the seconds from the call until it was known."""
 
     text: str
     seconds: float
 
 
 class Tools:
-    """Answers calls in the order in which they come, as many at a time as there are workers."""
+    """Answers calls in the order of submission, one call per worker at a time."""
 
     def __init__(self, tool: Tool) -> None:
         self.call_end = tool.call_end
         self._tool = tool
-        self._every = [Worker(tool.function, tool.timeout_seconds, "tool") for _ in range(tool.workers)]
+        self._workers = [Worker(tool.function, tool.timeout_seconds, "tool") for _ in range(tool.workers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._every:
+        for worker in self._workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(tool.workers, thread_name_prefix="tool")
 
     def call(self, call: ToolCall) -> Future[ToolAnswer]:
-        """The answer, which raises RewardError where the call failed and the job has no answer for that."""
-        begun = time.monotonic()
-        return self._threads.submit(lambda: ToolAnswer(self._answer(call), time.monotonic() - begun))
+        """Submit a call and return the future of its answer.
+
+        The future raises RewardError if the call failed and the job states no failure_answer.
+        """
+        start = time.monotonic()
+        return self._threads.submit(lambda: ToolAnswer(self._answer(call), time.monotonic() - start))
 
     def close(self) -> None:
-        """Ends the workers; what is under way has no answer."""
-        for worker in self._every:
+        """End the workers; futures of calls in progress are never completed."""
+        for worker in self._workers:
             worker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -51,20 +54,20 @@ class Tools:
         try:
             return _text(worker.answers([call])[0])
         except Exception as error:
-            told = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {reason_of(error)}"
+            message = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {reason_of(error)}"
             if self._tool.failure_answer is None:
-                raise RewardError(told) from None
-            say(f"{told}; it is answered {self._tool.failure_answer!r}")
+                raise RewardError(message) from None
+            say(f"{message}; it gets the failure_answer {self._tool.failure_answer!r}")
             return self._tool.failure_answer
         finally:
             self._idle.put(worker)
 
 
 def _text(answer: object) -> str:
-    """Raises RewardError for what no tokenizer takes, or takes long for."""
+    """Return the answer as text. Raises RewardError if it is too long or is not valid Unicode."""
     text = str(answer)
-    if len(text) > _MOST_CHARACTERS:
-        raise RewardError(f"its answer has {len(text)} characters, more than {_MOST_CHARACTERS}")
-    if any("\ud800" <= each <= "\udfff" for each in text):
+    if len(text) > _MAX_CHARACTERS:
+        raise RewardError(f"its answer has {len(text)} characters, more than {_MAX_CHARACTERS}")
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise RewardError("its answer has a lone surrogate, which is no character")
     return text

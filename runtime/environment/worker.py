@@ -1,4 +1,4 @@
-"""A worker process from outside: it is given batches, is ended when it takes too long, and is replaced by a new one."""
+"""The client of a worker process: it sends batches, kills a process that takes too long, and starts a new one."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from meshwright.runtime.environment.serve import FunctionKind
 
 _END_SECONDS = 5.0
 _READ_BYTES = 2**16
-_MOST_ANSWER_BYTES = 2**24
+_MAX_ANSWER_BYTES = 2**24
 
 
 class Worker:
-    """Scores or answers samples by one function in one process at a time, which is started when there are any."""
+    """Calls one function in one worker process at a time, which is started with the first batch."""
 
     def __init__(self, function: str, timeout_seconds: float, kind: FunctionKind = "reward") -> None:
-        """A batch may take `timeout_seconds`."""
+        """`timeout_seconds` is the time limit of a batch."""
         self._function, self._timeout, self._kind = function, timeout_seconds, kind
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
-        """As `answers`, of a reward. Raises RewardError too for what is no finite number."""
+        """Return the scores of a batch. Raises RewardError as `answers` does, and for a score that is not finite."""
         return checked_scores(self.answers(samples), len(samples))
 
     def answers(self, samples: Sequence[RewardSample]) -> list[Any]:
-        """Raises RewardError for a batch that raises an exception, takes too long or ends its process."""
+        """Return the answers to a batch. Raises RewardError if the function fails, times out or ends its process."""
         if self._is_closed:
             raise RewardError("its workers have ended")
-        process = self._process or self._started()
+        process = self._process or self._start()
         line = json.dumps([sample.message for sample in samples]) + "\n"
-        found = self._exchange(process, line.encode(), self._timeout)
-        if len(found) != len(samples):
+        answers = self._exchange(process, line.encode(), self._timeout)
+        if len(answers) != len(samples):
             self._end()
-            raise RewardError(f"{len(found)} answers to {len(samples)} samples")
-        return found
+            raise RewardError(f"{len(answers)} answers to {len(samples)} samples")
+        return answers
 
     def close(self) -> None:
-        """Ends the process and all that it has started, for good."""
+        """End the process and everything that it has started; no other is started."""
         self._is_closed = True
         self._end()
 
     def _end(self) -> None:
-        """The process keeps the function's, and ends them and all that they have started first."""
+        """End the process, whose keeper first ends everything that the function has started."""
         process, self._process = self._process, None
         if process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
             process.terminate()
-        with suppress(subprocess.TimeoutExpired):  # the kernel may hold it in a call of its own
+        with suppress(subprocess.TimeoutExpired):  # the process may hang in a system call
             process.wait(_END_SECONDS)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -70,9 +70,9 @@ class Worker:
                 with suppress(OSError):
                     pipe.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        served = "meshwright.runtime.environment.serve", self._function, self._kind
-        command = [sys.executable, "-m", *served, str(os.getpid())]
+    def _start(self) -> subprocess.Popen[bytes]:
+        module_and_arguments = "meshwright.runtime.environment.serve", self._function, self._kind
+        command = [sys.executable, "-m", *module_and_arguments, str(os.getpid())]
         try:
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -86,7 +86,7 @@ class Worker:
         return process
 
     def _exchange(self, process: subprocess.Popen[bytes], line: bytes, seconds: float) -> list[Any]:
-        """Sends a line and waits for the next; a process that has not answered well is ended."""
+        """Send a line and wait for the answer; a process without a valid answer is killed."""
         try:
             message = json.loads(_answer(process, line, time.monotonic() + seconds))
             is_error = "error" in message
@@ -103,15 +103,15 @@ class Worker:
 
 
 def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> bytes:
-    """The line that a process answers to a line. Raises TimeoutError, and OSError where the process has ended."""
+    """Return the line that a process answers. Raises TimeoutError, and OSError if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    unsent, found = memoryview(line), bytearray()
+    unsent, received = memoryview(line), bytearray()
     with selectors.DefaultSelector() as ready:
         ready.register(process.stdout, selectors.EVENT_READ)
         if unsent:
             ready.register(process.stdin, selectors.EVENT_WRITE)
-        while not found.endswith(b"\n"):
+        while not received.endswith(b"\n"):
             events = ready.select(max(0.0, deadline - time.monotonic()))
             if not events:
                 raise TimeoutError
@@ -121,8 +121,8 @@ def _answer(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> b
                     if not unsent:
                         ready.unregister(process.stdin)
                     continue
-                read = os.read(process.stdout.fileno(), _READ_BYTES)
-                found += read
-                if not read or len(found) > _MOST_ANSWER_BYTES:
+                chunk = os.read(process.stdout.fileno(), _READ_BYTES)
+                received += chunk
+                if not chunk or len(received) > _MAX_ANSWER_BYTES:
                     raise OSError
-    return bytes(found)
+    return bytes(received)

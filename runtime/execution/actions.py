@@ -1,4 +1,4 @@
-"""What each stage does on this rank: take its rows, run the stage's body, put what it wrote into the experience."""
+"""Execution of the stages on one rank: take the rows of the rank, run the stage function, put its outputs back."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ class Actions:
         environment: Environment | None = None,
         tools: Tools | None = None,
     ) -> None:
-        """`steps` are those of the run and `out` its directory; held-out batches, of which nothing streams, may be run
-        beside them. A rank that owns what it generates has the `environment` of the job, if that has one, and the one
-        that calls `tools` for its replica has those."""
+        """`steps` are those of the run and `out` is its directory. Held-out batches may run besides; they never stream.
+
+        `environment` is set on ranks that own the responses they generate, `tools` on the rank of a replica that calls
+        them.
+        """
         self._host_memory, self._control = host_memory, control
         self._plan, self._job, self._data, self._steps = plan, job, data, steps
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
@@ -85,37 +87,37 @@ class Actions:
         }
 
     def drawing(self) -> Drawing | None:
-        """Where generation stands between two turns; None on a rank that does not generate."""
+        """Return the in-flight state of generation between two periods; None on a rank that does not generate."""
         return self._generating.kept() if self._generating else None
 
     def resume(self, drawing: Drawing | None, num_steps: int) -> None:
-        """Goes on from there. What stages work ahead for steps before `num_steps` is in their batches already."""
+        """Restore the in-flight state. What stages ran ahead for steps before `num_steps` is in the batches already."""
         self._done = range(num_steps)
         if drawing is not None:
             assert self._generating is not None
             self._generating.resume(drawing)
 
     def carry(self, begun: Mapping[int, Beginning]) -> None:
-        """Generation goes on with what was drawn under another plan, by draw."""
+        """Give generation the partial responses that were sampled under another plan, by sample number."""
         if self._generating:
             self._generating.carry(begun)
 
     def begin(self, turn: int) -> None:
-        """A turn begins, which generates as controllers decide."""
+        """Begin a period; controllers set how it generates."""
         self._turn = turn
         if self._generating:
             self._generating.begin(self._control.setting(turn))
 
     def run(self, stage: str, batch: StepExperience) -> Findings:
-        """Runs a stage that this rank belongs to."""
+        """Run a stage that this rank belongs to."""
         if self._turn < self._steps.start and batch.step in self._done:
             restored = batch.experience.rows(self._plan.stage(stage).writes[0])
             return Findings(facts={"num_restored_rows": float(len(restored))})
         kind, model = self._plan.stage(stage), self._copies[stage].model
-        alone = without_adapter(model) if kind.base_of and model is not None else nullcontext()
-        with self._host_memory.reloaded(stage) as moved, alone:
+        base_only = without_adapter(model) if kind.base_of and model is not None else nullcontext()
+        with self._host_memory.reloaded(stage) as offload_facts, base_only:
             findings = self._run(kind, batch)
-        return findings.with_facts(moved)
+        return findings.with_facts(offload_facts)
 
     def _run(self, kind: Stage, batch: StepExperience) -> Findings:
         if kind.generates:
@@ -139,7 +141,7 @@ class Actions:
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
         generation, workload = self._plan.placement(GENERATE).schedule, self._plan.facts.workload
-        # One replica may hold all that is beyond a batch: which sequences stay in flight is nobody's choice.
+        # With overcommit one replica may hold all sequences beyond a batch: nothing controls which stay in flight.
         dp = 1 if generation.overcommit else placement.layout.dp
         return ChunkScorer(
             copy.decoder,
@@ -151,9 +153,9 @@ class Actions:
         )
 
     def _forward(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """Log-probabilities, values or scores of this replica's rows; ranks of the last pipeline stage hold them."""
+        """Compute log-probabilities, values or scores of this replica's rows, held by the last pipeline stage."""
         copy, lengths = self._copies[stage.name], batch.lengths()
-        mine = self._mine(stage, batch.rows, lengths)
+        mine = self._rows_of_replica(stage, batch.rows, lengths)
         groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
         blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
@@ -162,24 +164,26 @@ class Actions:
             outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.settings.temperature)
         for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
             for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
-                self._put_answers(batch, stage, row, values)
+                self._put_outputs(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
 
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """As `_forward`, of responses that are read while they are generated."""
+        """Compute the outputs of `_forward` from responses that are streamed while they are generated."""
         scored = self._chunked[stage.name].run()
         for row, values in scored.answers.items():
             if values is not None:
-                self._put_answers(batch, stage, row, values.cpu())
+                self._put_outputs(batch, stage, row, values.cpu())
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
 
     def _train(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
-        """One update for each minibatch of each epoch, as long as the policy stays near, and without those whose
-        numbers are not finite; metrics are means over the other updates that were computed."""
+        """Update on each minibatch of each epoch, until approx_kl exceeds its target.
+
+        Updates with numbers that are not finite are skipped; metrics are means over the others.
+        """
         copy, workload, settings = self._copies[stage.name], self._plan.facts.workload, self._job.settings
         assert copy.trainer is not None
-        measured = _versions(batch, self._plan)
-        weighs_draws = _draws_are_off(self._plan) and not copy.spec.scalar_head
+        version_metrics = _version_metrics(batch, self._plan)
+        weighs_draws = _is_off_policy(self._plan) and not copy.spec.scalar_head
         learning = Learning(settings, batch, reads=stage.reads, workload=workload, weighs_draws=weighs_draws)
         updates, lengths, reasons = [], batch.lengths(), reasons_of(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
@@ -187,7 +191,7 @@ class Actions:
         condition, num_done = functools.partial(within_target, settings=settings), 0
         num_updates = workload.num_epochs * workload.num_minibatches
         num_bad = num_updates if reasons else 0
-        orders = minibatches(
+        row_groups = minibatches(
             batch.rows,
             step=batch.step,
             num_epochs=workload.num_epochs,
@@ -195,8 +199,8 @@ class Actions:
             seed=self._data.seed,
         )
         with copy.trainer.successive_updates():
-            for number, rows in enumerate(orders if not reasons else ()):
-                mine = self._mine(stage, rows, lengths)
+            for number, rows in enumerate(row_groups if not reasons else ()):
+                mine = self._rows_of_replica(stage, rows, lengths)
                 groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
                 num_tokens = learning.num_tokens(rows)
                 loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
@@ -231,11 +235,14 @@ class Actions:
         if copy.spec.scalar_head:
             return metrics
         skipped = num_updates - num_done - num_bad
-        found = learning.metrics() | measured | host_metrics(batch, [reward.name for reward in self._job.rewards])
-        return finite_of(metrics | {"skipped_updates": float(skipped)} | found)
+        more = learning.metrics() | version_metrics | host_metrics(batch, [reward.name for reward in self._job.rewards])
+        return finite_of(metrics | {"skipped_updates": float(skipped)} | more)
 
-    def _put_answers(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
-        """Puts the answers for the tokens of a row [S]. A score is said at the last token, which predicts no other."""
+    def _put_outputs(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
+        """Put the outputs [S] of a row into the batch.
+
+        A score is the output at the last token; of log-probabilities the last is dropped, as it predicts no token.
+        """
         field, last = stage.writes[0], len(values) - 1
         if values_of(field).is_one:
             values = values[last:]
@@ -243,28 +250,28 @@ class Actions:
             values = F.pad(values[:last], (0, 1))
         batch.experience.put(field, row, values.clone())
 
-    def _mine(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
-        """The rows of this rank's replica."""
+    def _rows_of_replica(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
+        """Return the rows of this rank's replica."""
         replica = self._copies[stage.name].mesh.dp_rank
         return dealt_share(rows, lengths, replica, self._plan.deal_of(stage.name))
 
 
-def _draws_are_off(plan: Plan) -> bool:
-    """Whether tokens may be drawn by another policy than the one that an update begins with."""
+def _is_off_policy(plan: Plan) -> bool:
+    """Return True if tokens may be sampled by another policy than the one that an update starts from."""
     return plan.staleness > 0 or plan.facts.generation_weights is not None
 
 
-def _versions(batch: StepExperience, plan: Plan) -> dict[str, float]:
-    """What is reported of the versions that drew a batch, whose step is the version that is trained.
+def _version_metrics(batch: StepExperience, plan: Plan) -> dict[str, float]:
+    """Return metrics of the weight versions that sampled a batch; its step is the version that is trained.
 
-    Raises RunFailed if the plan does not allow them.
+    Raises RunFailed if the staleness of a token exceeds the plan's bound.
     """
-    found = staleness(batch, batch.step, plan.staleness).double()
+    token_staleness = staleness(batch, batch.step, plan.staleness).double()
     defers = plan.placement(GENERATE).schedule.overcommit > 0
     gap = generator_gap(batch, batch.rows, batch.step)
     return {
-        "staleness": float(found.mean()),
-        "max_staleness": float(found.max()),
+        "staleness": float(token_staleness.mean()),
+        "max_staleness": float(token_staleness.max()),
         **gap.metrics("generator_gap"),
         **gap.mismatch(),
         **cache_gap(batch, batch.rows, batch.step).metrics("cache_gap"),

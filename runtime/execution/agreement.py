@@ -1,7 +1,8 @@
-"""What all ranks do behind a turn because any of them wishes it: a checkpoint, or an end.
+"""Consensus of all ranks on what to do after a period: checkpoint, stop, or continue under another plan.
 
-Wishes are reduced over the world once a turn. Where stages work ahead ranks do not meet, so the answer to a turn's
-wishes is looked at some turns later, when it has come: nobody waits, and all act behind the same turn.
+One rank's request is enough: requests are reduced over the world once a period. Where stages run ahead, ranks do not
+synchronise, so the result is read some periods later, when it has arrived: no rank waits, and all act after the same
+period.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Wish(NamedTuple):
-    """To save a checkpoint behind a turn, to stop there, and to stop there so as to go on under another plan."""
+    """A request to checkpoint after a period, to stop there, or to stop there and continue under another plan."""
 
     save: bool = False
     stop: bool = False
@@ -23,33 +24,33 @@ class Wish(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether no turn follows, of these processes."""
+        """True if these processes run no further period."""
         return self.stop or self.replan
 
 
 class Agreement:
-    """One rank's part. All ranks of the group call `behind_turn` equally often."""
+    """One rank's side of the consensus. All ranks of the group call `behind_turn` equally often."""
 
     def __init__(self, group: dist.ProcessGroup, *, most_ahead: int) -> None:
-        """`most_ahead` is the most steps by which a stage of the plan works ahead."""
+        """`most_ahead` is the largest number of steps that a stage of the plan runs ahead."""
         self._group = group
         self._delay = most_ahead + 1 if most_ahead else 0
-        self._asked: deque[tuple[dist.Work, Tensor]] = deque()
+        self._pending: deque[tuple[dist.Work, Tensor]] = deque()
 
     def behind_turn(self, mine: Wish) -> Wish:
-        """What all ranks do now. In a synchronous plan it returns when all ranks have come."""
-        wishes = torch.tensor(mine, dtype=torch.int32)
-        work = dist.all_reduce(wishes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        """Return what all ranks do now. In a synchronous plan it waits for all ranks."""
+        requests = torch.tensor(mine, dtype=torch.int32)
+        work = dist.all_reduce(requests, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
-        self._asked.append((work, wishes))
-        return self._answer() if len(self._asked) > self._delay else Wish()
+        self._pending.append((work, requests))
+        return self._next_result() if len(self._pending) > self._delay else Wish()
 
     def flush(self) -> None:
-        """Waits for the answers that nobody asks for any more."""
-        while self._asked:
-            self._answer()
+        """Wait for the results that are still pending, and drop them."""
+        while self._pending:
+            self._next_result()
 
-    def _answer(self) -> Wish:
-        work, wishes = self._asked.popleft()
+    def _next_result(self) -> Wish:
+        work, requests = self._pending.popleft()
         work.wait()
-        return Wish(*map(bool, wishes.tolist()))
+        return Wish(*map(bool, requests.tolist()))

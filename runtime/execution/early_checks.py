@@ -1,4 +1,4 @@
-"""What is wrong with a run and can be known without torch, whose import takes seconds: nodes, ports, modules, data."""
+"""Checks of a run that need no torch, whose import takes seconds: nodes, ports, modules and data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.runtime.launch.rendezvous import Rendezvous
 
 
 def require_nodes(plan: Plan, rendezvous: Rendezvous) -> None:
-    """Raises BadInput for nodes that the plan does not have, and for a port that cannot be used."""
+    """Raises BadInput if the nodes are not those of the plan, or the port cannot be used."""
     nodes = plan.facts.cluster.nodes
     if rendezvous.nodes != nodes:
         raise BadInput(f"--nodes {rendezvous.nodes} does not match the {nodes} nodes of the plan's cluster.")
@@ -30,8 +30,10 @@ def require_node_rank(plan: Plan, rendezvous: Rendezvous) -> None:
 
 
 def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) -> PromptData:
-    """The data of a job. Raises BadInput for data that cannot be read or lacks a column, and for functions of modules
-    that were not allowed."""
+    """Read the data of a job.
+
+    Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
+    """
     require_functions(job.rewards, allowed_modules, has_answers=True)
     if job.tool:
         require_tool(job.tool, allowed_modules)

@@ -1,6 +1,6 @@
-"""Follows a program on one rank, turn by turn and instruction by instruction, and writes down when each ran.
+"""The executor runs a program on one rank, period by period, and records a span for every instruction.
 
-It is the one piece of code that schedules: the runtime and the rehearsal differ in what a device does, nowhere else.
+It is the only code that orders work. A run and a rehearsal differ in their device, nowhere else.
 """
 
 from __future__ import annotations
@@ -29,62 +29,63 @@ from meshwright.runtime.records.outcome import Findings, Outcome
 
 
 class RankDevice(Protocol):
-    """What a rank's device does: it computes, or it waits for as long as computing would take."""
+    """The device of a rank, which computes, or waits for as long as computing would take."""
 
     def begin(self, turn: int) -> None:
-        """A turn begins."""
+        """Begin a period."""
         ...
 
     def run_stage(self, stage: str, batch: StepExperience) -> Findings:
-        """Runs a stage that this rank belongs to."""
+        """Run a stage that this rank belongs to."""
         ...
 
     def refit(self, source: str, target: str) -> Findings:
-        """Takes this rank's part in giving the source's weights to the target."""
+        """Take this rank's part in copying the weights of `source` into `target`."""
         ...
 
     def synchronise(self) -> None:
-        """Returns when everything asked of the device is done."""
+        """Wait until all work submitted to the device is done."""
         ...
 
 
 class Hosts(Protocol):
-    """Workers of this rank's host that score responses while it goes on."""
+    """Workers on this rank's host that score responses while the rank continues."""
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
-        """Calls `send` with what they have written of a batch when it is there, maybe from another thread."""
+        """Call `send` with the scores of a batch once they are known, possibly from another thread."""
         ...
 
     def put_scores(self, batch: StepExperience) -> None:
-        """Waits for it, and puts it into the batch."""
+        """Wait for the scores of a batch and put them into it."""
         ...
 
 
 class BatchFilling(Protocol):
-    """Fills the batch of a step with what is kept of one wave of prompts after another."""
+    """Fills the batch of a step with the samples kept of successive waves of prompts."""
 
     @property
     def is_full(self) -> bool: ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What is reported of all that was drawn."""
+        """The metrics of all samples of all waves, kept or not."""
         ...
 
     def next_wave(self) -> StepExperience:
-        """An empty wave."""
+        """Return an empty wave."""
         ...
 
     def take(self, wave: StepExperience) -> None:
-        """Takes a wave that was scored."""
+        """Select from a scored wave."""
         ...
 
     def fill(self, batch: StepExperience) -> None:
-        """Puts what is kept into the batch."""
+        """Put the selected samples into the batch."""
         ...
 
 
 Watched = Callable[[Instruction, int, int, int], AbstractContextManager[None]]
+"""Context in which an instruction runs, from the instruction, its index in the program, its period and its step."""
 
 
 def _unwatched(*_: object) -> AbstractContextManager[None]:
@@ -92,8 +93,8 @@ def _unwatched(*_: object) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """What a turn of a program leaves."""
+class _PeriodRecord:
+    """Spans and metrics of one period of a program."""
 
     program: Program
     turn: int
@@ -102,9 +103,10 @@ class _Noted:
 
 
 class Executor:
-    """Runs programs on one rank. `began` is the `steady_now()` that spans count from, `clock` whose time it is.
+    """Runs programs on one rank.
 
-    `batch_of` gives the batch of a step, the same one whenever it is asked for as long as the step is worked on.
+    Spans count from `began`, a value of `steady_now()`; `clock` names the clock in them. `batch_of` returns the batch
+    of a step, the same object each time until the step is trained.
     """
 
     def __init__(
@@ -121,9 +123,11 @@ class Executor:
         hosts: Hosts | None = None,
         filling: Callable[[int], BatchFilling] | None = None,
     ) -> None:
-        """`watched` gives what each instruction is done within, from the instruction, its place among all, its turn and
-        its step; `hosts` write what the environment stage does, on a rank that owns responses; `filling` fills the
-        batch of a step where a program has waves."""
+        """Set up the executor of one rank.
+
+        `watched` returns the context that each instruction runs in. `hosts` score responses on a rank that owns some.
+        `filling` returns what fills the batch of a step where a program has waves.
+        """
         self._hosts, self._filling = hosts, filling
         self._device, self._exchange, self._batch_of, self._rank = (
             device,
@@ -134,56 +138,55 @@ class Executor:
         self._began, self._clock, self._time, self._watched = began, clock, now, watched
 
     def execute(self, program: Program, turn: int, steps: range) -> Outcome:
-        """Executes this rank's part of one turn of a run of these steps."""
-        noted = _Noted(program, turn)
+        """Execute this rank's part of one period of a run of these steps."""
+        record = _PeriodRecord(program, turn)
         self._device.begin(turn)
         instructions = [i for i in program.of_rank(self._rank) if takes_part(i, turn, steps)]
-        self._make_room(instructions, program)
+        self._post_receives(instructions, program)
         waves, first = program.waves, program.waves.others if program.waves else 0
         if waves and self._rank in waves.ranks and turn in steps:
             before = set(program.instructions[:first])
-            self._follow_all([i for i in instructions if i in before], noted)
-            self._draw(waves, noted)
+            self._run_all([i for i in instructions if i in before], record)
+            self._sample_waves(waves, record)
             instructions = [i for i in instructions if i not in before]
-        self._follow_all(instructions, noted)
-        return Outcome(turn=turn, spans=tuple(noted.spans), metrics=noted.metrics)
+        self._run_all(instructions, record)
+        return Outcome(turn=turn, spans=tuple(record.spans), metrics=record.metrics)
 
-    def _make_room(self, instructions: Sequence[Instruction], program: Program) -> None:
-        """For what will be received."""
+    def _post_receives(self, instructions: Sequence[Instruction], program: Program) -> None:
         for instruction in instructions:
             if isinstance(instruction, Receive):
                 self._exchange.expect(instruction, program.channels[instruction.producer, instruction.consumer])
 
-    def _follow_all(self, instructions: Sequence[Instruction], noted: _Noted) -> None:
+    def _run_all(self, instructions: Sequence[Instruction], record: _PeriodRecord) -> None:
         for instruction in instructions:
-            self._follow(
+            self._run(
                 instruction,
-                noted,
-                place=noted.program.instructions.index(instruction),
-                batch=self._batch_of(noted.turn + instruction.steps_ahead),
+                record,
+                place=record.program.instructions.index(instruction),
+                batch=self._batch_of(record.turn + instruction.steps_ahead),
             )
 
-    def _draw(self, waves: Waves, noted: _Noted) -> None:
-        """Fills the batch of the turn's step with groups of one wave after another."""
+    def _sample_waves(self, waves: Waves, record: _PeriodRecord) -> None:
+        """Fill the batch of the period's step from successive waves."""
         assert self._filling is not None
-        filling = self._filling(noted.turn)
+        filling = self._filling(record.turn)
         mine = [i for i in waves.instructions if self._rank in i.ranks]
         while not filling.is_full:
             wave = filling.next_wave()
-            self._make_room(mine, noted.program)
+            self._post_receives(mine, record.program)
             for instruction in mine:
-                self._follow(instruction, noted, place=waves.others, batch=wave)
+                self._run(instruction, record, place=waves.others, batch=wave)
             filling.take(wave)
-        filling.fill(self._batch_of(noted.turn))
-        noted.metrics[GENERATE] = filling.metrics
+        filling.fill(self._batch_of(record.turn))
+        record.metrics[GENERATE] = filling.metrics
 
-    def _follow(self, instruction: Instruction, noted: _Noted, *, place: int, batch: StepExperience) -> None:
-        """Does an instruction with a batch and notes when; `place` is its among all."""
-        with self._watched(instruction, place, noted.turn, batch.step):
+    def _run(self, instruction: Instruction, record: _PeriodRecord, *, place: int, batch: StepExperience) -> None:
+        """Run an instruction on a batch and record its span; `place` is its index in the program."""
+        with self._watched(instruction, place, record.turn, batch.step):
             start = self._now()
-            findings = self._do(instruction, noted.program, batch)
+            findings = self._dispatch(instruction, record.program, batch)
             end = self._now()
-        noted.spans.append(
+        record.spans.append(
             Span(
                 step=batch.step,
                 instruction=instruction.name,
@@ -196,13 +199,13 @@ class Executor:
             )
         )
         if isinstance(instruction, RunStage):
-            noted.metrics[instruction.stage] = findings.metrics
+            record.metrics[instruction.stage] = findings.metrics
 
     def flush(self) -> None:
-        """Waits until everything sent has arrived."""
+        """Wait until everything sent has arrived."""
         self._exchange.flush()
 
-    def _do(self, instruction: Instruction, program: Program, batch: StepExperience) -> Findings:
+    def _dispatch(self, instruction: Instruction, program: Program, batch: StepExperience) -> Findings:
         if isinstance(instruction, Send | Receive):
             channel = program.channels[instruction.producer, instruction.consumer]
         match instruction:
@@ -213,21 +216,21 @@ class Executor:
             case Send(producer=producer) if producer == ENVIRONMENT:
                 assert self._hosts is not None
                 self._hosts.when_scored(
-                    batch, lambda found: self._exchange.send(instruction, found, channel, batch.step)
+                    batch, lambda scores: self._exchange.send(instruction, scores, channel, batch.step)
                 )
-                return _moved(0)
+                return _findings(0)
             case Send():
-                return _moved(self._exchange.send(instruction, batch.experience, channel, batch.step))
+                return _findings(self._exchange.send(instruction, batch.experience, channel, batch.step))
             case Receive():
                 if instruction.producer == ENVIRONMENT and self._rank in instruction.owners:
                     assert self._hosts is not None
                     self._hosts.put_scores(batch)
-                return _moved(self._exchange.receive(instruction, batch.experience, channel, batch.step))
+                return _findings(self._exchange.receive(instruction, batch.experience, channel, batch.step))
 
     def _now(self) -> float:
         self._device.synchronise()
         return self._time() - self._began
 
 
-def _moved(num_bytes: int) -> Findings:
+def _findings(num_bytes: int) -> Findings:
     return Findings(facts={"num_bytes": float(num_bytes)})

@@ -1,8 +1,8 @@
-"""Fills the batch of a step with groups that have a signal, wave by wave (DAPO, arXiv:2503.14476, section 3.2).
+"""Dynamic sampling: the batch of a step is filled, wave by wave, with groups whose rewards differ.
 
-Every rank that sees waves has all scores and chooses alike: the first groups with a signal in the order in which
-prompts are dealt, as `profiles.environment.dynamic_sampling` has it. Of what it chose, a rank has the rows it drew or
-was given.
+This is section 3.2 of DAPO (arXiv:2503.14476). Every rank that sees waves has all scores and selects the same groups:
+the first with a signal, in prompt order (`profiles.environment.dynamic_sampling`). A rank fills in those fields of the
+selected rows that it has sampled or received.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from meshwright.runtime.training.payments import Paid, groups_that_differ, pay
 
 @dataclass(frozen=True)
 class PaidBy:
-    """What a sample is paid of rewards on hosts, where there are weights of them, and of a reward model, after scale,
-    clip and penalties of the job's settings; `max_response` is the most tokens of a response."""
+    """Total reward of a sample, by which samples are selected.
+
+    It is the weighted sum of rewards on hosts and of a reward model, after the scale, clip and penalties of the job's
+    settings. `max_response` is the largest number of tokens of a response.
+    """
 
     reward_weights: tuple[float, ...] = ()
     model_weight: float = 1.0
@@ -40,8 +43,10 @@ class PaidBy:
         return cls(weights, job.reward_model_weight, job.settings, plan.facts.workload.max_response)
 
     def scores(self, wave: StepExperience) -> list[float]:
-        """The score of every row of a wave whose scores are all here, as they are added up. Raises RunFailed for a
-        reward that failed."""
+        """Add up and return the score of every row of a wave that has all its scores.
+
+        Raises RunFailed for a reward that failed.
+        """
         require_scores(wave.experience)
         wave.score_alike()
         if self.reward_weights:
@@ -49,7 +54,7 @@ class PaidBy:
         return [float(wave.score(row)) for row in wave.rows]
 
     def paid(self, wave: StepExperience) -> Paid:
-        """What every row is paid for its score, as it will be where it is trained on. Its `scores` are read first."""
+        """Return the reward of every row exactly as training will compute it; call `scores` first."""
         truncated, num_tokens = (
             torch.cat([wave.experience.get(name, row) for row in wave.rows]) for name in ("truncated", RESPONSE_LENGTHS)
         )
@@ -64,7 +69,7 @@ class PaidBy:
 
 
 def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]) -> None:
-    """Puts what this rank holds of rows of waves into the rows of the batch, one behind the other."""
+    """Put this rank's fields of the chosen (wave, row) pairs into the rows of the batch, in order."""
     for place, (wave, row) in zip(batch.rows, chosen, strict=True):
         for name, rows in wave.experience.fields().items():
             if row in rows:
@@ -73,8 +78,10 @@ def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSampling:
-    """What a step is filled from: groups of `group_size` samples, `num_groups` of them to a batch, in waves of
-    `num_prompts`, of which a step may take `most_waves`; what a sample is `paid` says whether its group has a signal.
+    """Dynamic sampling of a job: batches of `num_groups` groups of `group_size` samples.
+
+    A wave has `num_prompts` prompts, and a step at most `most_waves` waves. A group has a signal if the rewards
+    (`paid`) of its samples differ.
     """
 
     num_groups: int
@@ -85,7 +92,7 @@ class GroupSampling:
 
     @classmethod
     def of(cls, plan: Plan, job: Job) -> GroupSampling | None:
-        """None without dynamic sampling."""
+        """Return the dynamic sampling of a job; None if it has none."""
         workload = plan.facts.workload
         if not (sampling := workload.dynamic_sampling):
             return None
@@ -98,20 +105,20 @@ class GroupSampling:
         )
 
     def filling(self, step: int) -> WaveFilling:
-        """That of a step, of which nothing is drawn yet."""
+        """Return the filling of a step, still without samples."""
         return WaveFilling(self, step)
 
 
 @dataclass
 class WaveFilling:
-    """The batch of one step on one rank. Waves are asked for and taken in turn until it is full."""
+    """The batch of one step on one rank; call `next_wave` and `take` alternately until it is full."""
 
     sampling: GroupSampling
     step: int
     _kept: list[tuple[StepExperience, Sequence[int]]] = field(default_factory=list)
-    """Groups with a signal in dealt order: the wave of each, and its rows there."""
+    """Groups with a signal in prompt order: the wave of each and its rows in it."""
     _scores: list[float] = field(default_factory=list)
-    """Those of every sample that was drawn."""
+    """Scores of all samples, kept or not."""
     _num_waves: int = 0
 
     @property
@@ -119,27 +126,29 @@ class WaveFilling:
         return len(self._kept) >= self.sampling.num_groups
 
     @property
-    def _num_drawn(self) -> int:
-        """Prompts so far."""
+    def _num_sampled(self) -> int:
         return self._num_waves * self.sampling.num_prompts
 
     def next_wave(self) -> StepExperience:
-        """An empty wave; rows are numbered through all waves of the step, in dealt order.
+        """Return an empty wave; rows are numbered through all waves of the step, in prompt order.
 
-        Raises RunFailed where fewer groups have a signal than the least share that a job may expect.
+        Raises RunFailed once the most waves are used, because too few groups have a signal.
         """
         if self._num_waves == self.sampling.most_waves:
             raise RunFailed(
-                f"step {self.step}: {len(self._kept)} of {self._num_drawn} groups have a signal, where a batch needs "
+                f"step {self.step}: {len(self._kept)} of {self._num_sampled} groups have a signal, where a batch needs "
                 f"{self.sampling.num_groups} and dynamic sampling a share of {LEAST_ACCEPTANCE:g} or more; give "
-                "prompts or rewards that tell samples apart, or plan the job without workload.dynamic_sampling"
+                "prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
             )
         size = self.sampling.num_prompts * self.sampling.group_size
         first = self._num_waves * size
         return StepExperience(step=self.step, rows=range(first, first + size), is_wave=True)
 
     def take(self, wave: StepExperience) -> None:
-        """Takes a wave whose scores are all here. Raises RunFailed for a reward that failed."""
+        """Keep the groups with a signal of a wave that has all its scores.
+
+        Raises RunFailed for a reward that failed.
+        """
         self._scores += self.sampling.paid.scores(wave)
         size = self.sampling.group_size
         self._num_waves += 1
@@ -148,17 +157,17 @@ class WaveFilling:
                 self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
 
     def fill(self, batch: StepExperience) -> None:
-        """Puts what this rank holds of the first groups kept into the rows of the batch, one behind the other."""
+        """Put this rank's fields of the first kept groups into the rows of the batch, in order."""
         put_rows(batch, [(wave, row) for wave, group in self._kept[: self.sampling.num_groups] for row in group])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is reported of all that was drawn: `groups_with_signal` is the share of its groups."""
+        """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups."""
         return {
             "waves": float(self._num_waves),
-            "drawn_prompts": float(self._num_drawn),
+            "drawn_prompts": float(self._num_sampled),
             "trained_prompts": float(self.sampling.num_groups),
-            "dropped_prompts": float(self._num_drawn - self.sampling.num_groups),
-            "groups_with_signal": len(self._kept) / self._num_drawn,
+            "dropped_prompts": float(self._num_sampled - self.sampling.num_groups),
+            "groups_with_signal": len(self._kept) / self._num_sampled,
             "drawn_score": sum(self._scores) / len(self._scores),
         }

@@ -1,4 +1,4 @@
-"""What each rank holds of the responses to held-out prompts, and the record that comes of all parts."""
+"""Evaluation on held-out prompts: the part of each rank, and the record made from all parts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from meshwright.runtime.training.versions import generator_gap
 _STUDENT = "proximal_logprobs"
 
 EVALUATED = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
-"""What the stages write that held-out prompts go through."""
+"""Fields whose stages an evaluation runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutPart:
-    """Of one rank, by row: the reward model's score, the weighted sum of rewards on hosts, by field the mean
-    log-probability of the tokens that were drawn, and how many tokens a response has."""
+    """Results of one rank, by row.
+
+    `scores` are the reward model's, `rewards` the weighted sums of rewards on hosts, `logprobs` the mean
+    log-probabilities of the sampled tokens for each field, `lengths` the response tokens.
+    """
 
     scores: Mapping[int, float]
     rewards: Mapping[int, float]
@@ -34,34 +37,34 @@ class HeldOutPart:
 
     @classmethod
     def of(cls, batch: StepExperience, job: Job) -> HeldOutPart:
-        """What is here of a batch."""
-        held, weights = batch.experience, torch.tensor(job.reward_weights)
+        """Return the part that this rank holds of an evaluated batch."""
+        experience, weights = batch.experience, torch.tensor(job.reward_weights)
         fields = (_STUDENT, *TEACHER_LOGPROBS.values()) if isinstance(job.settings, Distill) else ()
         return cls(
-            scores={row: float(held.get("scores", row)) for row in held.rows("scores")},
-            rewards={row: float(held.get(REWARDS, row) @ weights) for row in held.rows(REWARDS)},
+            scores={row: float(experience.get("scores", row)) for row in experience.rows("scores")},
+            rewards={row: float(experience.get(REWARDS, row) @ weights) for row in experience.rows(REWARDS)},
             logprobs={
-                field: {row: float(batch.drawn(field, row).double().mean()) for row in held.rows(field)}
+                field: {row: float(batch.drawn(field, row).double().mean()) for row in experience.rows(field)}
                 for field in fields
-                if held.rows(field)
+                if experience.rows(field)
             },
-            lengths={row: batch.length(row) - batch.prompt_length(row) for row in held.rows("tokens")},
-            gap=generator_gap(batch, held.rows(_STUDENT), batch.step),
+            lengths={row: batch.length(row) - batch.prompt_length(row) for row in experience.rows("tokens")},
+            gap=generator_gap(batch, experience.rows(_STUDENT), batch.step),
         )
 
 
 def evaluation_of(parts: Sequence[HeldOutPart], step: int, job: Job) -> EvaluationRecord:
-    """The record of an evaluation after `step` updates."""
+    """Return the record of an evaluation after `step` updates."""
     lengths = {row: length for part in parts for row, length in part.lengths.items()}
     gap = sum((part.gap for part in parts), start=Gap())
     if isinstance(job.settings, Distill):
         scores = _by_teachers(parts, job.settings)
         return EvaluationRecord.of(step, scores, lengths, gap, by_teachers=True)
-    return EvaluationRecord.of(step, _paid(parts, job), lengths, gap)
+    return EvaluationRecord.of(step, _total_rewards(parts, job), lengths, gap)
 
 
-def _paid(parts: Sequence[HeldOutPart], job: Job) -> dict[int, float]:
-    """What sequences are paid, of which ranks have the reward model's score or the sum of the others."""
+def _total_rewards(parts: Sequence[HeldOutPart], job: Job) -> dict[int, float]:
+    """Return the total reward of each sequence: the weighted reward-model score plus the rewards on hosts."""
     scores = {row: score for part in parts for row, score in part.scores.items()}
     rewards = {row: score for part in parts for row, score in part.rewards.items()}
     weight = job.reward_model_weight if job.rewards else 1.0
@@ -69,15 +72,15 @@ def _paid(parts: Sequence[HeldOutPart], job: Job) -> dict[int, float]:
 
 
 def _by_teachers(parts: Sequence[HeldOutPart], settings: Distill) -> dict[int, float]:
-    """How much likelier a token is to the teachers than to the student, in nats, by sequence."""
-    found: dict[str, dict[int, float]] = {}
+    """Return the mean of log p(teachers) - log p(student) per token in nats, by sequence."""
+    logprobs: dict[str, dict[int, float]] = {}
     for part in parts:
-        for field, of_rows in part.logprobs.items():
-            found.setdefault(field, {}).update(of_rows)
-    student = found.pop(_STUDENT)
-    shares = settings.shares(len(found))
-    ordered = [found[field] for field in TEACHER_LOGPROBS.values() if field in found]
+        for field, rows in part.logprobs.items():
+            logprobs.setdefault(field, {}).update(rows)
+    student = logprobs.pop(_STUDENT)
+    shares = settings.shares(len(logprobs))
+    teachers = [logprobs[field] for field in TEACHER_LOGPROBS.values() if field in logprobs]
     return {
-        row: sum(share * (of_rows[row] - mine) for share, of_rows in zip(shares, ordered, strict=True))
-        for row, mine in student.items()
+        row: sum(share * (teacher[row] - of_student) for share, teacher in zip(shares, teachers, strict=True))
+        for row, of_student in student.items()
     }

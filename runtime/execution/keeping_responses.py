@@ -1,4 +1,4 @@
-"""The responses of a batch that a run keeps as texts."""
+"""Sample responses of a batch that a run keeps as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResp
 
 
 def samples_of(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
-    """The first rows of a batch of which all is held here; with groups they answer one prompt."""
+    """Return the first rows of a batch that this rank holds in full; with groups they answer one prompt."""
     return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
 
 

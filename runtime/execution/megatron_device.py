@@ -1,4 +1,4 @@
-"""The device of a rank that computes: the stages' bodies and the refits, on Megatron-core."""
+"""The device of a rank that computes: stages and refits on Megatron-core."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from meshwright.runtime.training.refit import RefitCopy
 
 
 class MegatronDevice:
-    """One rank's.
+    """The device of one rank.
 
-    Weights that another pool takes leave as soon as they are trained, if a turn follows that takes them, and while they
-    are on their way this rank goes on with what does not train them.
+    Weights that another pool receives are sent as soon as they are trained, if a later period uses them. The sends are
+    asynchronous: this rank continues with whatever does not train these weights.
 
-    Peaks of memory are counted in every turn where that is free, and on a CPU in one turn, for there its allocator has
-    to give back what it keeps before each.
+    Peak memory is measured in every period on CUDA. On a CPU it is measured in the first period only, since its
+    allocator has to return cached memory before each measurement.
     """
 
     def __init__(
@@ -31,37 +31,37 @@ class MegatronDevice:
         bytes_before: int,
         steps: range,
     ) -> None:
-        """`refits` are by source and target stage; `bytes_before` were in use before there were models."""
+        """`refits` are keyed by source and target stage; `bytes_before` were in use before the models were built."""
         self._actions, self._refits, self._bytes_before = actions, refits, bytes_before
         self._steps, self._turn, self._measures = steps, steps.start, False
 
     def begin(self, turn: int) -> None:
-        """A turn begins."""
+        """Begin a period."""
         self._turn = turn
         self._measures = host.on_cuda() or turn == self._steps.start
         self._actions.begin(turn)
 
     def run_stage(self, stage: str, batch: StepExperience) -> Findings:
-        """Runs a stage; weights that others take are settled before it and given after it, if a turn follows."""
-        taken = [refit for (source, _), refit in self._refits.items() if source == stage]
-        for refit in taken:
+        """Run a stage; before it, wait for earlier sends of its weights, and after it, start those of the new ones."""
+        outgoing = [refit for (source, _), refit in self._refits.items() if source == stage]
+        for refit in outgoing:
             refit.settle()
         with self._peak() as facts:
             findings = self._actions.run(stage, batch)
         if self._turn + 1 in self._steps:
-            for refit in taken:
+            for refit in outgoing:
                 refit.give()
         return findings.with_facts(facts)
 
     def refit(self, source: str, target: str) -> Findings:
-        """Takes this rank's part in copying the weights of `source` into `target`."""
+        """Take this rank's part in copying the weights of `source` into `target`."""
         with self._peak() as facts:
             self._refits[source, target].run()
         return Findings(facts=facts)
 
     @contextmanager
     def _peak(self) -> Iterator[dict[str, float]]:
-        """Gives the facts, which are complete when it is left."""
+        """Yield the facts of an instruction, which get its peak memory on exit."""
         facts: dict[str, float] = {}
         if not self._measures:
             yield facts
@@ -71,5 +71,5 @@ class MegatronDevice:
         facts["memory_bytes"] = float(peak_bytes() - self._bytes_before)
 
     def synchronise(self) -> None:
-        """Waits until the device has done everything asked of it."""
+        """Wait until all work submitted to the device is done."""
         host.synchronise()

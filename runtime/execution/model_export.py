@@ -1,4 +1,4 @@
-"""The models that a run trains as Hugging Face directories, each rank writing its own shards."""
+"""Export of the models that a run trains as Hugging Face directories; each rank writes its own shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from meshwright.runtime.training.manifest import damage
 from meshwright.runtime.training.plain_pickles import require_plain
 
 ADAPTER = "adapter"
-"""In the directory of a model: its adapter by itself."""
+"""Directory in that of a model for its adapter alone."""
 
 _UNREADABLE = (CheckpointingException, CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
 
@@ -50,39 +50,39 @@ class TrainedModel:
 
 
 def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, target: Path) -> None:
-    """Writes each model into a directory of `target` named after its role, with the configuration and generation
-    settings that it started from, and the tokenizer of the job where it has none of its own.
+    """Write each model into a directory of `target` named after its role.
 
-    Weights have the type they are computed in: of a bf16 model they are the fp32 main weights rounded to bf16, which
-    are those that the last tokens were drawn with. An adapter is added to its weights, and is beside them by itself in
-    `ADAPTER`. `directory` is where the job's relative paths start. Collective
-    over the world, over a file system that it shares; `target` appears when it is whole. Raises BadInput if it exists.
+    It gets the configuration and generation settings that the model started from, and the job's tokenizer if the model
+    has none. Weights have the type they are computed in; those of a bf16 model are the fp32 main weights rounded to
+    bf16, with which the last tokens were sampled. An adapter is merged into the weights and also written by itself to
+    `ADAPTER`. Relative paths of the job start at `directory`. Collective over the world, on a shared file system;
+    `target` appears once it is complete. Raises BadInput if it exists.
     """
     if target.exists():
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     partial = _partial(target)
-    dist.barrier()  # until every rank has looked, nothing may appear
+    dist.barrier()  # nothing may appear before every rank has checked
     if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short export left
+        shutil.rmtree(partial, ignore_errors=True)  # left by an earlier export that was interrupted
         partial.mkdir(parents=True)
     dist.barrier()
     for trained in models:
         if trained.model is not None:
-            began_with = directory / job.models.source(trained.role).path
+            source = directory / job.models.source(trained.role).path
             save_weights(
                 trained.model,
                 trained.spec,
                 trained.mesh,
                 partial / trained.role.value,
-                documents_of=began_with,
+                documents_of=source,
                 tokenizer=directory / job.data.tokenizer if job.data else None,
             )
             if adapter := trained.spec.adapter:
-                beside = partial / trained.role.value / ADAPTER
+                adapter_directory = partial / trained.role.value / ADAPTER
                 save_adapter(
-                    trained.model, trained.spec, adapter, trained.mesh, beside, base=os.path.abspath(began_with)
+                    trained.model, trained.spec, adapter, trained.mesh, adapter_directory, base=os.path.abspath(source)
                 )
-        del trained  # before the next one is made
+        del trained  # free it before the next one is built
     dist.barrier()
     if dist.get_rank() == 0:
         partial.rename(target)
@@ -90,28 +90,30 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
 
 
 def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path, ...]:
-    """Writes the models of a run's newest checkpoint as Hugging Face directories, which it returns.
+    """Write the models of a run's newest checkpoint as Hugging Face directories and return their paths.
 
-    It takes `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no optimizer.
-    Raises BadInput for a directory that holds no such checkpoint, a target that exists, and models that cannot be cut
-    in so many stages.
+    It starts `num_ranks` processes on the CPU, each with a pipeline stage of one model at a time and no optimizer.
+    Raises BadInput for a directory without a checkpoint, a target that exists, and models that cannot be divided into
+    `num_ranks` pipeline stages.
     """
-    plan, asked, checkpoint = read_plan(run / "plan.json"), read_run_file(run), latest_checkpoint(run)
+    plan, run_file, checkpoint = read_plan(run / "plan.json"), read_run_file(run), latest_checkpoint(run)
     if checkpoint is None:
         raise BadInput(f"{run} holds no checkpoint to export; run it with --checkpoint-every, or to its end.")
     if target.exists():
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
-    directory = Path(asked.directory)
+    directory = Path(run_file.directory)
     for role in plan.graph.train_stage:
-        config = directory / asked.job.models.source(role).path / "config.json"
+        config = directory / run_file.job.models.source(role).path / "config.json"
         if not config.is_file():
-            raise BadInput(f"{config}, with which the {role.value} of this run began, is gone; put it back to export.")
+            raise BadInput(
+                f"{config}, from which the {role.value} of this run was loaded, is gone; restore it to export."
+            )
         layout = Layout(pp=num_ranks)
         require_none(layout_violations(layout, plan.facts.models.spec(role)), f"--ranks {num_ranks}")
     try:
         launch(
             _write,
-            *(plan, asked.job, directory, checkpoint, target.absolute()),
+            *(plan, run_file.job, directory, checkpoint, target.absolute()),
             num_ranks=num_ranks,
             preparation=Preparation("cpu"),
             preload="meshwright.runtime.execution.model_export",
@@ -122,23 +124,22 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
 
 
 def _partial(target: Path) -> Path:
-    """Where it is written until it is whole."""
+    """Return the directory of an export that is not complete yet."""
     return target.with_name(f"{target.name}.partial")
 
 
 def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
-    """What each rank does: one model after the other, so that it never holds two."""
-    if found := damage(checkpoint):
-        raise BadInput(f"checkpoint {checkpoint} cannot be read: {found}; give a run whose files are whole.")
+    """Run one rank of the export: one model after another, so that it never holds two."""
+    if reason := damage(checkpoint):
+        raise BadInput(f"checkpoint {checkpoint} cannot be read: {reason}; give a run whose files are complete.")
     require_plain(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
     places = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
     write_models((_loaded(plan, role, mesh, checkpoint, places[role]) for role in places), job, directory, target)
 
 
-def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, began_with: Path) -> TrainedModel:
-    """A model with what a checkpoint has of it, whatever layout it was trained in; the weights beside an adapter are
-    those that it began with."""
+def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, source: Path) -> TrainedModel:
+    """Load a model from a checkpoint of any layout; with an adapter, the frozen weights are read from `source`."""
     spec, name = plan.facts.models.spec(role), plan.graph.train_stage[role]
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision])
     metadata = {"dp_cp_group": mesh.groups.dp_cp}
@@ -149,11 +150,11 @@ def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, began_with: Pa
         if lost := lost_partner(error):
             raise lost from None
         raise BadInput(
-            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are cut short, or are not of "
-            "this run; give a run whose files are whole."
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are truncated, or are not of "
+            "this run; give a run whose files are complete."
         ) from None
     if spec.adapter:
-        load_weights(model, spec, mesh, began_with)
+        load_weights(model, spec, mesh, source)
     trained = {key.removeprefix(f"{name}."): value for key, value in loaded[name].items()}
     chunk.load_state_dict(trained, strict=spec.adapter is None)
     return TrainedModel(role=role, spec=spec, mesh=mesh, model=model)

@@ -1,8 +1,8 @@
-"""Whether a run goes on under another plan: looked at every few steps by rank 0, for all of them.
+"""The decision whether a run continues under another plan, which rank 0 prepares every few steps.
 
-A run goes over where a step becomes faster by more than a search leaves open, as predicted and as simulated, and the
-steps that are left earn what going over takes: moving, a checkpoint, and that processes start, as long as they have
-taken in this very run. All of it is measured but the moving, so that no two runs need go over behind the same step.
+A run switches plans if a step becomes faster by more than the search's gap, both as predicted and as simulated, and if
+the remaining steps earn back the cost of switching: moving state, a checkpoint, and restarting processes. All costs but
+the move are measured in this run, so two runs of one job may switch after different steps.
 """
 
 from __future__ import annotations
@@ -24,93 +24,98 @@ from meshwright.runtime.records.stopped import NEXT_PLAN
 
 
 class NextPlan:
-    """Of rank 0, which asks behind every turn."""
+    """Searches for the next plan in the background; rank 0 asks it after every period."""
 
     def __init__(self, request: RunRequest, first: int) -> None:
-        """The run goes on from `first` updates."""
+        """`first` is the number of updates that the run starts or resumes from."""
         self._request, self._first = request, first
         self._start_seconds: float | None = None
-        self._look: Look | None = None
-        self._found: Replanned | None = None
-        self._has_asked, self._told = False, ""
+        self._search: Look | None = None
+        self._candidate: Replanned | None = None
+        self._has_requested_checkpoint, self._reason = False, ""
 
     @classmethod
     def of(cls, request: RunRequest, first: int) -> Self | None:
-        """Where this is rank 0 and the run is to be looked at."""
+        """Return a NextPlan on rank 0 of a run that may be re-planned; None otherwise."""
         return cls(request, first) if request.replan_every and dist.get_rank() == 0 else None
 
     def wish(self, done: int, checkpoint_seconds: float | None) -> Wish:
-        """What rank 0 wishes behind a turn, after `done` updates, where the last checkpoint took so long. What one
-        takes is tried once, where it is not known and decides."""
+        """Return rank 0's request after a period that ended with `done` updates.
+
+        `checkpoint_seconds` is the duration of the last checkpoint. If there was none and the decision depends on it,
+        one checkpoint is requested.
+        """
         now = time.monotonic()
         if self._start_seconds is None:
             self._start_seconds = now - self._request.launched
-        if not self._told:
-            self._found = self._found or self._looked(done)
-        if self._found is None:
+        if not self._reason:
+            self._candidate = self._candidate or self._searched(done)
+        if self._candidate is None:
             return Wish()
         if checkpoint_seconds is None:
-            asks, self._has_asked = not self._has_asked, True
-            return Wish(save=asks)
-        self._told = self._told or self._decided(self._found, self._request.steps - done, checkpoint_seconds)
-        if not self._told:
-            self._found = None
-        return Wish(replan=bool(self._told))
+            is_first, self._has_requested_checkpoint = not self._has_requested_checkpoint, True
+            return Wish(save=is_first)
+        self._reason = self._reason or self._reason_to_switch(
+            self._candidate, self._request.steps - done, checkpoint_seconds
+        )
+        if not self._reason:
+            self._candidate = None
+        return Wish(replan=bool(self._reason))
 
     def leave(self, done: int) -> None:
-        """Writes down the plan that was decided for, and why, where the run stops for it."""
-        assert self._found is not None, "ranks go over without a plan"
+        """Write the chosen plan and the reason for it into the run's directory, when the run stops to switch."""
+        assert self._candidate is not None, "ranks switch without a plan"
         out, number = self._request.out, self._request.restarts + 1
-        write_plan(out / NEXT_PLAN, self._found.plan)
+        write_plan(out / NEXT_PLAN, self._candidate.plan)
         restart = Restart(
             number=number,
             host=socket.gethostname(),
             reason="",
             reached=steps_recorded(out),
             saved=done,
-            planned_again=self._told,
+            planned_again=self._reason,
         )
         write_restart(out, restart)
 
     def close(self) -> None:
-        """Ends a look that is under way."""
-        if self._look:
-            self._look.close()
-            self._look = None
+        """End a search that is still running."""
+        if self._search:
+            self._search.close()
+            self._search = None
 
-    def _looked(self, done: int) -> Replanned | None:
-        """A plan that is faster as things are, when a look has found one; begins a look where one is due."""
-        if self._look is None:
+    def _searched(self, done: int) -> Replanned | None:
+        """Return a faster plan once a search has found one; start a search where one is due."""
+        if self._search is None:
             steps = done - self._first
             if steps > 1 and steps % self._request.replan_every == 0:
-                self._look = Look(self._request.plan, self._request.out, self._request.table)
+                self._search = Look(self._request.plan, self._request.out, self._request.table)
             return None
-        if not self._look.has_ended:
+        if not self._search.has_ended:
             return None
-        found = self._look.answer()
+        result = self._search.answer()
         self.close()
-        if isinstance(found, str):
-            sys.stderr.write(f"not planned again behind step {done}: {found}\n")
+        if isinstance(result, str):
+            sys.stderr.write(f"not planned again after step {done}: {result}\n")
             return None
-        return found if found.earned_after(0.0) is not None else None
+        return result if result.earned_after(0.0) is not None else None
 
-    def _decided(self, found: Replanned, left: int, checkpoint_seconds: float) -> str:
-        """That the run goes over, and why; nothing where that is not earned in the steps that are left."""
+    def _reason_to_switch(self, candidate: Replanned, steps_left: int, checkpoint_seconds: float) -> str:
+        """Return why the run switches to the candidate; empty if the steps left do not earn back the cost."""
         assert self._start_seconds is not None
-        kept, new = found.kept_seconds, found.plan.period_seconds
-        pause = checkpoint_seconds + max(0.0, self._start_seconds - (kept or 0.0))
-        steps = found.earned_after(pause)
-        if steps is None or steps >= left:
+        old, new = candidate.kept_seconds, candidate.plan.period_seconds
+        pause = checkpoint_seconds + max(0.0, self._start_seconds - (old or 0.0))
+        steps = candidate.earned_after(pause)
+        if steps is None or steps >= steps_left:
             return ""
-        told = f"planned again for what it has met: a step is predicted to take {new:.3g} s"
-        if kept is None:
-            return f"{told}, and the plan before cannot go on: {found.broken}"
+        start = f"planned again from its own measurements: a step is predicted to take {new:.3g} s"
+        if old is None:
+            return f"{start}, and the old plan cannot continue: {candidate.broken}"
         return (
-            f"{told} where the plan before takes {kept:.3g} s as things are{_simulated(found)}; going over takes "
-            f"{pause + found.moving_seconds:.3g} s, earned back in {steps} of the {left} steps left"
+            f"{start} instead of {old:.3g} s under the old plan{_simulated(candidate)}; switching takes "
+            f"{pause + candidate.moving_seconds:.3g} s, earned back in {steps} of the {steps_left} steps left"
         )
 
 
-def _simulated(found: Replanned) -> str:
-    one = found.simulated
-    return f" (simulated: {one.seconds:.3g} s and {one.kept_seconds:.3g} s)" if one else ""
+def _simulated(candidate: Replanned) -> str:
+    comparison = candidate.simulated
+    return f" (simulated: {comparison.seconds:.3g} s and {comparison.kept_seconds:.3g} s)" if comparison else ""

@@ -1,4 +1,4 @@
-"""A run that goes on with fewer nodes than its plan has: planned again for those, from what it has shown so far."""
+"""Re-planning of a run that has lost nodes, with the response lengths and speeds measured so far."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from meshwright.runtime.records.restarts import Restart, write_restart
 
 
 def for_those_who_came(request: RunRequest) -> RunRequest:
-    """The request under a plan for the ranks of this world, which are those of the plan or fewer whole nodes.
+    """Return the request with a plan for the ranks that joined, which are those of its plan or fewer whole nodes.
 
-    Collective over the world. Raises BadInput where no plan fits them.
+    Collective over the world. Raises BadInput if no plan fits them.
     """
     cluster = request.plan.facts.cluster
     num_nodes = dist.get_world_size() // cluster.ranks_per_node
@@ -33,39 +33,39 @@ def for_those_who_came(request: RunRequest) -> RunRequest:
     dist.broadcast_object_list(plans)
     if dist.get_rank() == 0:
         before, now = request.plan.period_seconds, plans[0].period_seconds
-        told = (
-            f"{num_nodes} of {cluster.nodes} nodes are left and the job is planned again for them, a step of which "
-            f"takes {now:.3g} s where it took {before:.3g} s as planned"
+        message = (
+            f"{num_nodes} of {cluster.nodes} nodes are left and the job is planned again for them; a step is "
+            f"predicted to take {now:.3g} s instead of {before:.3g} s"
         )
         note = Restart(
-            number=request.restarts, host=socket.gethostname(), reason="", reached=0, saved=0, planned_again=told
+            number=request.restarts, host=socket.gethostname(), reason="", reached=0, saved=0, planned_again=message
         )
         write_restart(request.out, note)
     return replace(request, plan=plans[0])
 
 
 def planned_again(request: RunRequest, num_nodes: int) -> Plan:
-    """The best plan near that of the request for so many nodes, at the lengths and the speeds that the run has shown.
+    """Return the best plan in the neighbourhood of the request's for `num_nodes` nodes, at measured lengths and speeds.
 
-    Pins that cannot be kept on fewer nodes are let go, all of them. Raises BadInput where no plan fits.
+    If the pins cannot be kept on fewer nodes, all of them are dropped. Raises BadInput if no plan fits.
     """
     plan = request.plan
     if not isinstance(plan.facts.cluster, Cluster):
         raise BadInput("the nodes left are of several kinds; describe them in the job and plan it again.")
-    facts, model = _as_shown(request, plan.facts.cluster.nodes - num_nodes)
+    facts, model = _measured_facts(request, plan.facts.cluster.nodes - num_nodes)
     try:
-        found = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
+        new_plan = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
     except BadInput:
-        found = replan(plan, facts, model).plan
-    return of_run(found, model, request.table) if isinstance(model, Paced) else found
+        new_plan = replan(plan, facts, model).plan
+    return of_run(new_plan, model, request.table) if isinstance(model, Paced) else new_plan
 
 
-def _as_shown(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:
-    """Facts and costs without so many nodes, as the run has met them, or as they are where it has shown too little."""
+def _measured_facts(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:
+    """Return facts and cost model without the lost nodes, as measured by the run, or as planned if it is too short."""
     plan = request.plan
     try:
-        shown = shown_by(plan, request.out, request.table, lost_nodes=lost_nodes)
-        return shown.facts, shown.model
+        measured = shown_by(plan, request.out, request.table, lost_nodes=lost_nodes)
+        return measured.facts, measured.model
     except BadInput:
         facts = without_nodes(plan.facts, lost_nodes)
         return facts, model_of(facts, request.table)

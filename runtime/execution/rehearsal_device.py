@@ -1,7 +1,7 @@
-"""The device of a rank in a rehearsal, which waits where a device would compute.
+"""The device of a rank in a rehearsal, which waits where a real device would compute.
 
-It meets its partners, waits for as long as the work would take, and leaves experience of the right sizes behind. It
-fails where the real device would: when a rank of the pool does not come, or when a stage lacks what it reads.
+It synchronises with the other ranks of a stage, waits for the predicted time, and writes experience of the right
+sizes. It fails where the real device would: when a rank of the pool is missing, or when a stage lacks what it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from meshwright.runtime.records.outcome import Findings
 
 
 class RehearsalDevice:
-    """One rank. `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` draws the lengths."""
+    """The device of one rank.
+
+    `speed` multiplies every wait: 0.1 rehearses in a tenth of the time. `seed` samples the lengths.
+    """
 
     def __init__(
         self,
@@ -46,9 +49,9 @@ class RehearsalDevice:
     ) -> None:
         self._plan, self._rank, self._barriers, self._speed = plan, rank, barriers, speed
         self._streaming = streaming
-        self._handovers = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
+        self._transfer_seconds = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
         self._work = functools.cache(durations.of_step)
-        self._lengths = functools.cache(functools.partial(_drawn_lengths, plan, seed))
+        self._lengths = functools.cache(functools.partial(_sampled_lengths, plan, seed))
         self._turn, self._free_at = 0, 0.0
         self._scored_at: dict[int, float] = {}
         self._unsent: queue.SimpleQueue[tuple[float, Experience, Callable[[Experience], object]]] = queue.SimpleQueue()
@@ -56,13 +59,13 @@ class RehearsalDevice:
             threading.Thread(target=self._send, name="rewards", daemon=True).start()
 
     def begin(self, turn: int) -> None:
-        """A turn begins."""
+        """Begin a period."""
         self._turn = turn
 
     def run_stage(self, stage: str, batch: StepExperience) -> Findings:
-        """Meets the stage's ranks, is busy for as long as it takes, and writes zeros of the right sizes.
+        """Synchronise with the stage's ranks, be busy for its predicted time, and write zeros of the right sizes.
 
-        Raises RunFailed where the stage lacks rows of what it reads.
+        Raises RunFailed if rows of a field that the stage reads are missing.
         """
         if stage in self._streaming.readers:
             return self._read_while_generated(stage, batch)
@@ -78,54 +81,54 @@ class RehearsalDevice:
         return self._findings(batch, rows)
 
     def refit(self, source: str, target: str) -> Findings:
-        """Meets the ranks of both stages and is busy for as long as the weights would be on their way."""
+        """Synchronise with the ranks of both stages and be busy for the predicted time of the refit."""
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
         return Findings()
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
-        """Hosts are done as long after the generation as the plan says; `send` is called then, from another thread."""
-        drawn = self._work(batch.step).host_seconds
-        seconds = max(host_seconds(edge) for edge in self._plan.edges) if drawn is None else drawn
+        """Call `send` from another thread, as long after the generation as hosts are predicted to take."""
+        sampled = self._work(batch.step).host_seconds
+        seconds = max(host_seconds(edge) for edge in self._plan.edges) if sampled is None else sampled
         self._scored_at[batch.step] = time.monotonic() + seconds * self._speed
-        found = Experience()
-        _put_zeros(found, self._plan.graph.hosted[0].writes, self._rows_here(batch))
-        self._unsent.put((self._scored_at[batch.step], found, send))
+        scores = Experience()
+        _put_zeros(scores, self._plan.graph.hosted[0].writes, self._generated_rows(batch))
+        self._unsent.put((self._scored_at[batch.step], scores, send))
 
     def _send(self) -> None:
-        """In the order of the steps."""
+        """Send the scores in the order of the steps."""
         while True:
-            at, found, send = self._unsent.get()
+            at, scores, send = self._unsent.get()
             time.sleep(max(0.0, at - time.monotonic()))
-            send(found)
+            send(scores)
 
     def put_scores(self, batch: StepExperience) -> None:
-        """Waits until hosts are done."""
+        """Wait until the hosts are predicted to be done, and put zeros for their scores."""
         time.sleep(max(0.0, self._scored_at.pop(batch.step) - time.monotonic()))
-        _put_zeros(batch.experience, self._plan.graph.hosted[0].writes, self._rows_here(batch))
+        _put_zeros(batch.experience, self._plan.graph.hosted[0].writes, self._generated_rows(batch))
 
-    def _rows_here(self, batch: StepExperience) -> tuple[int, ...]:
-        """The rows that this rank's replica has generated."""
+    def _generated_rows(self, batch: StepExperience) -> tuple[int, ...]:
+        """Return the rows that this rank's replica has generated."""
         layout, first = self._plan.placement(GENERATE).layout, self._plan.pool_of(GENERATE).first_rank
         return self._rows(self._plan.stage(GENERATE), batch, layout.coordinates(self._rank - first).dp)
 
     def synchronise(self) -> None:
-        """Waits until the device has done what it was given."""
+        """Wait until the device is no longer busy."""
         time.sleep(max(0.0, self._free_at - time.monotonic()))
 
     def _stream(self, batch: StepExperience, rows: tuple[int, ...]) -> None:
-        """Messages of the right sizes when the stage starts, without the time between them; the last when it ends."""
+        """Send all chunks at once when the stage starts, in their right sizes, and the last message when it ends."""
         prompts, responses = self._lengths(batch.step)
         numbers = {row: batch.step * len(batch.rows) + row for row in rows}
         for sending in self._streaming.sending:
             sending.sender.send(TokenChunk(numbers[row], (0,) * prompts[row]) for row in rows)
             for first in range(0, max(responses[row] for row in rows), sending.chunk_tokens):
-                lefts = {row: responses[row] - first for row in rows if responses[row] > first}
+                remaining = {row: responses[row] - first for row in rows if responses[row] > first}
                 sending.sender.send(
                     TokenChunk(
                         numbers[row], (0,) * min(left, sending.chunk_tokens), is_last=left <= sending.chunk_tokens
                     )
-                    for row, left in lefts.items()
+                    for row, left in remaining.items()
                 )
         if self._streaming.sending:
             self.synchronise()
@@ -133,7 +136,7 @@ class RehearsalDevice:
             sending.sender.end({number: row for row, number in numbers.items()})
 
     def _read_while_generated(self, stage: str, batch: StepExperience) -> Findings:
-        """The device is busy from the first message on, and at least for the stage's tail after the last one."""
+        """Be busy from the first message on, and at least for the stage's tail after the last one."""
         kind, placement, pool = self._plan.stage(stage), self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
         messages = self._streaming.readers[stage].passes()
@@ -142,8 +145,8 @@ class RehearsalDevice:
         for message in messages:
             last = message
         tail = self._work(batch.step).tail_seconds.get(stage, placement.tail_seconds)
-        left = self._handovers[stage] + tail
-        self._free_at = max(self._free_at, time.monotonic() + left * self._speed)
+        remaining = self._transfer_seconds[stage] + tail
+        self._free_at = max(self._free_at, time.monotonic() + remaining * self._speed)
         rows = tuple(sorted((last.delivered or {}).values()))
         if place.pp == placement.layout.pp - 1:
             self._write(kind, batch, rows)
@@ -153,12 +156,12 @@ class RehearsalDevice:
         return Findings(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
-        """Meets the other ranks; from then on the device is busy. What takes no time needs no meeting."""
+        """Synchronise with the other ranks, then mark the device as busy. Work without a duration needs neither."""
         seconds = self._work(step).seconds[name]
         if any(seconds):
             self._barriers.wait(ranks)
-            taken = seconds[replica] if len(seconds) > 1 else seconds[0]
-            self._free_at = time.monotonic() + taken * self._speed
+            busy = seconds[replica] if len(seconds) > 1 else seconds[0]
+            self._free_at = time.monotonic() + busy * self._speed
 
     def _require_inputs(self, stage: Stage, batch: StepExperience) -> None:
         for field in stage.reads:
@@ -166,13 +169,13 @@ class RehearsalDevice:
                 raise RunFailed(f"rank {self._rank} lacks rows of {field} for {stage.name}; the program is not sound.")
 
     def _rows(self, stage: Stage, batch: StepExperience, replica: int) -> tuple[int, ...]:
-        """The rows of this rank's replica, shared as the runtime shares them."""
+        """Return the rows of this rank's replica, split over replicas as in a run."""
         if not stage.generates and not self._plan.placement(stage.name).schedule.chunk_tokens:
             return dealt_share(batch.rows, batch.lengths(), replica, self._plan.deal_of(stage.name))
         prompts, _ = self._lengths(batch.step)
-        known = dict(enumerate(prompts)) if stage.generates else batch.lengths()
+        lengths = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size
-        return share(batch.rows, known, replica, dp, group_size if stage.generates else 1)
+        return share(batch.rows, lengths, replica, dp, group_size if stage.generates else 1)
 
     def _write(self, stage: Stage, batch: StepExperience, rows: tuple[int, ...]) -> None:
         for field in stage.writes:
@@ -191,7 +194,7 @@ def _put_zeros(experience: Experience, fields: Iterable[str], rows: Iterable[int
         experience.put(field, row, torch.zeros(1, dtype=getattr(torch, values_of(field).dtype)))
 
 
-def _drawn_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:
-    """Tokens of the prompts and of the responses of a step, by row."""
+def _sampled_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:
+    """Return the tokens of the prompts and of the responses of a step, by row."""
     prompts, responses = draw_lengths(plan.facts.workload, seed=seed, step=step)
     return prompts.tolist(), responses.tolist()

@@ -1,7 +1,7 @@
-"""What the processors of this machine do for a rehearsed step, and how slow a rehearsal has to be for it not to matter.
+"""Processor time of a rehearsed step, and the speed of a rehearsal at which it does not matter.
 
-Waits take no processor; messages and the executor do, on all ranks together. The rates were measured on two cores of an
-AMD EPYC with rehearsals of 7b-16xa100 (2.5 s for 842 MiB) and of long-tail-64 (5.8 s for 2244 MiB), 2026-11-21.
+Waits take no processor time; messages and the executor do, on all ranks together. The rates were measured on two cores
+of an AMD EPYC with rehearsals of 7b-16xa100 (2.5 s for 842 MiB) and of long-tail-64 (5.8 s for 2244 MiB), 2026-11-21.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Send, lower
 
 _SECONDS_PER_BYTE = 2.6e-9
-"""Packing, the loopback's two ends, and unpacking."""
+"""Packing, both ends of the loopback, and unpacking."""
 _SECONDS_PER_INSTRUCTION = 0.4e-3
-"""On each rank that takes part in it: the executor, and a message besides its bytes."""
+"""Executor and fixed cost of a message, on each rank that takes part."""
 _WAITS_TO_WORK = 10.0
 """Wall seconds of a step for each second that every processor works."""
-_LEAST_STEP_SECONDS = 2.0
-"""Processes are late by milliseconds whatever they do, so a step is not made shorter."""
+_MIN_STEP_SECONDS = 2.0
+"""Shortest step: processes are always late by milliseconds."""
 
 
 def num_processors() -> int:
-    """Those that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def processor_seconds(plan: Plan) -> float:
-    """Of all ranks together in one step of a rehearsal of this plan, estimated."""
+    """Estimate the processor seconds of all ranks together in one rehearsed step."""
     workload, instructions = plan.facts.workload, lower(plan).instructions
     num_bytes = sum(
         len(one.targets) * field_bytes(workload, field)
@@ -40,6 +40,6 @@ def processor_seconds(plan: Plan) -> float:
 
 
 def slow_enough(plan: Plan) -> float:
-    """The speed at which waits dominate: as planned at most, and faster where the processors have less to do."""
-    step_seconds = max(_LEAST_STEP_SECONDS, _WAITS_TO_WORK * processor_seconds(plan) / num_processors())
+    """Return the smallest multiplier of waits at which waits still dominate the processors' work; 1 at most."""
+    step_seconds = max(_MIN_STEP_SECONDS, _WAITS_TO_WORK * processor_seconds(plan) / num_processors())
     return min(1.0, step_seconds / plan.period_seconds)

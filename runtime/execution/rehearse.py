@@ -1,7 +1,7 @@
-"""A rehearsal: the real launcher, processes, messages and executor, with devices that wait instead of computing.
+"""A rehearsal runs the real launcher, processes, messages and executor, with devices that wait instead of computing.
 
-It shows that a plan's program comes to its end on real processes, and what scheduling and messages cost, without any
-accelerator. Times are divided by the speed of the rehearsal, so that they compare with the plan's.
+It shows without any accelerator that a plan's program terminates on real processes, and what scheduling and messages
+cost. Reported times are divided by the speed of the rehearsal, so that they compare with the plan's.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from meshwright.runtime.records.rehearsal import Rehearsal
 
 CLOCK = "rehearsed"
 MOST_PROCESSES = 16
-"""That ranks are dealt out to where nobody says how many a process hosts."""
-_MOST_OF_A_MACHINE = 64
-"""Processes, whoever asks for them: each has imported torch."""
-_MOST_RANKS = 4096
-"""Each is a thread."""
+"""Processes that ranks are spread over by default."""
+_MAX_PROCESSES = 64
+"""Most processes on one machine, even on request: each has imported torch."""
+_MAX_RANKS = 4096
+"""Most ranks: each is a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What every process is told. `durations` may be asked by several ranks at once."""
+    """The rehearsal that every process takes part in; `durations` is called from several threads at once."""
 
     plan: Plan
     durations: Durations
@@ -60,8 +60,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one rank saw of the turns that are kept, in wall seconds; `ends` has the end of the turn before them too,
-    and `processor_seconds` what its process had used by then."""
+    """Spans of one rank over the measured periods, in wall seconds.
+
+    `ends` are the ends of these periods and of the one before them; `processor_seconds` is the processor time that the
+    rank's process had used at each.
+    """
 
     rank: int
     turns: tuple[tuple[Span, ...], ...]
@@ -78,10 +81,11 @@ def rehearse(
     seed: int = 0,
     ranks_per_process: int | None = None,
 ) -> Rehearsal:
-    """Rehearses `steps` steps of a valid plan on this machine, one more before them left out. `seed` draws lengths.
+    """Rehearse `steps` steps of a valid plan on this machine, after one warm-up step.
 
-    Without a `speed`, it is as fast as waits still dominate what this machine does besides. Raises BadInput for a
-    program that is not sound, and RunFailed when a rank fails.
+    `seed` samples the lengths. Without a `speed` the rehearsal is as fast as it can be while waits still dominate the
+    work of this machine's processors. Raises BadInput for a program that is not sound, or that is too large for one
+    machine, and RunFailed when a rank fails.
     """
     program = lower(plan)
     require_sound(program, plan.graph)
@@ -113,24 +117,23 @@ def rehearse(
 
 
 def _require_few(num_ranks: int, num_processes: int) -> None:
-    """Raises BadInput for more ranks or processes than one machine can hold."""
-    if num_ranks > _MOST_RANKS:
+    """Raise BadInput for more ranks or processes than one machine can hold."""
+    if num_ranks > _MAX_RANKS:
         raise BadInput(
-            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of {_MOST_RANKS} "
-            "at most."
+            f"a rehearsal has a thread for each rank, and the plan has {num_ranks}; rehearse one of at most "
+            f"{_MAX_RANKS} ranks."
         )
-    if num_processes > _MOST_OF_A_MACHINE:
+    if num_processes > _MAX_PROCESSES:
         raise BadInput(
-            f"{num_processes} processes are more than {_MOST_OF_A_MACHINE}, the most that is tried on one machine; "
-            "raise --ranks-per-process."
+            f"{num_processes} processes exceed the limit of {_MAX_PROCESSES} on one machine; raise --ranks-per-process."
         )
 
 
 def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:
-    """Puts the ranks' parts together."""
+    """Return the rehearsal as reported, from the parts of all ranks."""
     ends = [max(times) for times in zip(*(part.ends for part in parts), strict=True)]
     seconds = [(b - a) / request.speed for a, b in pairwise(ends)]
-    kept = [span for part in parts for spans in part.turns for span in spans]
+    measured = [span for part in parts for spans in part.turns for span in spans]
     rehearsed = StepTimes.of(seconds)
     simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
     return Rehearsal(
@@ -142,18 +145,18 @@ def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehe
         steps=rehearsed,
         simulated=simulated,
         overhead_seconds=statistics.median(_gaps(parts)),
-        num_instructions=len(kept),
-        message_bytes=sum(span.facts["num_bytes"] for span in kept if span.kind == "send") / request.steps,
+        num_instructions=len(measured),
+        message_bytes=sum(span.facts["num_bytes"] for span in measured if span.kind == "send") / request.steps,
         processor_seconds=_processor_seconds(parts, request.ranks_per_process) / request.steps,
         num_processors=num_processors(),
         error=rehearsed.mean / simulated.mean - 1,
         excess_seconds=(rehearsed.mean - simulated.mean) * request.speed,
-        spans=tuple(_scaled(span, ends[0], request.speed) for span in kept),
+        spans=tuple(_scaled(span, ends[0], request.speed) for span in measured),
     )
 
 
 def _gaps(parts: Iterable[Part]) -> list[float]:
-    """Wall seconds between the end of an instruction and the start of the next one of its turn, on every rank."""
+    """Return the wall seconds between successive instructions of a period, on every rank."""
     return [
         following.start_seconds - one.end_seconds
         for part in parts
@@ -163,12 +166,12 @@ def _gaps(parts: Iterable[Part]) -> list[float]:
 
 
 def _processor_seconds(parts: Iterable[Part], size: int) -> float:
-    """Of all processes over the turns that are kept; the first rank of each tells."""
+    """Return the processor seconds of all processes over the measured periods, read from the first rank of each."""
     return sum(part.processor_seconds[-1] - part.processor_seconds[0] for part in parts if part.rank % size == 0)
 
 
 def _scaled(span: Span, began: float, speed: float) -> Span:
-    """The span in seconds of the plan since the first step that is kept."""
+    """Return the span in seconds of the plan since the start of the first measured step."""
     return Span(
         step=span.step,
         instruction=span.instruction,
@@ -182,28 +185,28 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
 
 
 def live(request: Request) -> list[Part]:
-    """What one process of the rehearsal does: a thread for each rank that it houses.
+    """Run one process of the rehearsal, with a thread for each rank that it hosts.
 
-    Raises the first error of any of them; the others are then left to end with the process.
+    Raises the first error of any rank; the other threads then end with the process.
     """
     size, num_ranks = request.ranks_per_process, request.plan.facts.cluster.num_ranks
     first = dist.get_rank() * size
     ranks = range(first, min(first + size, num_ranks))
     program, process = lower(request.plan), ProcessRanks(size)
     everyone = tuple(range(num_ranks))
-    barriers = Barriers((everyone, *_sets(program)), size)
+    barriers = Barriers((everyone, *_rank_sets(program)), size)
     group = dist.new_group(backend="gloo", timeout=patience())
     assert group is not None
     done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
 
-    def follow(rank: int) -> None:
+    def run(rank: int) -> None:
         try:
-            done.put(_follow(request, program, barriers, Transport(group, rank=rank, process=process)))
+            done.put(_run_rank(request, program, barriers, Transport(group, rank=rank, process=process)))
         except BaseException as error:
             done.put(error)
 
     for rank in ranks:
-        threading.Thread(target=follow, args=(rank,), name=f"rank {rank}", daemon=True).start()
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True).start()
     parts = []
     for _ in ranks:
         part = done.get()
@@ -215,13 +218,13 @@ def live(request: Request) -> list[Part]:
     return sorted(parts, key=lambda part: part.rank)
 
 
-def _sets(program: Program) -> tuple[tuple[int, ...], ...]:
-    """The ranks that meet, for each stage and refit."""
+def _rank_sets(program: Program) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks that synchronise, for each stage and refit."""
     return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
 
 
-def _follow(request: Request, program: Program, barriers: Barriers, transport: Transport) -> Part:
-    """One rank from the first turn to the end of the last; where no stage works ahead, all ranks begin it together."""
+def _run_rank(request: Request, program: Program, barriers: Barriers, transport: Transport) -> Part:
+    """Run one rank from the first period to the last; where no stage runs ahead, a barrier separates periods."""
     plan = request.plan
     device = RehearsalDevice(
         plan,
@@ -248,8 +251,8 @@ def _follow(request: Request, program: Program, barriers: Barriers, transport: T
         hosts=device,
     )
     everyone = tuple(range(plan.facts.cluster.num_ranks))
-    kept = range(1, request.steps + 1)
-    steps = range(kept.stop + program.most_ahead)
+    measured = range(1, request.steps + 1)
+    steps = range(measured.stop + program.most_ahead)
     turns: list[tuple[Span, ...]] = []
     ends: list[float] = []
     processor_seconds: list[float] = []
@@ -259,9 +262,9 @@ def _follow(request: Request, program: Program, barriers: Barriers, transport: T
         batches.pop(turn, None)
         if program.most_ahead == 0:
             barriers.wait(everyone)
-        if turn in kept:
+        if turn in measured:
             turns.append(spans)
-        if turn + 1 in kept or turn in kept:
+        if turn + 1 in measured or turn in measured:
             ends.append(steady_now() - request.began)
             processor_seconds.append(time.process_time())
     executor.flush()

@@ -1,4 +1,4 @@
-"""A batch whose updates a run has skipped, trained on again by one process, to find the rows that are to blame."""
+"""Replay of a batch whose updates a run has skipped, in one process, to find the rows that caused it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from meshwright.runtime.training.learning import Learning, minibatches, training
 
 
 def replay_batch(path: Path) -> BatchReplay:
-    """Trains on a batch under `skipped` of a run as the run did, in one process on the CPU, and changes nothing.
+    """Train on a batch from the `skipped` directory of a run as the run did, in one process on the CPU.
 
-    The weights are those of the newest checkpoint from before the batch, which are the run's own only where it has the
-    step of the batch. Raises BadInput for a file that is no such batch, or is not in the directory of its run.
+    Nothing in the run's directory changes. The weights are those of the newest checkpoint from before the batch; they
+    are exactly the run's only if that checkpoint is of the batch's own step. Raises BadInput for a file that is no
+    such batch, or is not in the directory of its run.
     """
-    found, run = read_skipped(path), path.resolve().parent.parent
-    plan, asked = read_plan(run / "plan.json"), read_run_file(run)
-    if found.stage not in plan.graph.train_stage.values():
-        raise BadInput(f"{path} is of {found.stage!r}, which trains nothing; name a file that a run has kept.")
+    skipped, run = read_skipped(path), path.resolve().parent.parent
+    plan, run_file = read_plan(run / "plan.json"), read_run_file(run)
+    if skipped.stage not in plan.graph.train_stage.values():
+        raise BadInput(f"{path} is a batch of {skipped.stage!r}, which is not a training stage; name a file of a run.")
     results = launch(
         _replay,
-        *(plan, asked.job, Path(asked.directory), run, found),
+        *(plan, run_file.job, Path(run_file.directory), run, skipped),
         num_ranks=1,
         preparation=Preparation("cpu"),
         preload="meshwright.runtime.execution.replay",
@@ -44,46 +45,46 @@ def replay_batch(path: Path) -> BatchReplay:
     return results[0]
 
 
-def _replay(plan: Plan, job: Job, directory: Path, run: Path, found: SkippedBatch) -> BatchReplay:
-    role = plan.stage(found.stage).role
+def _replay(plan: Plan, job: Job, directory: Path, run: Path, skipped: SkippedBatch) -> BatchReplay:
+    role = plan.stage(skipped.stage).role
     stored, mesh = plan.facts.models.spec(role), build_mesh(Layout(), 0)
     spec = stored if stored.scalar_head else drawing_spec(stored, read_data(job, directory).num_tokens)
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision], trainable=True)
     load_weights(model, stored, mesh, directory / job.models.source(role).path)
     trainer = build_trainer(model, mesh, role, job, PLAIN)
-    step = max((one for one in saved_steps(run) if one <= found.batch.step), default=0)
+    step = max((one for one in saved_steps(run) if one <= skipped.batch.step), default=0)
     if step:
-        load_trainers(checkpoint_of(run, step), {found.stage: trainer})
-    trainer.set_learning_rate(found.settings.learning_rate(role, found.batch.step))
+        load_trainers(checkpoint_of(run, step), {skipped.stage: trainer})
+    trainer.set_learning_rate(skipped.settings.learning_rate(role, skipped.batch.step))
     return BatchReplay(
-        stage=found.stage,
-        step=found.batch.step,
+        stage=skipped.stage,
+        step=skipped.batch.step,
         weights_of_step=step,
-        reasons=found.reasons,
-        updates=_updates(plan, trainer, found),
+        reasons=skipped.reasons,
+        updates=_updates(plan, trainer, skipped),
     )
 
 
-def _updates(plan: Plan, trainer: Trainer, found: SkippedBatch) -> tuple[UpdateReplay, ...]:
+def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[UpdateReplay, ...]:
     learning = Learning(
-        found.settings,
-        found.batch,
-        reads=plan.stage(found.stage).reads,
+        skipped.settings,
+        skipped.batch,
+        reads=plan.stage(skipped.stage).reads,
         workload=plan.facts.workload,
-        weighs_draws=found.weighs_draws,
+        weighs_draws=skipped.weighs_draws,
     )
     done = []
     for number, rows in enumerate(
         minibatches(
-            found.batch.rows,
-            step=found.batch.step,
-            num_epochs=found.num_epochs,
-            num_minibatches=found.num_minibatches,
-            seed=found.settings.seed,
+            skipped.batch.rows,
+            step=skipped.batch.step,
+            num_epochs=skipped.num_epochs,
+            num_minibatches=skipped.num_minibatches,
+            seed=skipped.settings.seed,
         )
     ):
         num_tokens, divisor = learning.num_tokens(rows), learning.divisor(rows)
-        loss = training_loss(trainer.model.spec, trainer.mesh, found.settings, num_tokens, divisor)
+        loss = training_loss(trainer.model.spec, trainer.mesh, skipped.settings, num_tokens, divisor)
         blocks = {row: learning.block([row]) for row in rows}
         alone = ((row, trainer.train_step([block], loss, condition=lambda _: False)) for row, block in blocks.items())
         bad = tuple(row for row, metrics in alone if reason_of(metrics, number))

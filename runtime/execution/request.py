@@ -1,4 +1,4 @@
-"""A run that is asked for, and all that can be known to be wrong with it before anything starts."""
+"""The request for a run, and the checks that it passes before anything starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from meshwright.runtime.records.run_lines import ended_after
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What to run and where to write; `directory` is where the job's relative paths start."""
+    """The plan and job to run, and where to write; relative paths of the job start at `directory`."""
 
     plan: Plan
     job: Job
@@ -42,37 +42,37 @@ class RunRequest:
     steps: int
     resume: bool = False
     draw_again: bool = False
-    """Whether a resume draws responses again that were under way, instead of going on with them."""
+    """True if a resumed run samples responses in flight again instead of continuing them."""
     checkpoint_every: int = 0
-    """Steps between checkpoints; 0 is none by steps."""
+    """Steps between checkpoints; 0 turns this off."""
     checkpoint_minutes: float = 10.0
-    """Between checkpoints; 0 is none by time."""
+    """Minutes between checkpoints; 0 turns this off."""
     keep: int = 2
-    """Checkpoints that stay, beside the best by held-out reward."""
+    """Number of newest checkpoints to keep, besides the best by held-out reward."""
     export_every: int = 0
-    """Steps between Hugging Face directories of the trained models; 0 is none."""
+    """Steps between exports of the trained models as Hugging Face directories; 0 turns this off."""
     max_restarts: int = 0
-    """Times that the run is started again from its last checkpoint when it fails."""
+    """Most restarts from the last checkpoint after failures."""
     restarts: int = 0
-    """Times that it was, and that it went on under another plan."""
+    """Restarts so far, after failures and for other plans."""
     replan_every: int = 0
-    """Steps between looks at whether another plan is better from here; 0 is none."""
+    """Steps between searches for a better plan; 0 turns this off."""
     sample_every: int = 10
-    """Steps between those of which some responses are kept as texts; 0 is none."""
+    """Steps between those whose first responses are kept as text; 0 turns this off."""
     table: Table | None = None
-    """That the plan was made with, if it was made with one; asked where it is planned again."""
+    """The measured table that the plan was made with, if any; used for re-planning."""
     launched: float = 0.0
-    """When its processes were, in seconds of this machine's `time.monotonic`."""
+    """Time of this machine's `time.monotonic` at which the processes were launched."""
     allowed_modules: tuple[str, ...] = ()
-    """Whose functions may be rewards or the tool."""
+    """Modules whose functions may be rewards or the tool."""
 
     def asked(self, data: PromptData) -> RunFile:
-        """What is kept of it in the directory of the run, given its prompts."""
+        """Return the record of the request for the directory of the run, given its prompts."""
         return RunFile(job=self.job, directory=str(self.directory.resolve()), prompts=data.digest)
 
     @property
     def digest(self) -> str:
-        """Of what all nodes must agree on, wherever their files are."""
+        """Digest of everything that must be equal on all nodes; paths are left out."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
             f"{self.export_every} {self.draw_again} {self.max_restarts} {self.allowed_modules} "
@@ -82,8 +82,10 @@ class RunRequest:
 
 
 def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None = None) -> None:
-    """Raises BadInput for what is wrong before anything starts; leaves the directory of the run behind. `data` are the
-    job's, where they have been read."""
+    """Check a request before anything starts, and create the directory of the run.
+
+    `data` is the job's if it has been read already. Raises BadInput for whatever is wrong.
+    """
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
     for placement in plan.placements:
@@ -95,7 +97,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     plan.require_of(request.job, request.directory)
     _require_known_losses(request.job)
     if request.replan_every:
-        _require_telling(request)
+        _require_replannable(request)
     require_node_rank(plan, rendezvous)
     if cluster.kind == "cuda" and host.num_cuda_devices() < cluster.ranks_per_node:
         raise BadInput(
@@ -109,32 +111,30 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     request.out.mkdir(parents=True, exist_ok=True)
 
 
-def _require_telling(request: RunRequest) -> None:
-    """Raises BadInput for a plan that cannot be planned again from what its run shows."""
+def _require_replannable(request: RunRequest) -> None:
+    """Raise BadInput for a plan whose run cannot measure what re-planning needs."""
     try:
         require_telling(request.plan, request.table)
     except BadInput as error:
-        raise BadInput(f"--replan-every asks the run how long stages take: {error}") from None
+        raise BadInput(f"--replan-every needs stage times that the run measures: {error}") from None
 
 
 def _require_known_losses(job: Job) -> None:
-    """Raises BadInput for a graph of the job's own that no preset has: a graph says what a stage reads and writes, and
-    not what it computes."""
+    """Raise BadInput for a custom graph that equals no preset: a graph does not say what its stages compute."""
     if job.preset is None and job.presets:
         raise BadInput(
-            f"job: algorithm is the job's own graph, which {' and '.join(job.presets)} have alike; give the settings "
-            f"of one of them, as {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
+            f"job: algorithm is a custom graph that equals those of {' and '.join(job.presets)}; give the settings "
+            f"of one of them, like {SETTINGS_KEYS[job.presets[0]]}: {{}}, or its name as the algorithm."
         )
     if job.preset is None:
         raise BadInput(
-            "job: algorithm is the job's own graph, which no preset has, and run knows what the stages of presets "
-            "compute; plan, simulate and rehearse it, or name a preset."
+            "job: algorithm is a custom graph that equals no preset's, and `run` can execute the stages of presets "
+            "only; plan, simulate or rehearse it, or name a preset."
         )
 
 
 def _check_resume(request: RunRequest, data: PromptData | None) -> None:
-    """Raises BadInput for data that cannot be read, and unless the directory holds what is to be continued, if anything
-    is."""
+    """Raise BadInput for unreadable data, and for a directory that does not fit `--resume`, or its absence."""
     data = data or require_data(request.job, request.directory, request.allowed_modules)
     done = latest_step(request.out)
     if done is not None and not request.resume:
@@ -144,19 +144,19 @@ def _check_resume(request: RunRequest, data: PromptData | None) -> None:
     if request.resume and done is None:
         raise BadInput(f"{request.out} holds no checkpoint to resume from; run without --resume.")
     if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
-        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; ask for more.")
+        raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; give a larger number.")
     if done is not None:
         changes(read_run_file(request.out), request.asked(data))
 
 
 def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
-    """Raises BadInput unless torchrun has started what the plan wants."""
+    """Check a request in a process that torchrun started. Raises BadInput if its nodes and ranks are not the plan's."""
     seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
     if rendezvous != Rendezvous(node_rank=rendezvous.node_rank, token=rendezvous.token):
-        raise BadInput("torchrun has joined the nodes already; leave --nodes and --rendezvous to it.")
+        raise BadInput("torchrun has joined the nodes already; leave out --nodes and --rendezvous.")
     if request.replan_every:
         raise BadInput(
-            f"--replan-every {request.replan_every}: torchrun starts ranks again only where one fails, and not under "
-            "another plan; start the run by `meshwright run`, or without it."
+            f"--replan-every {request.replan_every}: torchrun restarts ranks only if one fails, and not under "
+            "another plan; start the run with `meshwright run`, or leave the option out."
         )
     check(request, rendezvous)

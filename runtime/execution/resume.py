@@ -1,9 +1,9 @@
-"""Where a run stands on disk: one checkpoint per saved step, of which the last is continued from.
+"""Checkpoints of a run on disk, and resuming from the newest one.
 
 The last few are kept, and the one whose policy scored best on held-out prompts.
 
-Prompts, draws and minibatches follow from the seed and the step. What is saved are the trainers and the step and, of a
-run that has not come to its end, what each rank has under way.
+Prompts, random numbers and minibatches follow from the seed and the step. A checkpoint holds the trainers, the step
+and, before the end of a run, the in-flight state of each rank.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from meshwright.runtime.training.manifest import MANIFEST, damage
 from meshwright.runtime.training.saving import Saver, take_snapshot
 
 LATEST = "latest"
-"""The file in the directory of a run that names the checkpoint published last, for whoever looks from outside."""
+"""The file in the directory of a run that names its newest checkpoint, for other programs."""
 
 _STEP = re.compile(r"step-([0-9]+)")
 
 
 def latest_step(out: Path) -> int | None:
-    """Updates that the newest whole checkpoint of a run has seen; None where there is no checkpoint."""
+    """Return the number of updates in the newest complete checkpoint of a run; None if there is no checkpoint."""
     return max(saved_steps(out), default=None)
 
 
 def saved_steps(out: Path) -> list[int]:
-    """The steps of all whole checkpoints of a run."""
-    found = [(path, _STEP.fullmatch(path.name)) for path in (out / "checkpoints").glob("step-*")]
-    return sorted(int(match[1]) for path, match in found if match and (path / MANIFEST).exists())
+    """Return the ascending steps of all complete checkpoints of a run."""
+    matches = [(path, _STEP.fullmatch(path.name)) for path in (out / "checkpoints").glob("step-*")]
+    return sorted(int(match[1]) for path, match in matches if match and (path / MANIFEST).exists())
 
 
 def latest_checkpoint(out: Path) -> Path | None:
-    """The directory of a run's newest whole checkpoint; None where there is none."""
+    """Return the directory of a run's newest complete checkpoint; None if there is none."""
     step = latest_step(out)
     return None if step is None else checkpoint_of(out, step)
 
 
 def require_shared(out: Path) -> None:
-    """Raises BadInput on every rank unless all of them see the same directory. Collective over the world."""
+    """Raises BadInput on every rank unless all ranks see the same directory. Collective over the world."""
     marks = [out / f"mark-{uuid.uuid4().hex}"]
     if dist.get_rank() == 0:
         marks[0].touch()
@@ -79,54 +79,58 @@ def require_shared(out: Path) -> None:
 def save_step(
     saver: Saver, out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway, *, keep: int
 ) -> None:
-    """Has the trainers and what is under way after `step` updates saved, and then checkpoints removed but for the last
-    `keep` and the best.
+    """Start saving the trainers and the in-flight state after `step` updates.
 
-    Collective over the world.
+    Once they are on disk, checkpoints other than the last `keep` and the best are removed. Collective over the world.
     """
-    rank, content, known = dist.get_rank(), packed_underway(underway), evaluations(out)
+    rank, content, scored = dist.get_rank(), packed_underway(underway), evaluations(out)
 
-    def name_and_remove_others() -> None:
+    def publish_and_prune() -> None:
         write_atomically(out / LATEST, f"{checkpoint_of(out, step).relative_to(out)}\n")
         saved = saved_steps(out)
-        for old in _outlived(saved, best_step(saved, known), keep):
+        for old in _steps_to_remove(saved, best_step(saved, scored), keep):
             shutil.rmtree(checkpoint_of(out, old))
 
     saver.save(
         lambda: take_snapshot(
             checkpoint_of(out, step), _trainers(copies), lambda directory: write_underway(directory, rank, content)
         ),
-        name_and_remove_others,
+        publish_and_prune,
     )
 
 
-def _outlived(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
-    """The steps whose checkpoints go."""
+def _steps_to_remove(steps: Sequence[int], best: int | None, keep: int) -> list[int]:
     return [step for step in sorted(steps)[:-keep] if step != best]
 
 
 def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int | None:
-    """The saved step whose policy scored best on held-out prompts, the earliest of such; None where none was scored."""
+    """Return the saved step whose policy scored best on held-out prompts, the earliest of equals.
+
+    None if no saved step was evaluated.
+    """
     scored = [one for one in known if one.step in saved]
     return max(scored, key=lambda one: one.mean_score).step if scored else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """Where a run is continued from."""
+    """The state that a run continues from."""
 
     step: int = 0
     underway: Underway | None = None
-    """What this rank had under way, if that was drawn by the same."""
+    """This rank's in-flight state, if plan and sampling settings are unchanged."""
     carried: Carried = field(default_factory=Carried)
-    """What is taken over of it under another plan."""
+    """The prompts and partial responses kept under another plan."""
     notes: tuple[str, ...] = ()
-    """Of newer checkpoints that were passed over."""
+    """Notes on newer, damaged checkpoints and on the in-flight state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenUp:
-    """How a run goes on with what was under way: its plan and its job, and whether it draws all of it again."""
+    """The plan and job of a resumed run, by which in-flight state is restored.
+
+    With `draws_again` all responses in flight are sampled again.
+    """
 
     plan: Plan
     job: Job
@@ -134,55 +138,58 @@ class TakenUp:
 
     @property
     def draws_by(self) -> DrawsBy:
-        """What this run draws by."""
+        """Digests of the plan and the sampling settings of this run."""
         return draws_by(self.plan, self.job)
 
     def of(self, directory: Path, done: int) -> tuple[Underway | None, Carried]:
-        """What is taken up of a checkpoint. Collective over the world."""
+        """Return what is restored from a checkpoint: in-flight state under the same plan, else prompts and tokens.
+
+        Collective over the world.
+        """
         underway = None if self.draws_again else read_underway(directory, dist.get_rank(), self.draws_by)
         if underway is not None:
             num_dealt = underway.drawing.num_dealt if underway.drawing else 0
             return underway, Carried(dealt_again=underway.dealt_again, num_dealt=num_dealt)
-        carried = [self._carried(directory, done) if dist.get_rank() == 0 else Carried()]
+        carried = [self._migrated(directory, done) if dist.get_rank() == 0 else Carried()]
         dist.broadcast_object_list(carried)
         return None, carried[0]
 
-    def _carried(self, directory: Path, done: int) -> Carried:
-        found = read_all_underway(directory)
+    def _migrated(self, directory: Path, done: int) -> Carried:
+        states = read_all_underway(directory)
         sampling, workload = self.draws_by.sampling, self.job.workload
         return carry(
-            found,
+            states,
             self.plan,
             done,
             workload.batch_size,
             max_response=workload.max_response,
-            draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in found),
+            draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in states),
         )
 
 
 def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) -> Loaded:
-    """Fills the trainers from the newest checkpoint that is as it was written; a damaged one is put aside.
+    """Load the trainers from the newest undamaged checkpoint; damaged ones are renamed.
 
-    Collective over the world. Raises BadInput where all are damaged.
+    Collective over the world. Raises BadInput if all are damaged.
     """
     notes: list[str] = []
     for step in reversed(saved_steps(out)):
         path = checkpoint_of(out, step)
-        if found := damage(path):
-            aside = path.with_name(f"{path.name}.damaged")
+        if reason := damage(path):
+            renamed = path.with_name(f"{path.name}.damaged")
             if dist.get_rank() == 0:
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-            notes.append(f"checkpoint {path.name} is damaged and was put aside as {aside.name}: {found}")
+                shutil.rmtree(renamed, ignore_errors=True)
+                path.rename(renamed)
+            notes.append(f"checkpoint {path.name} is damaged and was put aside as {renamed.name}: {reason}")
             continue
         load_trainers(path, _trainers(copies))
         underway, carried = taken_up.of(path, step)
         return Loaded(step=step, underway=underway, carried=carried, notes=(*notes, *carried.notes))
-    raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: begin again in another --out.")
+    raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: start a new run in another --out.")
 
 
 def checkpoint_of(out: Path, step: int) -> Path:
-    """The directory of a run's checkpoint of a step."""
+    """Return the directory of a run's checkpoint of a step."""
     return out / "checkpoints" / f"step-{step:06d}"
 
 

@@ -1,7 +1,7 @@
-"""What a resumed run may change of its job: every field has a rule, in one place.
+"""Rules for changing the job of a resumed run, one for every field.
 
-A setting that may change takes effect; any other is refused in one sentence. Of a plan all facts are the job's, so what
-only the plan knows may change with it.
+A field that may change takes effect; a change of any other is refused. All facts of a plan come from the job, so
+whatever only the plan decides may change.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from meshwright.runtime.records.run_file import RunFile
 
 
 class Effect(Enum):
-    """When a changed field of the job takes effect, if it does."""
+    """The time at which a changed field of the job takes effect, if it does."""
 
     AT_ONCE = "from the first step that is resumed on"
-    DRAWN_ANEW = "at once; responses under way are dropped and drawn again"
+    DRAWN_ANEW = "at once; responses in flight are dropped and sampled again"
     IF_SAME_PROMPTS = "at once, as long as the encoded training prompts stay what they are"
     NONE = "it may not change"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a field of the job may change, and why not where it may not."""
+    """The effect of changing a field of the job, and the reason if it may not change."""
 
     effect: Effect
     reason: str = ""
 
 
-_AT_ONCE, _ANEW, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.DRAWN_ANEW), Rule(Effect.IF_SAME_PROMPTS)
+_AT_ONCE, _RESAMPLE, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.DRAWN_ANEW), Rule(Effect.IF_SAME_PROMPTS)
 
-_OF_SETTINGS = {
+_SETTING_RULES = {
     "actor_learning_rate": _AT_ONCE,
     "critic_learning_rate": _AT_ONCE,
     "actor_schedule": _AT_ONCE,
@@ -72,13 +72,13 @@ _OF_SETTINGS = {
     "missing_end_penalty": _AT_ONCE,
     "importance_cap": _AT_ONCE,
     "max_bad_steps": _AT_ONCE,
-    "temperature": _ANEW,
-    "top_k": _ANEW,
-    "top_p": _ANEW,
-    "stop": _ANEW,
-    "seed": Rule(Effect.NONE, "the order of the prompts and the draws of every step follow from it"),
+    "temperature": _RESAMPLE,
+    "top_k": _RESAMPLE,
+    "top_p": _RESAMPLE,
+    "stop": _RESAMPLE,
+    "seed": Rule(Effect.NONE, "the order of the prompts and the samples of every step follow from it"),
 }
-"""By key of the settings of an algorithm, those that it has."""
+"""Rules of the settings of algorithms, by name; an algorithm has some of them."""
 
 RULES = MappingProxyType(
     {
@@ -88,11 +88,11 @@ RULES = MappingProxyType(
         "precision": Rule(Effect.NONE, "the weights in the checkpoint have it"),
         "workload.batch_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
         "workload.group_size": Rule(Effect.NONE, "the prompts of a step are found by it"),
-        "workload.best_of": Rule(Effect.NONE, "the draws of a step are numbered by it"),
+        "workload.best_of": Rule(Effect.NONE, "the samples of a step are numbered by it"),
         "workload.prompt": _SAME_PROMPTS,
         "workload.response": _AT_ONCE,
         "workload.turns": _AT_ONCE,
-        "workload.dynamic_sampling": Rule(Effect.NONE, "which prompts are dealt next follows from it"),
+        "workload.dynamic_sampling": Rule(Effect.NONE, "which prompts come next follows from it"),
         "workload.dynamic_sampling.acceptance": _AT_ONCE,
         "workload.dynamic_sampling.histogram": _AT_ONCE,
         "workload.dynamic_sampling.num_prompts": _AT_ONCE,
@@ -109,10 +109,10 @@ RULES = MappingProxyType(
         **{
             f"{key}.{name}": rule
             for key, settings in DEFAULT_SETTINGS.items()
-            for name, rule in _OF_SETTINGS.items()
+            for name, rule in _SETTING_RULES.items()
             if name in type(settings).model_fields
         },
-        "data": _SAME_PROMPTS,  # of a record that has none
+        "data": _SAME_PROMPTS,  # where the recorded job has no data
         "data.prompts": _SAME_PROMPTS,
         "data.held_out": _AT_ONCE,
         "data.tokenizer": _SAME_PROMPTS,
@@ -124,20 +124,20 @@ RULES = MappingProxyType(
         "evaluation.every_steps": _AT_ONCE,
     }
 )
-"""By key of the job. A rule covers what lies below its key."""
+"""Rules by key of the job. A rule covers all keys below its own."""
 
 
 def rule_of(key: str) -> Rule | None:
-    """The rule of a key, or of the key that it lies below."""
+    """Return the rule of a key or of the nearest key above it."""
     while key and key not in RULES:
         key = key.rpartition(".")[0]
     return RULES.get(key)
 
 
 def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
-    """What a resume changes and takes effect. Raises BadInput for what may not change."""
-    found = differences(before.job, now.job)
-    for change in sorted(found, key=lambda change: change.key != "algorithm"):  # the settings of others have no rule
+    """Return the fields of the job that a resume changes. Raises BadInput for one that may not change."""
+    changed = differences(before.job, now.job)
+    for change in sorted(changed, key=lambda change: change.key != "algorithm"):  # other algorithms' settings: no rule
         rule = rule_of(change.key)
         assert rule is not None, change.key
         if rule.effect is Effect.NONE:
@@ -150,11 +150,11 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
             "--resume: the training prompts are not those of the run so far, and which of them a step sees follows "
             "from all of them; give it the same prompts, tokenizer and prompt.max, or start a new run in another --out."
         )
-    return found
+    return changed
 
 
 def draws_by(plan: Plan, job: Job) -> DrawsBy:
-    """Digests of all that responses under way were drawn by: with another sampling they are drawn again."""
+    """Return digests of the plan and of the sampling settings; responses in flight are dropped if the latter change."""
     settings = job.settings.model_dump(mode="json")
-    drawn = {key: settings[key] for key, rule in _OF_SETTINGS.items() if rule.effect is Effect.DRAWN_ANEW}
-    return DrawsBy(digest(plan), hashlib.sha256(json.dumps(drawn, sort_keys=True).encode()).hexdigest())
+    sampling = {key: settings[key] for key, rule in _SETTING_RULES.items() if rule.effect is Effect.DRAWN_ANEW}
+    return DrawsBy(digest(plan), hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest())

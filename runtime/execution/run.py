@@ -1,4 +1,8 @@
-"""One rank of a run: its part of the plan, built once and executed turn by turn, and what is done between turns."""
+"""One rank of a run.
+
+Its part of the plan is built once and executed period by period. Between periods the rank records metrics, evaluates,
+checkpoints and exports.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +67,10 @@ T = TypeVar("T")
 
 
 class RankRun:
-    """One rank's models, program and clock.
+    """The models, program and clock of one rank.
 
-    Where stages work ahead, ranks meet in refits and hand-overs alone. A run that is resumed with the same plan takes
-    up what was worked ahead and what was in flight; with another one, the tokens that were drawn.
+    Where stages run ahead, ranks synchronise only in refits and transfers. A run that is resumed with the same plan
+    restores the stages that ran ahead and the sequences in flight; with another plan, only the sampled tokens.
     """
 
     def __init__(self, request: RunRequest) -> None:
@@ -75,35 +79,38 @@ class RankRun:
         bytes_before = bytes_in_use()
         data = read_data(job, request.directory)
         self._request = request
-        self._program, self._evaluation = in_waves(lower(plan), plan), lower(plan, _evaluated(plan)).of_one_step()
+        self._program, self._evaluation = (
+            in_waves(lower(plan), plan),
+            lower(plan, _evaluation_stages(plan)).of_one_step(),
+        )
         self._kernels = _kernels(plan)
         self.copies = build_copies(plan, job, request.directory, data.num_tokens, self._kernels)
-        taken_up = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
-        loaded = load_step(request.out, self.copies, taken_up) if request.resume else Loaded()
-        carried = loaded.carried
-        self.data: PromptData = replace(data, dealt_again=carried.dealt_again, num_dealt=carried.num_dealt)
+        resumption = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
+        loaded = load_step(request.out, self.copies, resumption) if request.resume else Loaded()
+        migrated = loaded.carried
+        self.data: PromptData = replace(data, dealt_again=migrated.dealt_again, num_dealt=migrated.num_dealt)
         done = loaded.step
         resume_versions(self.copies, done)
         self.steps = range(done, request.steps)
         self.turns = self._program.turns(self.steps)
         self._batches: dict[int, StepExperience] = {}
-        self.began = _agree(lambda: steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
+        self.began = _broadcast(lambda: steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
         self._host_groups = [_gloo_group() for _ in range(5)]
         self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
         reporting, transport, evaluating = map(Transport, self._host_groups[2:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
-        observed = _agree(lambda: observations(request.out, self.steps.start))
-        self._controllers = Control(plan, reporting, self.turns, observed)
+        observations_so_far = _broadcast(lambda: observations(request.out, self.steps.start))
+        self._controllers = Control(plan, reporting, self.turns, observations_so_far)
         self._host_memory = HostMemory(plan, self.copies)
         actor = self.copies[plan.graph.train_stage[Role.ACTOR]]
         self._keeps_samples = self.data.tokenizer is not None and dist.get_rank() == actor.mesh.ranks[0]
-        """Whether this rank writes some responses down: it has all that it trains on."""
+        """True on the rank that writes sample responses; it holds every field that it trains on."""
         if self._keeps_samples:
             drop_samples(request.out, done)
         scores_here = job.rewards and dist.get_rank() in owners(plan, GENERATE)
         self._environment = build_environment(plan, job.rewards) if scores_here else None
-        calls_here = plan.facts.workload.turns and self.copies[plan.copy_of(GENERATE)].mesh.is_first_of_replica
-        self._tools = Tools(job.tool) if job.tool and calls_here else None
+        calls_tool = plan.facts.workload.turns and self.copies[plan.copy_of(GENERATE)].mesh.is_first_of_replica
+        self._tools = Tools(job.tool) if job.tool and calls_tool else None
         self._actions = Actions(
             plan,
             job,
@@ -117,29 +124,29 @@ class RankRun:
             environment=self._environment,
             tools=self._tools,
         )
-        self._actions.carry(carried.begun)
+        self._actions.carry(migrated.begun)
         if loaded.underway is not None:
-            self._resume(loaded.underway)
-        computing = MegatronDevice(
+            self._restore(loaded.underway)
+        device = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
         self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(plan, job.rewards, job.tool))
-        # Messages of an evaluation must not be taken for those that wait for a later turn.
-        self._executor, self._evaluator = (self._following(computing, one) for one in (transport, evaluating))
+        # Messages of an evaluation must not be mistaken for those of a later period, so it has a transport of its own.
+        self._executor, self._evaluator = (self._executor_of(device, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
-        """Updates that the newest checkpoint has seen."""
+        """Number of updates in the newest checkpoint."""
         self._saved_at = time.monotonic()
-        self._agreement = Agreement(self._control, most_ahead=self._program.most_ahead)
+        self._consensus = Agreement(self._control, most_ahead=self._program.most_ahead)
         self._agreed, self._waited, self._next_plan = Wish(), 0.0, NextPlan.of(request, done)
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
-        """When the last turn did, or what came between it and the next."""
+        """Time at which the last period ended, or the evaluation, checkpoint or export after it."""
         self.recorder = self._recorder(request, loaded.notes)
 
-    def _following(self, device: MegatronDevice, messages: Transport) -> Executor:
-        """What follows programs on this rank's device."""
+    def _executor_of(self, device: MegatronDevice, messages: Transport) -> Executor:
+        """Return the executor of programs on this rank's device."""
         plan, job = self._request.plan, self._request.job
-        chosen = GroupSampling.of(plan, job) or SampleFilter.of(plan, job)
+        selection = GroupSampling.of(plan, job) or SampleFilter.of(plan, job)
         return Executor(
             device,
             ExperienceTransport(messages),
@@ -149,48 +156,47 @@ class RankRun:
             clock="measured",
             watched=self._watch.instruction,
             hosts=self._environment,
-            filling=chosen.filling if chosen else None,
+            filling=selection.filling if selection else None,
         )
 
     def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:
-        """What writes the run down; notes say what is to be known of checkpoints and of its data, and what a resume
-        changes."""
-        asked, is_writer = request.asked(self.data), dist.get_rank() == 0
+        """Return the recorder; its notes are those on checkpoints and data, and the job's changes on resume."""
+        run_file, is_writer = request.asked(self.data), dist.get_rank() == 0
         return Recorder(
             request.plan,
             request.out,
             request.steps,
             is_writer=is_writer,
-            asked=asked,
+            asked=run_file,
             ends=self.data.ends,
             kernels=self._kernels.told,
             notes=(
                 *notes,
                 *self.data.notes,
                 *(notes_of(request.job.rewards) if is_writer else ()),
-                *(_changes(request.out, asked) if request.resume and is_writer else ()),
+                *(_changes(request.out, run_file) if request.resume and is_writer else ()),
             ),
         )
 
     def turn(self, turn: int) -> StepExperience:
-        """One turn; returns what this rank holds of the experience that it trained on.
+        """Execute one period; return what this rank holds of the experience that it trained on.
 
-        It ends when the checkpoint that was begun before it is on the disk, so that a failure never loses more steps
+        It returns once the checkpoint that was started before it is on disk, so that a failure never loses more steps
         than lie between two checkpoints.
         """
         outcome = self._executor.execute(self._program, turn, self.steps)
         ended = time.perf_counter()
         self._watch.met(ended - self._ended)
-        inside = self._waited + sum(span.seconds for span in outcome.spans)
-        overhead = 1 - inside / (ended - self._ended)
+        accounted = self._waited + sum(span.seconds for span in outcome.spans)
+        overhead = 1 - accounted / (ended - self._ended)
         self.wait_for_checkpoint(turn)
         self._ended = time.perf_counter()
         self._reports.send(replace(outcome, overhead=overhead))
-        with self._watch.waiting("the reports of a turn", turn):
+        with self._watch.waiting("the reports of a period", turn):
             outcomes = self._reports.take(behind=self._program.most_ahead)
         if outcomes:
             self._record(outcomes)
-        self._agree_on_what_follows(turn)
+        self._reach_consensus(turn)
         if self._environment:
             self._environment.forget(turn)
         batch = self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
@@ -198,83 +204,87 @@ class RankRun:
             write_samples(self._request.out, samples_of(batch, self.data))
         return batch
 
-    def _agree_on_what_follows(self, turn: int) -> None:
-        """Tells all ranks what this one wishes; in a synchronous plan, waits for them."""
+    def _reach_consensus(self, turn: int) -> None:
+        """Send this rank's request to all ranks; in a synchronous plan, wait for theirs."""
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
         done = max(turn + 1, self.steps.start)
-        wish = self._next_plan.wish(done, self._saver.seconds) if self._next_plan else Wish()
-        with self._watch.waiting("the agreement behind a turn", turn):
-            self._agreed = self._agreement.behind_turn(wish._replace(save=wish.save or is_due, stop=is_asked()))
+        mine = self._next_plan.wish(done, self._saver.seconds) if self._next_plan else Wish()
+        with self._watch.waiting("the consensus after a period", turn):
+            self._agreed = self._consensus.behind_turn(mine._replace(save=mine.save or is_due, stop=is_asked()))
         self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 
     def behind_turn(self, done: int) -> bool:
-        """Evaluates, saves and exports where that is due after `done` updates; returns whether the run stops here, as
-        all ranks do. What was evaluated is saved, so that the best of it can stay."""
-        request, begun = self._request, done > self.steps.start
+        """Evaluate, checkpoint and export where due after `done` updates; return True if all ranks stop here.
+
+        An evaluated policy is always checkpointed, so that the best one can be kept.
+        """
+        request, has_trained = self._request, done > self.steps.start
         is_last = done == request.steps
-        evaluates = begun and not is_last and _is_due(done, request.job.evaluation.every_steps)
+        evaluates = has_trained and not is_last and _is_due(done, request.job.evaluation.every_steps)
         if evaluates:
             self.evaluate(done)
         by_steps = evaluates or _is_due(done, request.checkpoint_every)
-        if begun and (is_last or by_steps or self._agreed.save or self._agreed.ends):
+        if has_trained and (is_last or by_steps or self._agreed.save or self._agreed.ends):
             self.save(done)
-        if begun and request.export_every and (is_last or _is_due(done, request.export_every)):
+        if has_trained and request.export_every and (is_last or _is_due(done, request.export_every)):
             self.export(done)
         return self._agreed.ends and not is_last
 
     def stop(self, done: int) -> Stopped:
-        """Ends with all ranks before the last step. What was sent ahead and nobody will take is left behind, but for
-        weights: they are taken, or who gave them would wait."""
+        """End on all ranks before the last step.
+
+        Messages sent ahead are dropped, except weights: they are received, or their sender would block.
+        """
         with self._watch.meeting("the end of the run", done):
             self._record_all()
-            self._agreement.flush()
+            self._consensus.flush()
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
         self._executor.execute(Program(moves), done, range(done, done + 1))
         self.wait_for_checkpoint(done)
-        goes_on = self._agreed.replan and not self._agreed.stop
+        continues = self._agreed.replan and not self._agreed.stop
         if self._next_plan:
             self._next_plan.close()
-            if goes_on:
+            if continues:
                 self._next_plan.leave(done)
         with self._watch.meeting("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
         if self._tools:
-            self._tools.close()  # or the process would wait for all calls that are queued
+            self._tools.close()  # otherwise the process would wait for every queued call
         self.recorder.stop()
-        return Stopped(done=max(done, self.steps.start), saved=self._saved, goes_on=goes_on)
+        return Stopped(done=max(done, self.steps.start), saved=self._saved, goes_on=continues)
 
     def save(self, done: int) -> None:
-        """Has the trainers saved after `done` updates, and what is under way; the record is complete up to there."""
+        """Checkpoint the trainers and the in-flight state after `done` updates; first complete the record up to it."""
         self._record_all()
         if self._environment:
             with self._watch.meeting("the rewards of steps ahead", done):
                 for batch in self._batches.values():
                     self._environment.put_scores(batch)
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
-        underway = Underway(
+        in_flight = Underway(
             draws_by=draws_by(self._request.plan, self._request.job),
             num_steps=self.steps.stop,
             experience=experience,
             drawing=self._actions.drawing(),
-            dealt_again={step: draws for step, draws in self.data.dealt_again.items() if step >= done},
+            dealt_again={step: samples for step, samples in self.data.dealt_again.items() if step >= done},
         )
         with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
-            save_step(self._saver, self._request.out, done, self.copies, underway, keep=self._request.keep)
+            save_step(self._saver, self._request.out, done, self.copies, in_flight, keep=self._request.keep)
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def wait_for_checkpoint(self, done: int) -> None:
-        """Until the last one that was begun is on the disk."""
+        """Wait until the last checkpoint that was started is on disk."""
         with self._watch.meeting("the checkpoint", done):
             self._saver.wait()
 
     def export(self, done: int) -> None:
-        """Writes the trained models after `done` updates as Hugging Face directories, beside the checkpoints."""
+        """Write the trained models after `done` updates as Hugging Face directories, beside the checkpoints."""
         plan, target = self._request.plan, self._request.out / "models" / f"step-{done:06d}"
         if dist.get_rank() == 0:
-            shutil.rmtree(target, ignore_errors=True)  # of the same step, before the run was resumed
+            shutil.rmtree(target, ignore_errors=True)  # an export of the same step, from before the run was resumed
         dist.barrier(group=self._control)
         copies = ((role, self.copies[stage]) for role, stage in plan.graph.train_stage.items())
         trained = (
@@ -285,25 +295,25 @@ class RankRun:
             write_models(trained, self._request.job, self._request.directory, target)
         self._ended = time.perf_counter()
 
-    def _resume(self, underway: Underway) -> None:
-        for step, fields in underway.experience.items():
+    def _restore(self, in_flight: Underway) -> None:
+        for step, fields in in_flight.experience.items():
             for field, rows in fields.items():
                 for row, values in rows.items():
                     self._batch_of(step).experience.put(field, row, values)
-        self._actions.resume(underway.drawing, underway.num_steps)
+        self._actions.resume(in_flight.drawing, in_flight.num_steps)
 
     def finish(self) -> None:
-        """Ends with all ranks."""
+        """End the run on all ranks after its last step."""
         self.wait_for_checkpoint(self.steps.stop)
         with self._watch.meeting("the end of the run", self.steps.stop):
             self._record_all()
-            self._agreement.flush()
+            self._consensus.flush()
             self._reports.flush()
             self._executor.flush()
             dist.barrier(group=self._control)
 
     def close(self) -> RunSummary | None:
-        """Gives the connections between hosts back. What there is to say of the run, on rank 0."""
+        """Close process groups, rewards and tools; return the summary of the run on rank 0, None elsewhere."""
         self._watch.close()
         if self._next_plan:
             self._next_plan.close()
@@ -316,7 +326,7 @@ class RankRun:
         return self.recorder.close()
 
     def _record_all(self) -> None:
-        """Records the turns that rank 0 has not waited for."""
+        """Record the periods that rank 0 has not waited for."""
         while outcomes := self._reports.take():
             self._record(outcomes)
 
@@ -331,23 +341,23 @@ class RankRun:
         return self._batches[step]
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the policy after so many updates was evaluated, in this run or before it was resumed."""
-        return _agree(lambda: any(one.step == step for one in evaluations(self._request.out)))
+        """True if the policy after `step` updates was evaluated, in this run or before it was resumed."""
+        return _broadcast(lambda: any(one.step == step for one in evaluations(self._request.out)))
 
     def evaluate(self, step: int) -> None:
-        """Scores of the held-out prompts under the present policy, always with the same draws."""
+        """Score responses to the held-out prompts under the present policy, always with the same random numbers."""
         if not self.data.held_out:
             return
         start = steady_now() - self.began
         batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
-        worked_ahead, self._batches = self._batches, {step: batch}
+        batches_ahead, self._batches = self._batches, {step: batch}
         with self._watch.evaluation(len(batch.rows)):
             self._evaluator.execute(self._evaluation, step, range(step, step + 1))
             self._evaluator.flush()
             if self._environment:
                 self._environment.put_scores(batch)
                 require_scores(batch.experience)
-        self._batches = worked_ahead
+        self._batches = batches_ahead
         with self._watch.meeting("the evaluation", step):
             gathered = self._gather(HeldOutPart.of(batch, self._request.job))
         if not gathered:
@@ -362,30 +372,30 @@ class RankRun:
             end_seconds=end,
             clock="measured",
         )
-        found = evaluation_of(gathered, step, self._request.job)
-        self.recorder.evaluation(replace(found, prompts=self.data.held_out_digest), span)
+        evaluation = evaluation_of(gathered, step, self._request.job)
+        self.recorder.evaluation(replace(evaluation, prompts=self.data.held_out_digest), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def _gather(self, mine: T) -> list[T]:
-        """Every rank's object on rank 0, nothing elsewhere."""
+        """Return the objects of all ranks on rank 0, an empty list elsewhere."""
         gathered: list[T | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(mine, gathered, group=self._control)
         return [item for item in gathered or [] if item is not None]
 
 
-def _changes(out: Path, asked: RunFile) -> tuple[str, ...]:
-    """What a resumed run changes of its job, one line each."""
-    found = changes(read_run_file(out), asked)
-    return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in found)
+def _changes(out: Path, run_file: RunFile) -> tuple[str, ...]:
+    """Return one line for each field of the job that a resumed run changes."""
+    changed = changes(read_run_file(out), run_file)
+    return tuple(f"changed: {one.key} from {one.one} to {one.other}" for one in changed)
 
 
-def _evaluated(plan: Plan) -> list[str]:
-    """The stages that an evaluation runs."""
+def _evaluation_stages(plan: Plan) -> list[str]:
+    """Return the stages that an evaluation runs."""
     return [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
 
 
 def _kernels(plan: Plan) -> ChosenKernels:
-    """What all ranks compute with."""
+    """Return the kernels that all ranks compute with."""
     specs = map(plan.facts.models.spec, plan.graph.roles)
     return agreed(own_kernels(abilities(host.device().type), plan.facts.precision, specs))
 
@@ -395,14 +405,14 @@ def _is_due(done: int, every: int) -> bool:
 
 
 def _gloo_group() -> dist.ProcessGroup:
-    """A group of all ranks for messages of the host."""
+    """Return a gloo group of all ranks, for messages between hosts."""
     group = dist.new_group(backend="gloo", timeout=patience())
     assert group is not None
     return group
 
 
-def _agree(answer: Callable[[], T]) -> T:
-    """Rank 0's answer on every rank; no other one reads for it."""
-    values: list[T] = [answer()] if dist.get_rank() == 0 else [cast(T, None)]
+def _broadcast(compute: Callable[[], T]) -> T:
+    """Return rank 0's result on every rank; only rank 0 computes it."""
+    values: list[T] = [compute()] if dist.get_rank() == 0 else [cast(T, None)]
     dist.broadcast_object_list(values)
     return values[0]

@@ -1,4 +1,4 @@
-"""The watchdog of one rank of a run: what it is told of instructions and of what ranks do together between them."""
+"""The watchdog contexts of one rank of a run: instructions, and what ranks do together between periods."""
 
 from __future__ import annotations
 
@@ -18,52 +18,55 @@ from meshwright.runtime.execution.watchdog import Watchdog
 from meshwright.runtime.launch import failing
 
 _MEETING_SECONDS = 1800.0
-"""What ranks do together beside instructions is in no plan: a checkpoint takes this long only if something hangs."""
+"""Deadline of work that no plan predicts: a checkpoint takes this long only if something hangs."""
 
 
 class RunWatch:
-    """Collective over the world, whose ranks give the same `began`, which no other run on them has."""
+    """Starts the watchdog of this rank and gives it deadlines.
+
+    Collective over the world. All ranks pass the same `began`, which no other run of these processes has.
+    """
 
     def __init__(self, plan: Plan, out: Path, began: float, *, away_seconds: float = 0.0) -> None:
-        """An instruction may take `away_seconds` longer than the plan and the turns before tell."""
+        """`away_seconds` are added to the deadlines that follow from the plan and from measured periods."""
         self._deadlines = Deadlines(plan, away_seconds)
         self._batch_size = plan.facts.workload.batch_size
-        # Ranks that see waves follow each of them by itself; the others wait until all are drawn.
-        self._usual = 1.0 if dist.get_rank() in _seeing_waves(plan) else waves_beyond(plan)
-        self._more = self._usual
+        # Ranks that see waves run each as instructions of its own; the others wait in one until all are sampled.
+        self._default_factor = 1.0 if dist.get_rank() in _wave_ranks(plan) else waves_beyond(plan)
+        self._deadline_factor = self._default_factor
         store = PrefixStore(f"watch/{began}", _get_default_store())
         rank, num_ranks = dist.get_rank(), dist.get_world_size()
         self._watchdog = Watchdog(store, out, rank=rank, num_ranks=num_ranks, end=failing.end)
 
     def instruction(self, instruction: Instruction, place: int, turn: int, step: int) -> AbstractContextManager[None]:
-        """Within it the instruction of a turn is done that has this place among all."""
-        allowed = self._more * self._deadlines.allowed_seconds()
+        """Context in which an instruction runs; `place` is its index in the program."""
+        allowed = self._deadline_factor * self._deadlines.allowed_seconds()
         return self._watchdog.doing(f"{instruction.name} of step {step}", turn, allowed, place)
 
     def waiting(self, what: str, turn: int) -> AbstractContextManager[None]:
-        """Within it this rank waits behind a turn until others have ended it too."""
+        """Context in which this rank waits until others have ended the same period."""
         return self._watchdog.doing(what, turn, self._deadlines.allowed_seconds())
 
     def meeting(self, what: str, turn: int) -> AbstractContextManager[None]:
-        """Within it all ranks do something together behind a turn that takes as long as it takes."""
+        """Context of a collective action after a period, whose duration no plan predicts."""
         return self._watchdog.doing(what, turn, max(_MEETING_SECONDS, self._deadlines.allowed_seconds()))
 
     @contextmanager
     def evaluation(self, num_prompts: int) -> Iterator[None]:
-        """Within it instructions may take longer, by as many more prompts as there are than in a batch."""
-        self._more = max(1.0, num_prompts / self._batch_size)
+        """Context in which deadlines are longer by the ratio of `num_prompts` to the batch size."""
+        self._deadline_factor = max(1.0, num_prompts / self._batch_size)
         yield
-        self._more = self._usual
+        self._deadline_factor = self._default_factor
 
     def met(self, seconds: float) -> None:
-        """A turn took this long."""
+        """Record how long a period took."""
         self._deadlines.met(seconds)
 
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Stop watching."""
         self._watchdog.close()
 
 
-def _seeing_waves(plan: Plan) -> set[int]:
-    """The ranks that draw or score what dynamic sampling chooses from."""
+def _wave_ranks(plan: Plan) -> set[int]:
+    """Return the ranks that generate or score waves."""
     return {rank for stage in plan.graph.stages if sees_waves(stage) for rank in plan.pool_of(stage.name).ranks}

@@ -1,8 +1,8 @@
-"""Fills the batch of a step with the samples of each prompt that score best, of more that are drawn.
+"""Best-of-n sampling: the batch of a step is filled with the best-scored samples of each prompt.
 
-A step is one wave of all its prompts. Every rank that sees it has all scores and chooses alike: of each prompt the
-samples that are paid most, of equal ones those that were dealt first; a score that is no number is below all others.
-What is kept stays in the order in which it was dealt. Of what it chose, a rank has the rows it drew or was given.
+A step is one wave of all its prompts. Every rank that sees the wave has all scores and selects the same rows: for each
+prompt the samples with the highest reward, the earlier one where rewards are equal; NaN is below all numbers. Selected
+rows keep their order. A rank fills in those fields of the selected rows that it has sampled or received.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFilter:
-    """Of each of `num_prompts` prompts so many samples are drawn, and so many kept; what a sample is `paid` is what it
-    is compared by."""
+    """Selection of the best `num_kept` of `num_drawn` samples for each of `num_prompts` prompts, by reward (`paid`)."""
 
     num_prompts: int
     num_drawn: int
@@ -29,7 +28,7 @@ class SampleFilter:
 
     @classmethod
     def of(cls, plan: Plan, job: Job) -> SampleFilter | None:
-        """None where all that is drawn is trained on, and with dynamic sampling."""
+        """Return the filter of a job; None where it trains on every sample or uses dynamic sampling."""
         workload = plan.facts.workload
         if not workload.best_of:
             return None
@@ -41,52 +40,52 @@ class SampleFilter:
         )
 
     def filling(self, step: int) -> FilterFilling:
-        """That of a step, of which nothing is drawn yet."""
+        """Return the filling of a step, still without samples."""
         return FilterFilling(self, step)
 
 
 @dataclass
 class FilterFilling:
-    """The batch of one step on one rank, full behind its one wave."""
+    """The batch of one step on one rank, full after its one wave."""
 
     samples: SampleFilter
     step: int
     _wave: StepExperience | None = None
     _kept: list[int] = field(default_factory=list)
-    """Rows of the wave."""
+    """Selected rows of the wave."""
     _scores: list[float] = field(default_factory=list)
-    """Those of every sample that was drawn."""
+    """Scores of all samples, selected or not."""
     _num_tied: int = 0
-    """Prompts of which a sample was dropped that is paid as much as one that was kept."""
+    """Prompts with a dropped sample whose reward equals that of a selected one."""
 
     @property
     def is_full(self) -> bool:
         return self._wave is not None
 
     def next_wave(self) -> StepExperience:
-        """The empty one."""
+        """Return the empty wave."""
         rows = range(self.samples.num_prompts * self.samples.num_drawn)
         return StepExperience(step=self.step, rows=rows, is_wave=True)
 
     def take(self, wave: StepExperience) -> None:
-        """Takes the wave, whose scores are all here. Raises RunFailed for a reward that failed."""
+        """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
         self._wave, self._scores = wave, self.samples.paid.scores(wave)
         size, amounts = self.samples.num_drawn, self.samples.paid.paid(wave).amounts.tolist()
         for first in range(0, len(wave.rows), size):
-            paid = amounts[first : first + size]
-            chosen = best(paid, self.samples.num_kept)
+            rewards = amounts[first : first + size]
+            chosen = best(rewards, self.samples.num_kept)
             self._kept += [wave.rows[first + index] for index in chosen]
-            dropped = (score for index, score in enumerate(paid) if index not in chosen)
-            self._num_tied += max(dropped) == min(paid[index] for index in chosen)
+            dropped = (reward for index, reward in enumerate(rewards) if index not in chosen)
+            self._num_tied += max(dropped) == min(rewards[index] for index in chosen)
 
     def fill(self, batch: StepExperience) -> None:
-        """Puts what this rank holds of what is kept into the rows of the batch, one prompt's behind the other's."""
+        """Put this rank's fields of the selected rows into the rows of the batch, prompt by prompt."""
         assert self._wave is not None
         put_rows(batch, [(self._wave, row) for row in self._kept])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is reported of all that was drawn."""
+        """The metrics of all samples, selected or not."""
         return {
             "drawn_samples": float(len(self._scores)),
             "trained_samples": float(len(self._kept)),
@@ -97,6 +96,6 @@ class FilterFilling:
 
 
 def best(scores: Sequence[float], number: int) -> tuple[int, ...]:
-    """The indices of so many of the highest scores, ascending; of equal ones the lower index is taken first."""
+    """Return the ascending indices of the `number` highest scores; of equal scores the lower index is taken first."""
     order = sorted(range(len(scores)), key=lambda index: (math.isnan(scores[index]), -scores[index], index))
     return tuple(sorted(order[:number]))

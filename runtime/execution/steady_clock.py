@@ -1,4 +1,4 @@
-"""The time of day as this process has known it since its start, whatever becomes of the machine's clock meanwhile."""
+"""A wall clock that changes of the system clock during the process do not affect."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _BEGAN = time.time() - time.monotonic()
 
 
 def steady_now() -> float:
-    """Seconds since 1970, which go on evenly where the clock is set forward or back."""
+    """Return seconds since 1970, evenly increasing even if the system clock is set forward or back."""
     return _BEGAN + time.monotonic()

@@ -1,4 +1,4 @@
-"""A run from its start to its end: what is launched, and what every rank does then."""
+"""A run from its start to its end: the launch on this node, and the main function of every rank."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from meshwright.runtime.records.stopped import Stopped
 def run_plan(
     request: RunRequest, rendezvous: Rendezvous | None = None, data: PromptData | None = None
 ) -> RunSummary | Stopped | None:
-    """Runs the plan on this node's ranks and returns what rank 0 recorded, None on a node without rank 0.
+    """Run the plan on this node's ranks and return what rank 0 recorded, None on a node without rank 0.
 
-    A process that torchrun has started is one of the ranks; any other launches those of its node. Raises BadInput for
-    whatever can be known to be wrong before anything starts. `data` are the job's, where they have been read.
+    A process that torchrun has started is one of the ranks; any other process launches the ranks of its node. `data`
+    is the job's if it has been read already. Raises BadInput for whatever is found wrong before anything starts.
     """
     rendezvous = rendezvous or Rendezvous()
     if seat := Seat.of(os.environ):
@@ -48,10 +48,10 @@ def run_plan(
             logs=request.out,
             token=rendezvous.token,
         )
-        return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _work_alone, request))
+        return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _run_locked, request))
     require_nodes(request.plan, rendezvous)
     check(request, rendezvous, data)
-    return with_restarts(_launched, request, rendezvous)
+    return with_restarts(_launch_node, request, rendezvous)
 
 
 def _preparation(request: RunRequest) -> Preparation:
@@ -60,11 +60,11 @@ def _preparation(request: RunRequest) -> Preparation:
     return Preparation(plan.facts.cluster.kind, patience_seconds(plan, away))
 
 
-def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
-    """The outcome of this node's ranks, started once."""
+def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
+    """Launch this node's ranks once and return their outcome."""
     cluster = request.plan.facts.cluster
     results = launch(
-        _work_alone,
+        _run_locked,
         replace(request, launched=time.monotonic()),
         num_ranks=cluster.ranks_per_node,
         preparation=_preparation(request),
@@ -78,24 +78,24 @@ def _launched(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopp
 
 
 def _outcome(results: Mapping[int, RunSummary | Stopped | None]) -> RunSummary | Stopped | None:
-    """Of this node: what rank 0 recorded, or that the run has stopped, which every rank knows."""
+    """Return what rank 0 recorded, or that the run has stopped, which every rank reports."""
     stopped = next((result for result in results.values() if isinstance(result, Stopped)), None)
     return stopped or results.get(0)
 
 
-def _work_alone(request: RunRequest) -> RunSummary | Stopped | None:
-    """What one rank does; the first keeps other runs out of the directory meanwhile."""
+def _run_locked(request: RunRequest) -> RunSummary | Stopped | None:
+    """Run one rank; rank 0 holds the lock of the run's directory meanwhile."""
     with lasting_output(), locked(request.out) if dist.get_rank() == 0 else nullcontext():
-        return _work(request)
+        return _run_rank(request)
 
 
-def _work(request: RunRequest) -> RunSummary | Stopped | None:
-    """What one rank does from the first to the last step."""
+def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
+    """Run one rank from the first to the last step."""
     if request.plan.facts.cluster.nodes > 1:
         require_shared(request.out)
     request = for_those_who_came(request)
     run = RankRun(request)
-    # All modules, which are there to stay, or a collection would look at them, for a third of a second on every rank.
+    # Modules are never freed; without this each garbage collection scans them, a third of a second on every rank.
     gc.freeze()
     run.recorder.open(run.steps.start)
     if run.steps.start == 0:

@@ -1,4 +1,4 @@
-"""What a thread waits for, from its stack: a collective with its ranks, a message, or a line of code."""
+"""Diagnosis of what a thread waits for, from its stack: a collective and its ranks, a message, or a line of code."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _MESSAGES = (
     "megatron/core/pipeline_parallel/",
     "megatron/core/distributed/",
 )
-"""Files, or folders of them, in which a rank waits for another one without a call of torch's that is a collective."""
+"""Files and folders in which a rank waits for another one outside torch's collective calls."""
 _PEERS = ("source", "src", "dst", "peer")
-"""What functions that send and receive call the other rank."""
+"""Argument names for the other rank in functions that send and receive."""
 
 
 class Whereabouts(NamedTuple):
-    """Where a thread is, in words, and whether it is there for the sake of another rank."""
+    """The place in the code where a thread is, and whether it waits there for another rank."""
 
     told: str
     is_for_others: bool
 
 
 def main_wait() -> Whereabouts:
-    """Of the main thread of this process."""
+    """Return where the main thread of this process is."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident) if ident is not None else None
     return wait_of(frame) if frame is not None else Whereabouts("nowhere", is_for_others=False)
 
 
 def wait_of(frame: FrameType) -> Whereabouts:
-    """Of the thread whose innermost frame this is."""
+    """Return where the thread is whose innermost frame this is."""
     place = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
-    stack, found = [frame], frame
-    while found.f_back is not None:
-        found = found.f_back
-        stack.append(found)
-    # A collective of objects is made of others, so the outermost one is what was called.
+    stack, outer = [frame], frame
+    while outer.f_back is not None:
+        outer = outer.f_back
+        stack.append(outer)
+    # Collectives of objects call other collectives, so the outermost call is the one to name.
     calls = [one for one in stack if one.f_code.co_filename.endswith(_COLLECTIVES)]
     if calls:
         return Whereabouts(f"{calls[-1].f_code.co_name} {_partners(calls[-1])}", is_for_others=True)
@@ -54,7 +54,7 @@ def wait_of(frame: FrameType) -> Whereabouts:
 
 
 def _partners(frame: FrameType) -> str:
-    """The other ranks of a call, as far as its arguments tell."""
+    """Return the other ranks of a call as far as its arguments name them, else an empty string."""
     peer = next((value for name in _PEERS if isinstance(value := frame.f_locals.get(name), int)), None)
     if peer is not None:
         return f"with rank {peer}"

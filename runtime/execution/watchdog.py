@@ -1,9 +1,8 @@
-"""A rank that hangs is named by the ranks that wait for it, and the run ends.
+"""The watchdog ends a run that hangs, and names the rank that the others wait for.
 
-Every rank tells once a second what it does, or when that changes, in the store of the run. One whose instruction takes
-longer than it may has all of them write down where they are, looks who is furthest behind, or silent, and ends the run
-with a sentence. What an instruction may take is said in `planner.program.deadlines`. A process that was stopped and
-goes on does not count the time for which it stood still.
+Every rank writes its current instruction to the store of the run, once a second and at each change. A rank whose
+instruction exceeds its deadline (`planner.program.deadlines`) has all ranks dump their stacks, finds the ranks that are
+silent or furthest behind, and ends the run with an error. Time for which a process was suspended does not count.
 """
 
 from __future__ import annotations
@@ -23,37 +22,43 @@ from typing import Any
 from meshwright.runtime.execution.waiting import main_wait
 
 STACKS = "stacks"
-"""In the directory of a run: where the stacks of a run that hung go, a file for each rank."""
+"""Directory in that of the run for the stacks of a run that hung, a file for each rank."""
 
-_BEAT_SECONDS, _LEAST_BEAT_SECONDS = 1.0, 0.05
-"""Between two signs of life, and at least where there is more to tell."""
-_ANSWER_SECONDS, _LOOK_SECONDS = 3.0, 0.1
-"""In which every rank that is alive has written its stacks and told where it is, and between two looks for it."""
+_BEAT_SECONDS, _MIN_BEAT_SECONDS = 1.0, 0.05
+"""Seconds between two heartbeats, at most and at least."""
+_DUMP_SECONDS, _POLL_SECONDS = 3.0, 0.1
+"""Seconds that ranks have to dump their stacks once a deadline has passed, and between polls for them."""
 _EXPIRED = "expired"
-_BEHIND_A_TURN = 10**6
-"""Where what is done between turns stands among the instructions of the turn before."""
+_AFTER_PERIOD = 10**6
+"""Index, among the instructions of a period, of what is done between it and the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doing:
-    """What a rank does. Of two ranks the one is behind that has the smaller turn, or in the same the smaller place."""
+    """The current activity of a rank. A rank is behind another if its (turn, place) is smaller.
+
+    `turn` numbers the periods, `place` the instructions of one. `seconds` is the time since the activity began.
+    """
 
     rank: int
     turn: int = -(10**9)
     place: int = 0
     what: str = "starting"
     seconds: float = 0.0
-    """For how long."""
     waits: str = ""
-    """Where it is, once that was asked, and whether it is there for the sake of another rank."""
+    """The place in the code where the rank is; empty until it has dumped its stacks."""
     is_for_others: bool = False
+    """True if the rank waits there for another rank."""
     beat: int = 0
     process: int = field(default_factory=os.getpid)
     host: str = field(default_factory=socket.gethostname)
 
 
 class Watchdog:
-    """One rank's. `end` is called with a sentence and the silent processes of this machine, in a thread of its own."""
+    """The watchdog of one rank, a thread.
+
+    It calls `end` from this thread with an error message and the process ids of this machine's silent ranks.
+    """
 
     def __init__(
         self,
@@ -64,17 +69,17 @@ class Watchdog:
         num_ranks: int,
         end: Callable[[str, Sequence[int]], object],
     ) -> None:
-        """Collective: the ranks share the store of torch, and nothing else is kept in it."""
+        """Start watching. All ranks pass the same store of torch, which holds nothing else."""
         self._store, self._out, self._num_ranks, self._end = store.clone(), out, num_ranks, end
         self._doing, self._began, self._allowed = Doing(rank=rank), time.monotonic(), float("inf")
-        self._lock, self._over, self._changed = threading.Lock(), threading.Event(), threading.Event()
-        self._tell()
+        self._lock, self._closed, self._changed = threading.Lock(), threading.Event(), threading.Event()
+        self._send_heartbeat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def doing(self, what: str, turn: int, allowed_seconds: float, place: int = _BEHIND_A_TURN) -> Iterator[None]:
-        """Within it this rank does that, and may take so long."""
+    def doing(self, what: str, turn: int, allowed_seconds: float, place: int = _AFTER_PERIOD) -> Iterator[None]:
+        """Context in which this rank does `what`, for `allowed_seconds` at most."""
         self._begin(what, turn, place, allowed_seconds)
         try:
             yield
@@ -88,49 +93,49 @@ class Watchdog:
         self._changed.set()
 
     def close(self) -> None:
-        """Nothing is watched any more."""
-        self._over.set()
+        """Stop watching."""
+        self._closed.set()
         self._changed.set()
         self._thread.join()
 
     def _watch(self) -> None:
         last = time.monotonic()
-        while not self._over.wait(_LEAST_BEAT_SECONDS):
+        while not self._closed.wait(_MIN_BEAT_SECONDS):
             self._changed.wait(self._pause_seconds())
             self._changed.clear()
             now = time.monotonic()
             with self._lock:
-                self._began += max(0.0, now - last - 5 * _BEAT_SECONDS)  # this process was stopped meanwhile
+                self._began += max(0.0, now - last - 5 * _BEAT_SECONDS)  # this process was suspended meanwhile
                 late = now - self._began > self._allowed
             last = now
-            # Whoever keeps the store may be gone already; then the launcher ends this rank.
+            # The process that hosts the store may have exited; then the launcher ends this rank.
             with suppress(RuntimeError):
-                self._tell()
-                if late and self._is_first_to_tell():
-                    self._end(*self._found(self._all_doing()))
+                self._send_heartbeat()
+                if late and self._is_first_to_expire():
+                    self._end(*self._diagnosis(self._all_doing()))
                     return
                 elif not self._doing.waits and self._store.check([_EXPIRED]):
-                    self._write_stacks()
+                    self._dump_stacks()
 
     def _pause_seconds(self) -> float:
-        """Until the next sign of life, or until the deadline if that is sooner."""
+        """Return the seconds until the next heartbeat, or until the deadline if that is sooner."""
         with self._lock:
-            left = self._began + self._allowed - time.monotonic()
-        return min(_BEAT_SECONDS, max(0.0, left))
+            remaining = self._began + self._allowed - time.monotonic()
+        return min(_BEAT_SECONDS, max(0.0, remaining))
 
-    def _is_first_to_tell(self) -> bool:
+    def _is_first_to_expire(self) -> bool:
         mine = str(self._doing.rank)
         return self._store.compare_set(_EXPIRED, "", mine).decode() == mine
 
-    def _tell(self) -> None:
+    def _send_heartbeat(self) -> None:
         with self._lock:
             seconds = time.monotonic() - self._began
             self._doing = replace(self._doing, beat=self._doing.beat + 1, seconds=seconds)
-            told = json.dumps(asdict(self._doing))
-        self._store.set(str(self._doing.rank), told)
+            heartbeat = json.dumps(asdict(self._doing))
+        self._store.set(str(self._doing.rank), heartbeat)
 
-    def _write_stacks(self) -> None:
-        """Of all threads of this process; and tells where the main one is."""
+    def _dump_stacks(self) -> None:
+        """Dump the stacks of all threads of this process, and send the place of the main thread."""
         wait = main_wait()
         with self._lock:
             self._doing = replace(self._doing, waits=wait.told, is_for_others=wait.is_for_others)
@@ -138,38 +143,41 @@ class Watchdog:
             (self._out / STACKS).mkdir(exist_ok=True)
             with (self._out / STACKS / f"rank-{self._doing.rank:05d}.txt").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
-        self._tell()
+        self._send_heartbeat()
 
     def _all_doing(self) -> list[tuple[Doing, bool]]:
-        """What every rank does, and whether it is silent; those that have answered are not waited for."""
-        self._write_stacks()
-        before, until = self._read(), time.monotonic() + _ANSWER_SECONDS
+        """Return what every rank does and whether it is silent, once all have dumped their stacks or time is up."""
+        self._dump_stacks()
+        before, deadline = self._read(), time.monotonic() + _DUMP_SECONDS
         ranks = before
-        while not all(one.waits for one in ranks) and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
+        while not all(one.waits for one in ranks) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
             ranks = self._read()
         return [(one, not one.waits and one.beat == before[one.rank].beat) for one in ranks]
 
     def _read(self) -> list[Doing]:
         return [Doing(**json.loads(self._store.get(str(rank)))) for rank in range(self._num_ranks)]
 
-    def _found(self, ranks: Sequence[tuple[Doing, bool]]) -> tuple[str, list[int]]:
-        """The sentence, and the silent processes of this machine."""
+    def _diagnosis(self, ranks: Sequence[tuple[Doing, bool]]) -> tuple[str, list[int]]:
+        """Return the error message and the process ids of this machine's silent ranks."""
         silent = [one for one, is_silent in ranks if is_silent]
-        here = [one.process for one in silent if one.host == self._doing.host]
-        return told([one for one, _ in ranks], silent, self._doing, self._allowed, self._out / STACKS), here
+        local = [one.process for one in silent if one.host == self._doing.host]
+        return told([one for one, _ in ranks], silent, self._doing, self._allowed, self._out / STACKS), local
 
 
 def told(ranks: Sequence[Doing], silent: Sequence[Doing], mine: Doing, allowed: float, stacks: Path) -> str:
-    """Who hangs, where, and who waits for it; `mine` is what the rank does that has looked."""
+    """Return the message that names the ranks that hang, where, and one that waits for them.
+
+    `mine` is the activity of the rank that writes the message.
+    """
     alive = [one for one in ranks if one.rank not in {other.rank for other in silent}]
-    guilty = tuple(silent) or _furthest_behind(alive)
-    names = {one.rank for one in guilty}
-    waiting = [one for one in alive if one.rank not in names and one.is_for_others]
-    of_waiting = next((one for one in waiting if one.rank == mine.rank), next(iter(waiting), None))
-    hangs = "; ".join(_hanging(one, is_silent=one in silent) for one in guilty[:4])
-    more = f", and {len(guilty) - 4} more ranks" if len(guilty) > 4 else ""
-    waits = f"; rank {of_waiting.rank} waits in {of_waiting.what}, in {of_waiting.waits}" if of_waiting else ""
+    hanging = tuple(silent) or _furthest_behind(alive)
+    hanging_ranks = {one.rank for one in hanging}
+    waiting = [one for one in alive if one.rank not in hanging_ranks and one.is_for_others]
+    victim = next((one for one in waiting if one.rank == mine.rank), next(iter(waiting), None))
+    hangs = "; ".join(_hanging(one, is_silent=one in silent) for one in hanging[:4])
+    more = f", and {len(hanging) - 4} more ranks" if len(hanging) > 4 else ""
+    waits = f"; rank {victim.rank} waits in {victim.what}, in {victim.waits}" if victim else ""
     return (
         f"{hangs}{more}{waits}; an instruction may take {allowed:.0f} s; the stacks of the ranks that answer are in "
         f"{stacks}: look there, then run again with --resume"
@@ -177,15 +185,15 @@ def told(ranks: Sequence[Doing], silent: Sequence[Doing], mine: Doing, allowed: 
 
 
 def _furthest_behind(ranks: Sequence[Doing]) -> tuple[Doing, ...]:
-    """The ranks that others wait for: of those furthest behind, the ones that wait for nobody, if any do not."""
-    least = min((one.turn, one.place) for one in ranks)
-    last = [one for one in ranks if (one.turn, one.place) == least]
+    """Return the ranks furthest behind; if some of them wait for no other rank, only these."""
+    lowest = min((one.turn, one.place) for one in ranks)
+    last = [one for one in ranks if (one.turn, one.place) == lowest]
     return tuple(one for one in last if not one.is_for_others) or tuple(last)
 
 
 def _hanging(one: Doing, *, is_silent: bool) -> str:
     if not is_silent:
-        return f"rank {one.rank} hangs in {one.what} for {one.seconds:.0f} s, in {one.waits or 'what it did not tell'}"
+        return f"rank {one.rank} hangs in {one.what} for {one.seconds:.0f} s, in {one.waits or 'an unknown place'}"
     state = _state(one)
     return (
         f"rank {one.rank} gives no sign of life since {one.what} (process {one.process} of {one.host}"
@@ -194,7 +202,7 @@ def _hanging(one: Doing, *, is_silent: bool) -> str:
 
 
 def _state(one: Doing) -> str:
-    """Of a process of this machine, in the system's words."""
+    """Return the state of a process of this machine as in /proc; empty for one of another machine."""
     if one.host != socket.gethostname():
         return ""
     try:

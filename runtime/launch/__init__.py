@@ -1,1 +1,1 @@
-"""Processes: how they start, find each other, and are asked to stop."""
+"""Processes of a run: starting them, rendezvous between nodes, and stopping."""

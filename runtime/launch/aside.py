@@ -1,4 +1,4 @@
-"""Calls that block in a library: made in another thread, so that whoever waits for them hears signals meanwhile."""
+"""Blocking library calls in a separate thread, so that the waiting main thread still handles signals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_LOOK_SECONDS = 0.1
-"""Python runs what a signal asks for only between two of its own instructions."""
+_POLL_SECONDS = 0.1
+"""Python runs signal handlers only between two bytecode instructions, so the wait is cut into pieces."""
 
 
 def aside(call: Callable[[], T], seconds: float | None = None) -> T:
-    """What the call returns or raises. Raises TimeoutError when it takes longer than so many seconds, and is then left
-    to itself, as it is when a signal ends the wait."""
+    """Return or raise what `call` does, made in another thread.
+
+    Raises TimeoutError if it takes longer than `seconds`; the thread then continues, as it does when a signal ends the
+    wait.
+    """
     returned: list[T] = []
     raised: list[BaseException] = []
 
@@ -27,10 +30,10 @@ def aside(call: Callable[[], T], seconds: float | None = None) -> T:
 
     thread = threading.Thread(target=run, name="aside", daemon=True)
     thread.start()
-    until = None if seconds is None else time.monotonic() + seconds
+    deadline = None if seconds is None else time.monotonic() + seconds
     while thread.is_alive():
-        thread.join(_LOOK_SECONDS)
-        if until is not None and time.monotonic() > until and thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        if deadline is not None and time.monotonic() > deadline and thread.is_alive():
             raise TimeoutError(f"no answer within {seconds:g} s")
     if raised:
         raise raised[0]

@@ -1,6 +1,6 @@
-"""How a rank that cannot go on says why, to the process that started it or to whoever reads its standard error.
+"""Failure records: a rank that cannot continue leaves its error for the process that launched it.
 
-Whoever launched the rank reads its record; where torchrun did, there is nobody to, and the sentence is printed.
+A rank that torchrun launched has no reader for such a record; it prints the error instead.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import NoReturn
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.profiles.printable import printable
 
-_records: list[Path] = []
+_record_paths: list[Path] = []
 
 
 def keep_record(path: Path) -> None:
-    """Where this process is to leave its record."""
-    _records[:] = [path]
+    """Set the path at which this process leaves its failure record."""
+    _record_paths[:] = [path]
 
 
 def record(error: BaseException) -> None:
-    """Leaves it, for an error that ends this rank."""
-    is_told = isinstance(error, MeshwrightError)
-    _write(str(error) if is_told else f"{type(error).__name__}: {error}", traceback.format_exc(), error)
+    """Write the failure record of an error that ends this rank."""
+    is_own = isinstance(error, MeshwrightError)
+    _write(str(error) if is_own else f"{type(error).__name__}: {error}", traceback.format_exc(), error)
 
 
 def end(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
-    """Ends this process at once, whatever its other threads wait for; the sentence says all, of other ranks too.
+    """End this process at once, whatever its other threads wait for; `sentence` is the error of the whole run.
 
-    `silent` are processes of the run on this machine that would answer no gentler signal.
+    `silent` are unresponsive processes of the run on this machine, which are killed.
     """
-    if _records:
+    if _record_paths:
         _write(sentence, "", None)
     else:
         sys.stderr.write(f"error: {printable(sentence)}\n")
@@ -50,14 +50,14 @@ def end(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
 
 
 def _write(sentence: str, trace: str, error: BaseException | None) -> None:
-    for path in _records:
-        told = {
+    for path in _record_paths:
+        content = {
             "at_ns": time.time_ns(),
             "sentence": sentence,
             "is_bad_input": isinstance(error, BadInput),
             "is_of_all": error is None,
             "traceback": trace,
         }
-        partial = path.with_suffix(".partial")  # whoever ends this rank may do so while it writes
-        partial.write_text(json.dumps(told), encoding="utf-8")
+        partial = path.with_suffix(".partial")  # this rank may be killed while it writes
+        partial.write_text(json.dumps(content), encoding="utf-8")
         partial.replace(path)

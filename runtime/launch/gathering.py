@@ -1,7 +1,7 @@
-"""The nodes of a run come together over torch elastic's c10d rendezvous.
+"""The rendezvous handler that brings the nodes of a run together, on top of torch elastic's c10d rendezvous.
 
-Beyond what torch does, nodes say who they are and are put in the plan's order, a node that waits in vain learns how
-many came, and one that falls silent later ends the run on the others.
+Beyond what torch does, nodes exchange their arrivals and are put in the plan's order, a node that times out learns how
+many came, and a node that loses its heartbeat later ends the run on the others.
 """
 
 from __future__ import annotations
@@ -41,84 +41,87 @@ from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_erro
 
 BACKEND = "meshwright"
 
-_ANSWER = timedelta(seconds=60)
+_STORE_TIMEOUT = timedelta(seconds=60)
 """A store that takes longer to answer is lost."""
 PULSE_SECONDS = 5.0
-"""Between two signs of life of a node."""
+"""Seconds between two heartbeats of a node."""
 _LAST_CALL = timedelta(seconds=20)
-"""Those who meet again wait so long for each one that is missing."""
-_FAREWELL_SECONDS, _CONNECT_SECONDS, _PAUSE_SECONDS = 1.0, 2.0, 0.2
-_STRANGER_SECONDS = 15.0
-"""What answers no sooner at a port is no store."""
+"""Time that nodes wait for each missing node when they meet again."""
+_LEAVE_SECONDS, _CONNECT_SECONDS, _RETRY_SECONDS = 1.0, 2.0, 0.2
+_PROBE_SECONDS = 15.0
+"""A server that takes longer to answer is no store."""
 _STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
-"""In the store, so that it is known from any other: whether its nodes still come."""
-_kept: dict[str, TCPStore] = {}
-"""By meeting point: whoever keeps the store keeps it for as long as it lives."""
+"""Key and values in the store that identify it as ours: its nodes still gather, or have met."""
+_stores: dict[str, TCPStore] = {}
+"""Stores by endpoint; a process that hosts one does so as long as it lives."""
 SILENCE_SECONDS = 40.0
-"""Without a sign of life a node is lost after this; one that computes is never silent, for its pulse has a thread.
-Sooner than a rank may be late, who can only say that it waits: see `planner.program.deadlines`."""
+"""Seconds without a heartbeat after which a node is lost; heartbeats have a thread, so computing does not delay them.
+It is shorter than the deadline of a rank (`planner.program.deadlines`), which could only report that it waits."""
 
 
 class Gathering(DynamicRendezvousHandler):
-    """One node's part in it. Made by torch elastic, once per agent."""
+    """The rendezvous handler of one node. torch elastic creates it, once per agent."""
 
     rendezvous: Rendezvous
     arrival: Arrival
     store: Any
-    """A TCPStore, whose clone torch's types do not know."""
+    """A TCPStore; torch's type stubs lack its `clone`."""
     watch: Watch | None = None
 
     def get_backend(self) -> str:
-        """The name that torch elastic knows it by."""
+        """Return the name under which torch elastic knows this handler."""
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Comes, waits for the others, and takes this node's place in the plan's order.
+        """Join, wait for the other nodes, and return this node's rank in the plan's order.
 
-        Raises RunFailed when the others do not come, and BadInput when they do not belong together.
+        Raises RunFailed if the others do not come, and BadInput if they run different work.
         """
         with nothing_to_finish():
-            return self._met(super().next_rendezvous)
+            return self._meet(super().next_rendezvous)
 
-    def _met(self, meet: Callable[[], RendezvousInfo]) -> RendezvousInfo:
+    def _meet(self, meet: Callable[[], RendezvousInfo]) -> RendezvousInfo:
         place = self.rendezvous
-        aside(self._come)
+        aside(self._announce)
         began, store = time.time(), self.store.clone()
         try:
             with notes_on_standard_error(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
-                found = aside(meet)
-            arrivals = aside(lambda: _exchange(found.store, found.rank, found.world_size, self.arrival, place.token))
+                met = aside(meet)
+            arrivals = aside(lambda: _exchange(met.store, met.rank, met.world_size, self.arrival, place.token))
         except RendezvousTimeoutError:
             raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
         except (RendezvousError, DistError):
-            raise RunFailed(_have_left(place)) from None
+            raise RunFailed(_lost_message(place)) from None
         except BaseException:
-            with contextlib.suppress(TimeoutError, DistError):  # who keeps the store may be away
-                aside(lambda: self.store.add("came", -1), _FAREWELL_SECONDS)
+            with contextlib.suppress(TimeoutError, DistError):  # the node that hosts the store may be gone
+                aside(lambda: self.store.add("came", -1), _LEAVE_SECONDS)
             raise
         aside(lambda: self.store.set(_STATE, _HAS_MET))
         order = node_order(arrivals, some_are_lost=place.attempt > 0)
-        if found.world_size > 1:
-            hosts = [arrivals[order.index(node)].host for node in range(found.world_size)]
-            self.watch = Watch(Pulse(found.store, order[found.rank], hosts))
-        meeting = found.bootstrap_store_info
-        assert meeting is not None, "nodes that have met share a store"
-        return RendezvousInfo(found.store, order[found.rank], found.world_size, meeting)
+        if met.world_size > 1:
+            hosts = [arrivals[order.index(node)].host for node in range(met.world_size)]
+            self.watch = Watch(Pulse(met.store, order[met.rank], hosts))
+        bootstrap = met.bootstrap_store_info
+        assert bootstrap is not None, "nodes that have met share a store"
+        return RendezvousInfo(met.store, order[met.rank], met.world_size, bootstrap)
 
-    def _come(self) -> None:
-        """Says that this node is here."""
+    def _announce(self) -> None:
+        """Count this node in the store, and enter its node rank if it has one."""
         self.store.add("came", 1)
         if self.arrival.node_rank is not None:
             self.store.set(f"here/{self.arrival.node_rank}", self.arrival.host)
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
-        """Where the ranks meet that the nodes start; torch would have it listen on every network of the machine."""
-        return _kept_at(master_addr, master_port)
+        """Host the store of the ranks on one address only; torch would listen on every network of the machine."""
+        return _hosted_at(master_addr, master_port)
 
     def num_nodes_waiting(self) -> int:
-        """Asked by the agent while the ranks work; no node may join later. Raises RunFailed when one falls silent."""
+        """Return 0, as no node may join later; the agent calls this while the ranks work.
+
+        Raises RunFailed when a node is lost, or this one is cut off from the store.
+        """
         if self.watch and self.watch.is_cut_off():
-            raise RunFailed(_have_left(self.rendezvous))
+            raise RunFailed(_lost_message(self.rendezvous))
         if self.watch and self.watch.silent:
             raise RunFailed(
                 f"no sign of life for {SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
@@ -127,7 +130,7 @@ class Gathering(DynamicRendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Tells the others that this node is done, unless it is cut off from them, when that would take minutes."""
+        """Tell the other nodes that this one is done, unless it is cut off, when that would take minutes."""
         if self.watch:
             self.watch.end()
             if self.watch.is_cut_off():
@@ -136,7 +139,7 @@ class Gathering(DynamicRendezvousHandler):
 
 
 class Pulse:
-    """Signs of life between the nodes, by a count that each raises every few seconds."""
+    """Heartbeats between the nodes: counters in the store that each node increments every few seconds."""
 
     def __init__(self, store: Store, node: int, hosts: Sequence[str]) -> None:
         self._store, self._node, self._hosts = store, node, hosts
@@ -144,7 +147,7 @@ class Pulse:
         self._seen = {other: (b"", time.monotonic()) for other in range(len(hosts)) if other != node}
 
     def beat(self) -> list[str]:
-        """Gives a sign of life; the nodes whose count has not moved for too long, by number and host."""
+        """Increment this node's counter; return the nodes whose counter has stopped, by number and host."""
         now = time.monotonic()
         self._count += 1
         self._store.set(f"pulse/{self._node}", str(self._count))
@@ -158,41 +161,41 @@ class Pulse:
 
 
 class Watch:
-    """Keeps a pulse in a thread of its own, for a store behind a cut cable answers nothing for minutes."""
+    """A thread that beats the pulse; a store that the network has lost blocks for minutes."""
 
     def __init__(self, pulse: Pulse) -> None:
         self.silent: list[str] = []
-        self._pulse, self._answered, self._over = pulse, time.monotonic(), threading.Event()
-        threading.Thread(target=self._keep, daemon=True).start()
+        self._pulse, self._answered, self._closed = pulse, time.monotonic(), threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def _keep(self) -> None:
-        with contextlib.suppress(DistError):  # a store that is gone answers nothing any more
-            while not self._over.wait(PULSE_SECONDS):
+    def _run(self) -> None:
+        with contextlib.suppress(DistError):  # the store is gone
+            while not self._closed.wait(PULSE_SECONDS):
                 self.silent = self._pulse.beat()
                 self._answered = time.monotonic()
 
     def is_cut_off(self) -> bool:
-        """Whether the store has answered nothing for too long."""
+        """Return True if the store has not answered for too long."""
         return time.monotonic() - self._answered > SILENCE_SECONDS
 
     def end(self) -> None:
-        """Lets the thread end at its next beat."""
-        self._over.set()
+        """Let the thread end at its next beat."""
+        self._closed.set()
 
 
 def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str) -> list[Arrival]:
-    """What every node said, by torch's number for it. No node goes on, or away, before all have read."""
+    """Return the arrivals of all nodes, by torch's number of each. No node continues or leaves before all have read."""
     store.set(f"arrival/{index}", arrival.message(token))
-    said = [store.get(f"arrival/{number}") for number in range(nodes)]
+    messages = [store.get(f"arrival/{number}") for number in range(nodes)]
     if store.add("read", 1) == nodes:
         store.set("all read", "")
-    with contextlib.suppress(DistError):  # who keeps the store may be away by now
-        store.wait(["all read"], _ANSWER)
-    return [Arrival.parse(message, token) for message in said]
+    with contextlib.suppress(DistError):  # the node that hosts the store may be gone by now
+        store.wait(["all read"], _STORE_TIMEOUT)
+    return [Arrival.parse(message, token) for message in messages]
 
 
 def _note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
-    """What a node says that waits for others."""
+    """Return the message of a node that waits for others."""
     missing = [node for node in range(place.nodes) if have_ranks and not store.check([f"here/{node}"])]
     return note_of(place, began, store.add("came", 0), missing)
 
@@ -209,84 +212,89 @@ def _too_few(place: Rendezvous, came: int) -> str:
     )
 
 
-def _have_left(place: Rendezvous) -> str:
-    return (
-        f"the nodes that met at {place.endpoint} have parted, and this one is left; see what the others say, then run "
-        "again."
-    )
+def _lost_message(place: Rendezvous) -> str:
+    return f"this node has lost the others that met at {place.endpoint}; see their output, then run again."
 
 
-def _store_at(place: Rendezvous, patience: float) -> Store:
-    """The store at the meeting point, kept by this process if it is the first on the machine that is meant. Those who
-    meet again meet in the same one if it is still there, in a part of its own."""
+def _store_at(place: Rendezvous, timeout: float) -> Store:
+    """Return the store at the endpoint, hosted by this process if it is the first on the endpoint's machine.
+
+    Later attempts use the same store under a prefix of their own, if it still exists.
+    """
     if not place.attempt:
-        _kept[place.endpoint] = _new_store_at(place, patience)
-        return _kept[place.endpoint]
+        _stores[place.endpoint] = _new_store_at(place, timeout)
+        return _stores[place.endpoint]
     try:
-        _kept[place.endpoint].check(["any"])
+        _stores[place.endpoint].check(["any"])
     except (KeyError, DistError):
-        _kept[place.endpoint] = _new_store_at(place, min(patience, _ANSWER.total_seconds()))
-    return PrefixStore(f"attempt-{place.attempt}", _kept[place.endpoint])
+        _stores[place.endpoint] = _new_store_at(place, min(timeout, _STORE_TIMEOUT.total_seconds()))
+    return PrefixStore(f"attempt-{place.attempt}", _stores[place.endpoint])
 
 
-def _new_store_at(place: Rendezvous, patience: float) -> TCPStore:
+def _new_store_at(place: Rendezvous, timeout: float) -> TCPStore:
     if is_here(place.address):
-        with contextlib.suppress(OSError):  # another node of this machine keeps it, or another program
-            store = _kept_at(place.address, place.port)
+        with contextlib.suppress(OSError):  # another node of this machine hosts it, or another program has the port
+            store = _hosted_at(place.address, place.port)
             store.set(_STATE, _GATHERS)
             return store
-    _reach(place, patience)
+    _wait_for_server(place, timeout)
     try:
-        store, found = aside(lambda: _found_at(place), _STRANGER_SECONDS)
-    except (RuntimeError, TimeoutError):  # torch raises the first for what it is answered
+        store, state = aside(lambda: _connected_to(place), _PROBE_SECONDS)
+    except (RuntimeError, TimeoutError):  # torch raises the first if the answer is not a store's
         raise BadInput(
-            f"--rendezvous {place.endpoint} is held by another program, where no run meets; give a free port of that "
+            f"--rendezvous {place.endpoint} is in use by another program; give a free port of that "
             "machine to all nodes."
         ) from None
-    if found == _HAS_MET and not place.attempt:
+    if state == _HAS_MET and not place.attempt:
         raise BadInput(
-            f"--rendezvous {place.endpoint} is held by a run whose nodes have all come; give every run its own port."
+            f"--rendezvous {place.endpoint} is in use by another run, whose nodes are complete; give every run its own "
+            "port."
         )
-    store.set_timeout(_ANSWER)
+    store.set_timeout(_STORE_TIMEOUT)
     return store
 
 
-def _found_at(place: Rendezvous) -> tuple[TCPStore, str]:
-    """The store that another process keeps, and whether its nodes still come."""
-    limit = timedelta(seconds=_STRANGER_SECONDS)
+def _connected_to(place: Rendezvous) -> tuple[TCPStore, str]:
+    """Return the store that another process hosts, and its state."""
+    limit = timedelta(seconds=_PROBE_SECONDS)
     store = TCPStore(place.address, place.port, is_master=False, timeout=limit, wait_for_workers=False)
     return store, store.get(_STATE).decode()
 
 
-def _reach(place: Rendezvous, patience: float) -> None:
-    """Waits until something listens at the meeting point. Raises RunFailed where nothing does in time."""
-    until = time.monotonic() + patience
+def _wait_for_server(place: Rendezvous, timeout: float) -> None:
+    """Wait until something listens at the endpoint. Raises RunFailed if nothing does in time."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             socket.create_connection((place.address, place.port), timeout=_CONNECT_SECONDS).close()
             return
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise RunFailed(
-                    f"1 of {place.nodes} nodes came, this one, for nobody answered at {place.endpoint} within "
+                    f"1 of {place.nodes} nodes came, this one: nothing answered at {place.endpoint} within "
                     f"{place.patience_seconds:g} s ({error.strerror or error}); start `meshwright run` on that "
                     "machine, or correct --rendezvous."
                 ) from None
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(_RETRY_SECONDS)
 
 
-def _kept_at(address: str, port: int) -> TCPStore:
-    """A store that this process keeps, and that only this address of the machine leads to."""
-    held = listening(address, port)
-    taken = held.getsockname()[1]
+def _hosted_at(address: str, port: int) -> TCPStore:
+    """Return a store that this process hosts, listening on this one address of the machine."""
+    server = listening(address, port)
+    bound_port = server.getsockname()[1]
     return TCPStore(
-        address, taken, is_master=True, timeout=_ANSWER, wait_for_workers=False, master_listen_fd=held.detach()
+        address,
+        bound_port,
+        is_master=True,
+        timeout=_STORE_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=server.detach(),
     )
 
 
 def _create(params: RendezvousParameters) -> Gathering:
     place: Rendezvous = params.config["rendezvous"]
-    patience = timedelta(seconds=place.patience_seconds)
+    timeout = timedelta(seconds=place.patience_seconds)
     began, arrival = time.time(), params.config["arrival"]
     with nothing_to_finish(), notes_on_standard_error(lambda: note_of(place, began, 1, ())):
         store = _store_at(place, place.patience_seconds)
@@ -297,7 +305,7 @@ def _create(params: RendezvousParameters) -> Gathering:
         min_nodes=1 if place.attempt else place.nodes,
         max_nodes=place.nodes,
         local_addr=address_towards(place.address),
-        timeout=RendezvousTimeout(join=patience, last_call=_LAST_CALL),
+        timeout=RendezvousTimeout(join=timeout, last_call=_LAST_CALL),
     )
     assert isinstance(handler, Gathering)
     handler.rendezvous, handler.arrival, handler.store = place, arrival, store

@@ -1,9 +1,9 @@
-"""A run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
+"""Signals: a run that is asked to stop does so between two steps, with a checkpoint; asked again, it ends at once.
 
-SIGTERM, SIGINT, SIGHUP and SIGUSR1 ask. The last never ends a run: a scheduler sends it while there is time left, and
-SIGTERM when there is none, which then finds a checkpoint on its way. Where the process that launched the ranks gets
-one, it makes a mark that they look for, so that what it sends them itself still ends them: that is how torch elastic
-clears up behind a rank that failed. A scheduler and a terminal signal the ranks as well.
+SIGTERM, SIGINT, SIGHUP and SIGUSR1 request a stop. SIGUSR1 never ends a run: schedulers send it as an early warning
+and SIGTERM when time is up, by which time the checkpoint has been started. A launcher that receives a signal creates a
+stop file, which the ranks poll, so that signals from the launcher itself can still end them: torch elastic does so
+after a rank has failed. Schedulers and terminals signal the ranks directly as well.
 """
 
 from __future__ import annotations
@@ -26,117 +26,119 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALS = (*_ENDING, signal.SIGUSR1)
 
 _AGAIN_SECONDS = 1.0
-"""A signal that comes sooner after the first is the same wish: timeout(1) sends each twice."""
+"""A signal within this time of the first is the same request: timeout(1) sends each twice."""
 
-_asked = threading.Event()
-_marks: list[Path] = []
-_waits = threading.Event()
-"""Set while this process, which launches, waits for other nodes: there is no step to go to the end of."""
+_stop_requested = threading.Event()
+_stop_files: list[Path] = []
+_waits_for_nodes = threading.Event()
+"""Set while the launcher waits for other nodes: there is no step to finish."""
 
 
 def listen(launcher: int | None = None, mark: Path | None = None) -> None:
-    """From now on a signal asks this process to stop, but for one from its launcher; so does the mark, if it appears.
+    """Start to treat signals, except those of the launcher, and the appearance of `mark` as requests to stop.
 
-    To be called in the main thread before there are others, which would take the signals.
+    Call it in the main thread before other threads exist, which would otherwise receive the signals.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _heeded())
-    _marks[:] = [mark] if mark else []
+    signal.pthread_sigmask(signal.SIG_BLOCK, _stop_signals())
+    _stop_files[:] = [mark] if mark else []
     threading.Thread(target=_wait, args=(launcher,), name="signals", daemon=True).start()
 
 
-def _heeded() -> tuple[signal.Signals, ...]:
-    """The signals that ask; nohup has SIGHUP ignored, which stays so."""
+def _stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that request a stop; one that is ignored, as SIGHUP under nohup, stays ignored."""
     return tuple(one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN)
 
 
 def is_asked() -> bool:
-    """Whether this process has been asked to stop."""
-    return _asked.is_set() or any(mark.exists() for mark in _marks)
+    """Return True if this process has been asked to stop."""
+    return _stop_requested.is_set() or any(path.exists() for path in _stop_files)
 
 
 def is_asked_within(seconds: float) -> bool:
-    """Waits for so long, or until this process, which launches and has no ranks now, is asked to stop. In another
-    thread than the main one nobody asks."""
-    asked = threading.Event()
+    """Wait in a launcher without ranks; return True if it is asked to stop within `seconds`.
+
+    Outside the main thread, which alone receives signals, it only waits.
+    """
+    requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        return asked.wait(seconds)
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in _heeded()}
+        return requested.wait(seconds)
+    previous = {number: signal.signal(number, lambda *_: requested.set()) for number in _stop_signals()}
     try:
-        return asked.wait(seconds)
+        return requested.wait(seconds)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def nothing_to_finish() -> Iterator[None]:
-    """Within it the first signal that ends does so at once, in the process that launches."""
-    _waits.set()
+    """Context in which the first terminating signal ends the launcher at once."""
+    _waits_for_nodes.set()
     try:
         yield
     finally:
-        _waits.clear()
+        _waits_for_nodes.clear()
 
 
 def _wait(launcher: int | None) -> None:
     first = math.inf
     while True:
-        found = signal.sigwaitinfo(_heeded())
-        if found.si_signo in _ENDING:
+        received = signal.sigwaitinfo(_stop_signals())
+        if received.si_signo in _ENDING:
             first = min(first, time.monotonic())
-            if found.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
-                os._exit(128 + found.si_signo)
-        _asked.set()
+            if received.si_pid == launcher or time.monotonic() - first > _AGAIN_SECONDS:
+                os._exit(128 + received.si_signo)
+        _stop_requested.set()
 
 
 def shield_helpers() -> None:
-    """Starts the processes from which multiprocessing forks and by which it clears up, deaf to signals that ask: they
-    reach all processes of a terminal or a job, and a run whose helpers have ended cannot end in order."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    """Start multiprocessing's fork server and resource tracker with the stop signals blocked.
+
+    These signals reach every process of a terminal or a job, and a run without these helpers cannot end cleanly.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # which that has let through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # ensure_running has unblocked them
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def heed_again() -> None:
-    """In a process that was forked from such a helper and does not listen: signals end it again."""
+    """Unblock the stop signals in a process that was forked from such a helper and does not call `listen`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
 def passed_on(mark: Path) -> Iterator[None]:
-    """Within it, in the process that launches, a signal makes the mark, and a second one that ends ends the ranks.
+    """Context in which a signal to the launcher creates the stop file `mark`, and a second one ends the ranks.
 
-    Raises torch's SignalException for the next, and for the first within `nothing_to_finish`. In another thread than
-    the main one, which gets no signals, it does nothing.
+    Only a terminating signal counts as a second one; it raises torch's SignalException. Within `nothing_to_finish` the
+    first one does. Outside the main thread, which alone receives signals, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     first = math.inf
-    _waits.clear()
+    _waits_for_nodes.clear()
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def request_stop(number: int, _: FrameType | None) -> None:
         nonlocal first
         is_first, now = not mark.exists(), time.monotonic()
-        if number in _ENDING and _waits.is_set():
+        if number in _ENDING and _waits_for_nodes.is_set():
             raise SignalException(f"asked to stop by {signal.Signals(number).name}", signal.SIGTERM)
         first = min(first, now) if number in _ENDING else first
         if number in _ENDING and now - first > _AGAIN_SECONDS:
             raise SignalException(f"asked to stop twice, by {signal.Signals(number).name}", signal.SIGKILL)
         mark.touch()
         if is_first:
-            sys.stderr.write(
-                "stopping behind the step that is under way, with a checkpoint; once more stops at once.\n"
-            )
+            sys.stderr.write("stopping after the current step, with a checkpoint; signal again to stop at once.\n")
 
-    before = {number: signal.signal(number, ask) for number in _heeded()}
+    previous = {number: signal.signal(number, request_stop) for number in _stop_signals()}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

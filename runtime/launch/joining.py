@@ -1,7 +1,7 @@
-"""A rank that torchrun, or another launcher with its environment, has started already: it joins and launches nothing.
+"""Joining a run as a rank that torchrun, or another launcher with its environment variables, has started.
 
-Ranks find each other in the launcher's store. The first rank of each node looks whether all is well, and the others
-wait for its word, so that a mistake is told once per node.
+Ranks find each other in the launcher's store. The first rank of each node checks the input and the others wait for it,
+so that an error is reported once per node.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from meshwright.runtime.launch.rendezvous import Arrival, is_launched_rank, node
 
 T = TypeVar("T")
 
-_PATIENCE = timedelta(minutes=10)
-"""Ranks that a launcher started together are all there within this time."""
+_TIMEOUT = timedelta(minutes=10)
+"""Time for all ranks of a launcher to appear."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """What the launcher has told this process. Ranks of a node are consecutive."""
+    """This process's rank and world, from the launcher's environment variables. Ranks of a node are consecutive."""
 
     rank: int
     local_rank: int
@@ -39,11 +39,11 @@ class Seat:
     ranks_per_node: int
     address: str
     restarts: int = 0
-    """Times that the launcher has started the ranks again."""
+    """Number of times that the launcher has restarted the ranks."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """None where no launcher has started this process."""
+        """Read the environment variables; None if no launcher has started this process."""
         if not is_launched_rank(environment):
             return None
         num_ranks = int(environment["WORLD_SIZE"])
@@ -63,11 +63,11 @@ class Seat:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that the launcher has started ranks on."""
+        """Number of nodes that the launcher has started ranks on."""
         return self.num_ranks // self.ranks_per_node
 
     def require(self, nodes: int, ranks_per_node: int) -> None:
-        """Raises BadInput unless the launcher has started what the plan wants."""
+        """Raises BadInput unless the launcher has started the plan's nodes and ranks."""
         if (self.num_ranks, self.ranks_per_node) != (nodes * ranks_per_node, ranks_per_node):
             raise BadInput(
                 f"{self.ranks_per_node} of {self.num_ranks} ranks were started on this node and the plan has "
@@ -82,8 +82,10 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePlace:
-    """What the user has told this process: what it computes on, its node of the plan, a digest of its work, where a
-    failure is kept, and the token of the run."""
+    """The settings of this process from the user's command line.
+
+    `work` is a digest of its work, `logs` the directory for tracebacks, `token` that of the run.
+    """
 
     preparation: Preparation
     node_rank: int | None
@@ -93,11 +95,11 @@ class NodePlace:
 
 
 def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
-    """Calls `check()` on the first rank of each node, then `entry(*args)` here, inside the group of all ranks. This
-    process ends with the one that started it, and a signal to end asks it to stop.
+    """Call `check()` on the first rank of each node, then `entry(*args)` on every rank, inside the group of all ranks.
 
-    Returns the result under this rank's number in the plan. Raises the BadInput of this rank as it is, and RunFailed
-    for anything else, whose traceback is kept.
+    This process ends with its parent, and a terminating signal asks it to stop. Returns the result keyed by this
+    rank's number in the plan. Raises a BadInput unchanged, and RunFailed for any other failure, whose traceback is
+    written to a file.
     """
     listen()
     end_with(os.getppid())
@@ -106,7 +108,7 @@ def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callabl
         store = _store()
         if seat.local_rank == 0:
             check()
-        rank = _agree(store, seat, place) * seat.ranks_per_node + seat.local_rank
+        rank = _node_number(store, seat, place) * seat.ranks_per_node + seat.local_rank
         group = {"store": PrefixStore("group", store), "rank": rank, "world_size": seat.num_ranks}
         return {rank: take_part(place.preparation, entry, args, towards=seat.address, **group)}
     except MeshwrightError:
@@ -115,26 +117,26 @@ def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callabl
         path = place.logs / f"failure-{rank}.log"
         place.logs.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")
-        said = str(error).splitlines() or [""]
+        lines = str(error).splitlines() or [""]
         raise RunFailed(
-            f"rank {rank} failed: {type(error).__name__}: {said[0]}; where it lost another rank, that one says why; "
+            f"rank {rank} failed: {type(error).__name__}: {lines[0]}; if it lost another rank, see that rank's output; "
             f"the traceback is in {path}."
         ) from None
 
 
 def _store() -> Store:
-    """The store that the launcher's environment describes."""
-    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    """Return the store that the launcher's environment describes."""
+    store, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
     return PrefixStore(f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _agree(store: Store, seat: Seat, place: NodePlace) -> int:
-    """This node's number in the plan, when the first ranks of all nodes have found that they belong together."""
+def _node_number(store: Store, seat: Seat, place: NodePlace) -> int:
+    """Return this node's number in the plan, once the first ranks of all nodes have compared their arrivals."""
     nodes = range(seat.num_nodes)
     if seat.local_rank == 0:
         mine = Arrival.here(node_rank=place.node_rank, num_ranks=seat.ranks_per_node, work=place.work)
         store.set(f"arrival/{seat.node}", mine.message(place.token))
         order = node_order([Arrival.parse(store.get(f"arrival/{node}"), place.token) for node in nodes])
         store.set(f"place/{seat.node}", str(order[seat.node]))
-    store.wait([f"place/{node}" for node in nodes], _PATIENCE)
+    store.wait([f"place/{node}" for node in nodes], _TIMEOUT)
     return int(store.get(f"place/{seat.node}"))

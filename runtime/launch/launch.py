@@ -1,6 +1,6 @@
-"""Starts one process per rank with torch elastic and brings back what each returned.
+"""Launch of one process per rank with torch elastic, which returns the result of each.
 
-A rank that fails leaves a record; the caller gets one sentence about the first failure and the path of its traceback.
+A rank that fails leaves a record; the caller gets one error about the first failure and the path of its traceback.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from meshwright.runtime.launch.scratch import scratch
 T = TypeVar("T")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-"""What torch elastic ends the ranks for."""
+"""Signals on which torch elastic ends the ranks."""
 
 _WITH_LAUNCHER = "meshwright.runtime.launch.with_launcher"
-"""What the process imports first that ranks are forked from."""
+"""The first module imported by the process that ranks are forked from."""
 
 _NOISY = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api", "torch.multiprocessing.spawn")
-"""Loggers that tell of what is told in a sentence here."""
+"""Loggers that repeat what the errors raised here say."""
 
 _STAY_SECONDS = 2.0
-"""How long a rank that lost a partner stays, so that the partner's end is seen first."""
+"""Seconds that a rank which lost a peer stays alive, so that the peer's failure is seen first."""
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a process becomes ready for its work."""
+    """The device and the collective timeout that a process sets up before its work."""
 
     kind: str | None
-    """Of the device it computes on: cpu or cuda; None for a process that only sends messages."""
+    """Device that the process computes on, cpu or cuda; None for a process that only sends messages."""
     patience_seconds: float = 900.0
-    """A collective that waits longer than this has lost a partner."""
+    """Timeout of collectives."""
 
     @property
     def may_be_forked(self) -> bool:
-        """CUDA cannot be used in a fork of a process that has seen it."""
+        """False on CUDA, which cannot be used in a fork of a process that has initialised it."""
         return self.kind != "cuda"
 
     def make_ready(self) -> str:
-        """Called in the process; answers the backend of its collectives."""
+        """Set up the device in the rank's process and return the backend of its collectives."""
         if self.kind is None:
             return "gloo"
-        from meshwright.runtime.device import host  # noqa: PLC0415 - it loads Megatron, and a rehearsal does without
+        from meshwright.runtime.device import host  # noqa: PLC0415 - it imports Megatron, which a rehearsal does not need
 
         host.choose(self.kind, int(os.environ["LOCAL_RANK"]))
         host.install()
@@ -87,29 +87,29 @@ def launch(
     work: str = "",
     may_stop: bool = False,
 ) -> dict[int, T]:
-    """Calls `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
+    """Call `entry(*args)` in `num_ranks` processes of this node, inside a process group over all nodes.
 
-    Returns the results by global rank. `logs` keeps the traceback of a failure. With `preload` the processes are forked
-    from one that has imported that module, unless they compute on CUDA. `work` is a digest of what is to be done, which
-    must be the same on all nodes. Where the entry `may_stop` when it is asked to, the first signal to end asks it, here
+    Returns the results by global rank. Tracebacks of a failure are written to the directory `logs`. With `preload` the
+    processes are forked from one that has imported that module, unless they compute on CUDA. `work` is a digest of the
+    work, which must be the same on all nodes. With `may_stop` the first terminating signal only requests a stop, here
     and in the ranks.
 
-    Raises the BadInput of a rank as it is, RunFailed for anything else, and KeyboardInterrupt when a signal ends it.
+    Raises a rank's BadInput unchanged, RunFailed for any other failure, and KeyboardInterrupt when a signal ends it.
     """
     are_forked = preload is not None and preparation.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
-    lasting = scratch()  # before multiprocessing makes a directory
+    parent = scratch()  # before multiprocessing makes a directory of its own
     if are_forked:
         shield_helpers()
     rendezvous = rendezvous or Rendezvous()
     rendezvous.check()
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(dir=lasting) as directory:
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
         failures = Path(directory) / "failures"
         failures.mkdir()
-        mark = Path(directory) / "stop" if may_stop else None
+        stop_file = Path(directory) / "stop" if may_stop else None
         config = LaunchConfig(
             min_nodes=1 if rendezvous.attempt else rendezvous.nodes,
             max_nodes=rendezvous.nodes,
@@ -127,9 +127,9 @@ def launch(
             logs_specs=DefaultLogsSpecs(log_dir=directory),
             signals_to_handle="SIGQUIT" if may_stop else _SIGNALS,
         )
-        launcher = _Launcher(os.getpid(), rendezvous.address, failures, mark)
+        launcher = _Launcher(os.getpid(), rendezvous.address, failures, stop_file)
         try:
-            with passed_on(mark) if mark else nullcontext():
+            with passed_on(stop_file) if stop_file else nullcontext():
                 results: dict[int, T] = elastic_launch(config, _rank_main)(launcher, preparation, entry, args)
         except SignalException:
             raise KeyboardInterrupt from None
@@ -141,9 +141,9 @@ def launch(
 def take_part(
     preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...], *, towards: str, **group: Any
 ) -> T:
-    """What each rank does: join the process group that `group` describes, call, leave. On a CPU a rank is one core.
+    """Join the process group that `group` describes, call the entry, and leave. A rank uses one CPU thread.
 
-    Messages of the host go over the interface that leads to `towards`, unless the user has named one.
+    gloo uses the interface on the route to `towards`, unless the user has set GLOO_SOCKET_IFNAME.
     """
     torch.set_num_threads(1)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
@@ -158,28 +158,28 @@ def take_part(
 
 @dataclass(frozen=True)
 class _Launcher:
-    """What a rank knows of the process that started it."""
+    """The process that launched a rank, as the rank sees it."""
 
     pid: int
     towards: str
-    """The host that all nodes can reach."""
+    """A host that all nodes can reach."""
     failures: Path
-    """Where a rank that fails leaves its record."""
-    mark: Path | None
-    """What appears when a run is asked to stop; None where it is then ended."""
+    """Directory for the records of failed ranks."""
+    stop_file: Path | None
+    """File that appears when the run is asked to stop; None if a signal ends it at once."""
 
 
 def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """What each process that was launched runs; it ends with its launcher, and a failure leaves its record.
+    """Run one launched process; it ends with its launcher, and leaves a record if it fails.
 
-    A collective whose partner has left raises a RuntimeError. Its rank may end before the partner's end is noticed, and
-    one that was killed leaves no record: so it waits to be terminated.
+    A collective whose peer has died raises a RuntimeError. A peer that was killed leaves no record, so this rank waits
+    to be terminated: its own exit must not be noticed before the peer's.
     """
-    if launcher.mark:
-        listen(launcher.pid, launcher.mark)
+    if launcher.stop_file:
+        listen(launcher.pid, launcher.stop_file)
     else:
         heed_again()
-    end_with_parent(os.getppid())  # the launcher, or the process that ranks are forked from, which ends with it
+    end_with_parent(os.getppid())  # the launcher, or the fork server, which itself ends with the launcher
     end_with(launcher.pid)
     failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")
     try:
@@ -192,9 +192,10 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
 
 
 def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: int) -> MeshwrightError:
-    """The error to raise for the first rank that failed by itself; the others fail because it left.
+    """Return the error of the first rank that failed by itself; others fail because they lost it.
 
-    The first to be seen ended without a record, or another had left one before.
+    That is the rank whose exit torch saw first if it has no record (it was killed), else the one with the earliest
+    record.
     """
     rank, failure = error.get_first_failure()
     records = {int(path.stem): json.loads(path.read_text()) for path in failures.glob("*.json")}
@@ -219,5 +220,5 @@ def _explain(error: ChildFailedError, failures: Path, logs: Path | None, nodes: 
         except OSError as unwritten:  # the disk may be what failed
             where = f"; {path} cannot be written: {unwritten.strerror}"
     sentence = records[rank]["sentence"].splitlines()[0]
-    elsewhere = "; where it lost another rank, that one's node says why" if nodes > 1 else ""
-    return RunFailed(f"rank {rank} failed: {sentence}{elsewhere}{where}.")
+    other_nodes = "; if it lost another rank, see the output of that rank's node" if nodes > 1 else ""
+    return RunFailed(f"rank {rank} failed: {sentence}{other_nodes}{where}.")

@@ -1,8 +1,7 @@
-"""Where the machines of a run meet, and which of them is which node of the plan.
+"""The rendezvous of a run's machines, and the order of the nodes.
 
-A node's place is its node rank where every node gives one, else the order in which torch elastic lists the nodes, which
-is that of their addresses as text. The ranks of a node are consecutive either way: node n has ranks n * ranks_per_node
-to (n + 1) * ranks_per_node - 1.
+Nodes are ordered by node rank if every node gives one, else as torch elastic lists them, by their addresses as text.
+The ranks of a node are consecutive either way: node n has ranks n * ranks_per_node to (n + 1) * ranks_per_node - 1.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import whole_number
 from meshwright.runtime.launch.rendezvous_token import opened, sealed
 
-_WAITING_CONNECTIONS = 1024
+_BACKLOG = 1024
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def is_launched_rank(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or another launcher, has started this process as a rank."""
+    """Return True if torchrun, or another launcher, has started this process as a rank."""
     return all(name in environment for name in _RANK_VARIABLES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the nodes of a run meet. Port 0 picks a free one, which only a single node can use."""
+    """The address at which the nodes of a run meet. Port 0 picks a free port, which works for a single node only."""
 
     nodes: int = 1
     address: str = "127.0.0.1"
     port: int = 0
     node_rank: int | None = None
     patience_seconds: float = 600.0
-    """How long a node waits for the others to come."""
+    """Seconds that a node waits for the others."""
     attempt: int = 0
-    """Times that they have met before. Nodes that were there and do not come back are then lost."""
+    """Number of earlier meetings of this run. From the second on, nodes that do not return count as lost."""
     token: str = field(default="", repr=False)
-    """That nodes of the run know each other by; empty where the network is theirs alone."""
+    """The run's secret token; empty on a network that is trusted."""
 
     @classmethod
     def parse(cls, text: str, nodes: int, node_rank: int | None = None, token: str = "") -> Rendezvous:
-        """The rendezvous written as host:port, or [address]:port for one of IPv6. Raises BadInput for anything else."""
+        """Parse host:port, or [address]:port for IPv6. Raises BadInput for anything else."""
         host, _, port = text.rpartition(":")
         number = whole_number(port)
         is_bracketed = host.startswith("[") and host.endswith("]")
@@ -56,23 +55,23 @@ class Rendezvous:
         return cls(nodes=nodes, address=address, port=number, node_rank=node_rank, token=token)
 
     def again(self, nodes: int) -> Rendezvous:
-        """Where those meet again that have met here, as far as they are left of so many."""
+        """Return the rendezvous for the next attempt of the same run, with up to `nodes` nodes."""
         return replace(self, nodes=nodes, attempt=self.attempt + 1)
 
     @property
     def endpoint(self) -> str:
-        """The address and the port as they are written."""
+        """The address and port in the form that `parse` reads."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @property
     def is_own(self) -> bool:
-        """Whether the ranks of a single node meet where no option has named a place."""
+        """True for a single node without a --rendezvous option."""
         return self.nodes == 1 and self.port == 0
 
     def check(self) -> None:
-        """Raises BadInput for a host without a way to it, for no port, and when a single node's port is taken.
+        """Raises BadInput for an unreachable host, several nodes without a port, and a single node's port in use.
 
-        With several nodes the port may be held by the first of them, and by this one where they have met before.
+        With several nodes the port may be in use by the first of them, or by this one from an earlier attempt.
         """
         if self.attempt:
             return
@@ -89,32 +88,32 @@ class Rendezvous:
         try:
             listening(self.address, self.port).close()
         except OSError as error:
-            way_out = "give another port" if is_here(self.address) else f"give this machine's {here}, or another"
-            raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {way_out}.") from None
+            hint = "give another port" if is_here(self.address) else f"give this machine's {here}, or another"
+            raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {hint}.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a node says of itself when it comes."""
+    """The message that a node sends when it joins the rendezvous."""
 
     host: str
     node_rank: int | None
     num_ranks: int
     work: str
-    """A digest of what the node is about to run."""
+    """A digest of the node's plan, job and options."""
 
     @classmethod
     def here(cls, *, node_rank: int | None, num_ranks: int, work: str) -> Self:
-        """That of this machine, by its own name."""
+        """Return the arrival of this machine, under its host name."""
         return cls(host=socket.gethostname(), node_rank=node_rank, num_ranks=num_ranks, work=work)
 
     def message(self, token: str) -> str:
-        """As JSON under the token's seal, for the store where nodes meet."""
+        """Return the arrival as JSON sealed with the token, for the rendezvous store."""
         return sealed(json.dumps(asdict(self)), token)
 
     @classmethod
     def parse(cls, message: str | bytes, token: str) -> Self:
-        """What another node wrote with `message`. Raises BadInput where it was sealed with another token."""
+        """Parse what another node wrote with `message`. Raises BadInput if it was sealed with another token."""
         text = opened(message, token)
         if text is None:
             raise BadInput(
@@ -125,10 +124,10 @@ class Arrival:
 
 
 def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> tuple[int, ...]:
-    """The node of the plan that each arrival is; where some may be lost, the others keep their order.
+    """Return the plan's node number of each arrival; with `some_are_lost` the others keep their order.
 
-    Raises BadInput where the nodes run different things, start different numbers of ranks, or do not number themselves
-    from 0 on, once each.
+    Raises BadInput if the nodes run different work, start different numbers of ranks, or give node ranks that are not
+    0 to n - 1, once each.
     """
     first = arrivals[0]
     for other in arrivals[1:]:
@@ -142,31 +141,31 @@ def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> t
                 f"{first.host} and {other.host} were given different plans, jobs or options; give every node the "
                 "same, and each of two runs a port of its own."
             )
-    given = [arrival.node_rank for arrival in arrivals]
-    numbers = [number for number in given if number is not None]
+    node_ranks = [arrival.node_rank for arrival in arrivals]
+    numbers = [number for number in node_ranks if number is not None]
     if not numbers:
         return tuple(range(len(arrivals)))
     if some_are_lost and len(set(numbers)) == len(arrivals):
         return tuple(sorted(numbers).index(number) for number in numbers)
     if sorted(numbers) != list(range(len(arrivals))):
-        said = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
+        listed = ", ".join(f"{a.host} {'none' if a.node_rank is None else a.node_rank}" for a in arrivals)
         raise BadInput(
-            f"the nodes' --node-rank are {said}; give each of 0 to {len(arrivals) - 1} once, or none to any node."
+            f"the nodes' --node-rank are {listed}; give each of 0 to {len(arrivals) - 1} once, or none to any node."
         )
     return tuple(numbers)
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine on the way to `host`. Raises BadInput where there is no way."""
+    """Return the address of this machine on the route to `host`. Raises BadInput if there is no route."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address_info = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)  # sends nothing: the system only looks up the way
+            probe.connect(address_info)  # sends nothing: the system only looks up the route
             return str(probe.getsockname()[0])
     except OSError as error:
         raise BadInput(
             f"--rendezvous {host} cannot be reached ({error.strerror}); give a name or an address that this machine "
-            "knows the way to."
+            "has a route to."
         ) from None
 
 
@@ -183,31 +182,31 @@ def _require_loopback(address: str) -> None:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens on one address of this machine alone. Raises OSError where the port is taken."""
-    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind)
+    """Return a socket that listens on this one address of the machine. Raises OSError if the port is in use."""
+    family, kind, _, _, address_info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    server = socket.socket(family, kind)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(place)
-        found.listen(_WAITING_CONNECTIONS)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(address_info)
+        server.listen(_BACKLOG)
     except OSError:
-        found.close()
+        server.close()
         raise
-    return found
+    return server
 
 
 def is_here(host: str) -> bool:
-    """Whether `host` is an address of this machine."""
-    family, kind, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    """Return True if `host` is an address of this machine."""
+    family, kind, _, _, address_info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         try:
-            probe.bind(place)
+            probe.bind(address_info)
         except OSError:
             return False
     return True
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has this address of the machine; None where none has."""
+    """Return the network interface with this address; None if there is none."""
     interfaces = psutil.net_if_addrs()
-    return next((name for name, held in interfaces.items() if address in {each.address for each in held}), None)
+    return next((name for name, items in interfaces.items() if address in {item.address for item in items}), None)

@@ -1,4 +1,4 @@
-"""Who waits for other nodes says so: for whom, since when and until when."""
+"""Messages of a node that waits for other nodes: for which, since when and until when."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.distributed import DistError
 from meshwright.runtime.launch.rendezvous import Rendezvous
 
 _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 60.0
-"""Until the first note, for nodes that are started together take that long, and between two."""
+"""Seconds before the first message, which nodes that start together never see, and between two messages."""
 
 
 @contextmanager
 def notes_on_standard_error(note: Callable[[], str]) -> Iterator[None]:
-    """Within it a note is written after a while, and again from time to time, where there is one."""
-    over = threading.Event()
+    """Context in which `note()` is written to standard error after a while and then regularly, unless it is empty."""
+    closed = threading.Event()
 
     def write() -> None:
         pause = _FIRST_SECONDS
-        while not over.wait(pause):
-            with suppress(DistError):  # the store is gone, which the waiting thread finds too
-                if told := note():
-                    sys.stderr.write(f"{told}\n")
+        while not closed.wait(pause):
+            with suppress(DistError):  # the store is gone, which the waiting thread notices too
+                if message := note():
+                    sys.stderr.write(f"{message}\n")
                     sys.stderr.flush()
             pause = _NEXT_SECONDS
 
@@ -35,23 +35,25 @@ def notes_on_standard_error(note: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        closed.set()
         thread.join()
 
 
 def note_of(place: Rendezvous, began: float, came: int, missing: Sequence[int]) -> str:
-    """For a node that waits since `began`, in seconds of time.time(), when so many nodes have come, itself among them;
-    empty when all have.
+    """Return the message of a node that waits since `began` (of `time.time()`); empty when all nodes have come.
 
-    `missing` are the node ranks that nobody has, where nodes have some.
+    `came` counts the nodes that have come, itself included; `missing` are the node ranks not yet present, if nodes
+    have ranks.
     """
     since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (began, began + place.patience_seconds))
-    who = f" (node rank {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''})" if missing else ""
+    missing_ranks = (
+        f" (node rank {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''})" if missing else ""
+    )
     left = place.nodes - came
     if left <= 0:
         return ""
     nodes = "1 node" if left == 1 else f"{left} nodes"
     return (
-        f"waiting at {place.endpoint} for {nodes} of {place.nodes}{who} since {since}, until {until}: start "
+        f"waiting at {place.endpoint} for {nodes} of {place.nodes}{missing_ranks} since {since}, until {until}: start "
         "`meshwright run` there with the same --rendezvous."
     )

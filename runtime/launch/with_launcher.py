@@ -1,5 +1,7 @@
-"""Imported first by the process that ranks are forked from (multiprocessing's forkserver), which can be told nothing
-else: the kernel ends it with the launcher, and the ranks with it."""
+"""Ties multiprocessing's fork server to the launcher: the kernel ends it when the launcher ends, and the ranks with it.
+
+The fork server imports this module first; it accepts nothing else to execute.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What passes from rank to rank beside the collectives of a model."""
+"""Messages between ranks other than the collectives of a model: experience, chunks of responses, reports, barriers."""

@@ -1,9 +1,9 @@
-"""This rank's ends of what streams from generation: chunks of responses as messages, and their order at the reader.
+"""Streaming of responses from generation to the stages that score them, chunk by chunk while they are sampled.
 
-Sends do not wait. A replica's first rank takes messages in the order in which they come, whoever sends them, and passes
-them on to its other ranks, so that all of the replica follow one order. What is computed together decides the last
-digits of what is computed, and must not depend on when messages come: so a message goes through the model by itself,
-and it is the sender who has chunks wait for each other.
+Sends do not wait. A replica's first rank takes messages in the order in which they arrive, from whatever sender, and
+forwards them to its other ranks, so that the whole replica follows one order. The rows of a forward pass determine the
+last digits of its results, which must not depend on when messages arrive: therefore each message is one pass, and it is
+the sender that collects chunks into a message.
 """
 
 from __future__ import annotations
@@ -23,70 +23,70 @@ class TokenChunk:
     """The next tokens of a sequence: first its prompt, then chunks of its response."""
 
     sequence: int
-    """Of the prompt batches laid end to end, the place of its prompt: step x batch size + row."""
+    """The number of the sequence over all prompt batches: step x batch size + row."""
     tokens: tuple[int, ...]
     is_last: bool = False
 
 
 @dataclass(frozen=True)
 class ChunkMessage:
-    """Chunks that go to a reader at once, or the end of a sender's turn."""
+    """Chunks that a reader takes in one forward pass, or the end of a sender's period."""
 
     chunks: tuple[TokenChunk, ...] = ()
     delivered: Mapping[int, int] | None = None
-    """In a sender's last message of a turn: by sequence, the row of the batch that it fills."""
+    """The row of the batch that each sequence fills, by sequence; only in a sender's last message of a period."""
 
 
 class ChunkSender:
-    """An owner's end of one stream. A sequence goes to one replica of the reader, chosen by its number."""
+    """The sending end of one stream. A sequence goes to the replica of the reader chosen by its number."""
 
     def __init__(self, leaders: Sequence[int], transport: Transport, channel: int, *, rows: int = 1) -> None:
-        """`leaders` are the first ranks of the reader's replicas, each of which takes so many `rows` at once."""
+        """`leaders` are the first ranks of the reader's replicas; each replica takes up to `rows` rows in a pass."""
         self._leaders, self._transport, self._channel, self._rows = leaders, transport, channel, rows
-        self._waiting: list[dict[int, TokenChunk]] = [{} for _ in leaders]
+        self._pending: list[dict[int, TokenChunk]] = [{} for _ in leaders]
 
     def send(self, chunks: Iterable[TokenChunk], num_live: int = 0) -> None:
-        """Sends chunks to the replicas that read their sequences, one message to each.
+        """Queues chunks for the replicas that read their sequences, and sends full messages.
 
-        Those of a replica wait until there are as many as it takes at once, or as many as its share of the live
-        sequences is, which have one each before any has two.
+        A replica's message is full with `rows` sequences, or with its share of the `num_live` sequences that are still
+        sampled. Further chunks of a sequence join its chunk in the queue.
         """
         for chunk in chunks:
-            waiting = self._waiting[chunk.sequence % len(self._leaders)]
-            before = waiting.get(chunk.sequence)
-            waiting[chunk.sequence] = replace(chunk, tokens=before.tokens + chunk.tokens) if before else chunk
-        enough = min(self._rows, -(-num_live // len(self._leaders)))
-        for replica, waiting in enumerate(self._waiting):
-            if len(waiting) >= enough:
-                self._post_waiting(replica)
+            pending = self._pending[chunk.sequence % len(self._leaders)]
+            before = pending.get(chunk.sequence)
+            pending[chunk.sequence] = replace(chunk, tokens=before.tokens + chunk.tokens) if before else chunk
+        full_size = min(self._rows, -(-num_live // len(self._leaders)))
+        for replica, pending in enumerate(self._pending):
+            if len(pending) >= full_size:
+                self._send_pending(replica)
 
     def end(self, delivered: Mapping[int, int]) -> None:
-        """Ends the turn, in which these sequences fill these rows of the batch."""
+        """Sends all queued chunks, and ends the period, in which `delivered` maps sequences to rows of the batch."""
         for replica in range(len(self._leaders)):
-            self._post_waiting(replica)
-            mine = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}
-            self._post(replica, ChunkMessage(delivered=mine))
+            self._send_pending(replica)
+            rows = {number: row for number, row in delivered.items() if number % len(self._leaders) == replica}
+            self._post(replica, ChunkMessage(delivered=rows))
 
-    def _post_waiting(self, replica: int) -> None:
-        if waiting := self._waiting[replica]:
-            self._post(replica, ChunkMessage(tuple(waiting.values())))
-            waiting.clear()
+    def _send_pending(self, replica: int) -> None:
+        if pending := self._pending[replica]:
+            self._post(replica, ChunkMessage(tuple(pending.values())))
+            pending.clear()
 
     def _post(self, replica: int, message: ChunkMessage) -> None:
         self._transport.send(packed(message), self._leaders[replica], self._channel)
 
 
 class ChunkReader:
-    """The end of one stream on a rank of a stage that reads it."""
+    """The reading end of one stream, on a rank of a stage that reads it."""
 
     def __init__(self, owners: Sequence[int], replica: Sequence[int], transport: Transport, channel: int) -> None:
-        """`replica` are the ranks of this rank's replica, the one that takes the messages first."""
+        """`replica` are the ranks of this rank's replica; the first of them receives from the owners."""
         self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
     def passes(self) -> Iterator[ChunkMessage]:
-        """What to take up next, an owner's message, until every owner has ended the turn.
+        """Yields the owners' messages, each for one forward pass, until every owner has ended the period.
 
-        The last one tells what was delivered. All ranks of the replica get the same ones.
+        The last one has the delivered rows of all owners. All ranks of the replica get the same messages.
         """
         leader = self._replica[0]
         if self._transport.rank == leader:
@@ -102,7 +102,7 @@ class ChunkReader:
                 return
 
     def _arriving(self) -> Iterator[ChunkMessage]:
-        """The owners' messages as they come, and what all of them have delivered at last."""
+        """Yields the owners' messages as they arrive, and last the delivered rows of all owners."""
         arrived: queue.SimpleQueue[ChunkMessage | BaseException] = queue.SimpleQueue()
         for owner in self._owners:
             threading.Thread(target=self._listen, args=(owner, arrived), name=f"from {owner}", daemon=True).start()
@@ -119,7 +119,7 @@ class ChunkReader:
         yield ChunkMessage(delivered=delivered)
 
     def _listen(self, owner: int, arrived: queue.SimpleQueue[ChunkMessage | BaseException]) -> None:
-        """Takes an owner's messages of one turn."""
+        """Puts an owner's messages of one period into the queue."""
         try:
             while True:
                 message = self._read(owner)
@@ -136,17 +136,17 @@ class ChunkReader:
 
 @dataclass(frozen=True)
 class ChunkSending:
-    """A stream that this rank owns, and how many tokens of a response go into a chunk of it at most."""
+    """A stream that this rank sends, and the maximum number of response tokens in a chunk of it."""
 
     chunk_tokens: int
     sender: ChunkSender
 
 
 class Streaming:
-    """All ends on one rank: `sending` has one for every stage that reads, `readers` are by stage."""
+    """All stream ends on one rank: `sending` has one for every stage that reads, `readers` are by stage."""
 
     def __init__(self, plan: Plan, transport: Transport) -> None:
-        """`transport` may carry what the program's channels number besides."""
+        """`transport` may also carry the channels of the program; streams use the numbers after those."""
         program = lower(plan)
         self.sending: list[ChunkSending] = []
         self.readers: dict[str, ChunkReader] = {}
@@ -165,7 +165,7 @@ class Streaming:
 def _replicas(plan: Plan, stream: Stream) -> list[tuple[int, ...]]:
     """The ranks of each replica of the stage that reads a stream."""
     layout, pool = plan.placement(stream.consumer).layout, plan.pool_of(stream.consumer)
-    found: list[list[int]] = [[] for _ in range(layout.dp)]
+    replicas: list[list[int]] = [[] for _ in range(layout.dp)]
     for index in range(layout.num_ranks):
-        found[layout.coordinates(index).dp].append(pool.first_rank + index)
-    return [tuple(ranks) for ranks in found]
+        replicas[layout.coordinates(index).dp].append(pool.first_rank + index)
+    return [tuple(ranks) for ranks in replicas]

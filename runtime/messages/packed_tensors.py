@@ -1,7 +1,7 @@
-"""Tensors on the host as safetensors bytes.
+"""Serialisation of host tensors as safetensors bytes.
 
-By way of numpy: `safetensors.torch.save` asks ctypes for an array type for every size that it meets, and these stay,
-6 KiB each; messages and sequences in flight have ever new sizes.
+It goes through numpy because `safetensors.torch.save` makes a ctypes array type for every new size, which is never
+freed and takes 6 KiB; messages and in-flight sequences have new sizes all the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors [...] by name, of types that numpy has, with what else is to be told."""
+    """The safetensors bytes of tensors [...] by name, of dtypes that numpy has, with `metadata` in the header."""
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     content: bytes = save(arrays, metadata and dict(metadata))
     return content

@@ -1,4 +1,4 @@
-"""What every rank tells rank 0 after a turn, without waiting for it."""
+"""Reports of every rank to rank 0 after each period, which no rank waits for."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from meshwright.runtime.records.outcome import Outcome
 
 
 class Reports:
-    """Outcomes on their way to rank 0, which takes them turn by turn."""
+    """Sends outcomes to rank 0, which takes them period by period."""
 
     def __init__(self, transport: Transport, *, num_ranks: int) -> None:
         """`transport` carries nothing else."""
         self._transport, self._num_ranks = transport, num_ranks
-        self._mine: deque[Outcome] = deque()
+        self._local: deque[Outcome] = deque()
 
     def send(self, outcome: Outcome) -> None:
-        """Tells rank 0 of a turn; on rank 0 it is kept. Does not wait."""
+        """Sends the outcome of a period to rank 0, or stores it on rank 0. Does not wait."""
         if self._transport.rank == 0:
-            self._mine.append(outcome)
+            self._local.append(outcome)
         else:
             self._transport.send(packed(outcome), 0, 0)
 
     def take(self, *, behind: int = 0) -> tuple[Outcome, ...]:
-        """On rank 0 all outcomes of the oldest turn not taken yet, if more than `behind` are; else nothing."""
-        if len(self._mine) <= behind:
+        """All ranks' outcomes of the oldest period not yet taken, on rank 0; empty unless more than `behind` are left.
+
+        Waits for the other ranks' outcomes of that period.
+        """
+        if len(self._local) <= behind:
             return ()
         others = (unpacked(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
-        return (self._mine.popleft(), *others)
+        return (self._local.popleft(), *others)
 
     def flush(self) -> None:
-        """Waits until everything sent has arrived."""
+        """Waits until all sent outcomes have arrived."""
         self._transport.flush()

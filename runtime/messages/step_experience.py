@@ -1,4 +1,4 @@
-"""The experience of one step, gathered from the prompts dealt for it or from those that were in flight."""
+"""The batch of one step and its experience: lengths, sampled tokens and scores of its rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from meshwright.runtime.messages.experience import Experience
 
 @dataclass(frozen=True, kw_only=True)
 class StepExperience:
-    """`rows` are filled as the stages of the step write. A held-out batch is scored and never trained on; of a wave of
-    dynamic sampling some groups are, as rows of another batch."""
+    """A batch whose experience is filled as the stages of its step write it.
+
+    A held-out batch is scored and never trained on. Some groups of a wave of dynamic sampling are trained on, as rows
+    of another batch.
+    """
 
     step: int
     rows: range
@@ -26,66 +29,66 @@ class StepExperience:
 
     @property
     def key(self) -> int:
-        """What tells it from other batches of a run; held-out ones follow one another, and so do waves."""
+        """The step, or a negative key for a held-out batch or a wave, of which there is one at a time."""
         if self.is_wave:
             return -2
         return -1 if self.held_out else self.step
 
     def prompt_length(self, row: int) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return int(self.experience.get("prompt_lengths", row))
 
     def length(self, row: int) -> int:
-        """Tokens of prompt and response together."""
+        """Number of tokens of prompt and response together."""
         return len(self.experience.get("tokens", row))
 
     def score(self, row: int) -> Tensor:
-        """What a sequence is paid [1]: the reward model's score, or what was made of all that scores it."""
-        held = self.experience.fields().get(TOTAL_SCORES, {})
-        return held[row] if row in held else self.experience.get("scores", row)
+        """The score of a sequence [1]: the total of all rewards if there is one, else the reward model's score."""
+        totals = self.experience.fields().get(TOTAL_SCORES, {})
+        return totals[row] if row in totals else self.experience.get("scores", row)
 
     def score_size(self, row: int) -> Tensor:
-        """The size of the largest term of a sequence's score [1], to whose rounding the score is known."""
-        held = self.experience.fields().get(SCORE_SIZES, {})
-        return held[row] if row in held else self.score(row).abs()
+        """The size of the largest term of a sequence's score [1], whose rounding error is that of the score."""
+        sizes = self.experience.fields().get(SCORE_SIZES, {})
+        return sizes[row] if row in sizes else self.score(row).abs()
 
     def drawn(self, field: str, row: int) -> Tensor:
-        """Of a field of tokens, the values [N] at the predictions of those that a policy drew."""
+        """The values [N] of a per-token field at the predictions of sampled tokens, without tool tokens."""
         first = self.prompt_length(row) - 1
         values, versions = (self.experience.get(name, row)[first:-1] for name in (field, "versions"))
         return values[versions != TOLD]
 
     def score_alike(self) -> None:
-        """Gives sequences that are the same token by token one score of the reward model, that of the first.
+        """Gives identical sequences the same reward model score, that of the first of them.
 
-        What a model says of them in different micro-batches differs by the rounding of a pass, which is large where
-        weights have few bits and scores are near zero; nothing is to be learned from it.
+        Their scores from different micro-batches differ by rounding, which is large in low precision and for scores
+        near zero, and must not become an advantage.
         """
-        scored = self.experience.fields().get("scores", {})
-        said: dict[int, Tensor] = {}
-        for row in sorted(scored):
-            self.experience.put("scores", row, said.setdefault(self._digest(row), scored[row]))
+        scores = self.experience.fields().get("scores", {})
+        score_of_digest: dict[int, Tensor] = {}
+        for row in sorted(scores):
+            self.experience.put("scores", row, score_of_digest.setdefault(self._digest(row), scores[row]))
 
     def _digest(self, row: int) -> int:
-        held = self.experience.fields().get(SEQUENCE_DIGESTS, {})
-        return int(held[row]) if row in held else digest_of(self.experience.get("tokens", row))
+        digests = self.experience.fields().get(SEQUENCE_DIGESTS, {})
+        return int(digests[row]) if row in digests else digest_of(self.experience.get("tokens", row))
 
     def add_up(self, weights: Sequence[float], model_weight: float) -> None:
-        """Makes what every sequence is paid of its rewards on hosts, with these weights, and of the reward model's
-        score where there is one."""
-        scored = self.experience.fields().get("scores", {})
+        """Sets the total score of every sequence: the weighted sum of its host rewards and of the reward model's score,
+        if it has one."""
+        scores = self.experience.fields().get("scores", {})
         for row in self.rows:
             terms = self.experience.get(REWARDS, row).double() * torch.tensor(weights, dtype=torch.float64)
-            if row in scored:
-                terms = torch.cat([terms, model_weight * scored[row].double()])
+            if row in scores:
+                terms = torch.cat([terms, model_weight * scores[row].double()])
             self.experience.put(TOTAL_SCORES, row, terms.sum().view(1).float())
             self.experience.put(SCORE_SIZES, row, terms.abs().max().view(1).float())
 
     def lengths(self) -> dict[int, int]:
-        """Tokens of every row, all of which must be held."""
+        """Number of tokens of every row; this rank must have the tokens of all rows."""
         return {row: self.length(row) for row in self.rows}
 
 
 def digest_of(tokens: Tensor) -> int:
-    """A number of 63 bits that is the same for the same tokens [N], and else another."""
+    """A 63-bit hash of tokens [N]."""
     return int.from_bytes(hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).digest()) >> 1

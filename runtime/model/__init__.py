@@ -1,1 +1,1 @@
-"""One rank's shard of a model: its modules, its weights and its passes, forward and cached."""
+"""One rank's shard of a model: process groups, layers, attention and its cache, and loading and saving of weights."""

@@ -1,8 +1,8 @@
-"""Linears with a low-rank adapter beside weights that stay; `profiles.model_parts.adapter` has the equation.
+"""Linears with a low-rank adapter (LoRA) and frozen weights; `profiles.model_parts.adapter` has the equation.
 
-An adapter is cut as its linear is. Where that is cut along its outputs so is B, and every rank has A; where it is cut
-along its inputs so is A, and every rank has B. Weight and adapter are never added up while they are used: a refit
-brings the adapter alone, and the weights, whose bits stay those of their file, serve whoever needs no adapter.
+An adapter is sharded as its linear is: in a column-parallel linear B is sharded and A replicated, in a row-parallel
+linear A is sharded and B replicated. Weight and adapter are never merged while in use: a refit transfers only the
+adapter, and the frozen weights also serve as the reference model.
 """
 
 from __future__ import annotations
@@ -39,88 +39,90 @@ DOWN, UP = "adapter_down", "adapter_up"
 
 
 def is_of_adapter(parameter: str) -> bool:
-    """Whether a parameter of this name is trained in place of a weight."""
+    """True for the name of an adapter's parameter."""
     return parameter.rpartition(".")[2] in (DOWN, UP)
 
 
 class _Adapted:
-    """A linear of which this rank has an adapter; see `linear_class`."""
+    """A linear with an adapter; see `linear_class`."""
 
     adapter: Adapter
-    weight: Any  # a parameter, with what megatron says of how it is cut
+    weight: Any  # a parameter with megatron's attributes of tensor parallelism
     uses_adapter: bool
     adapter_down: nn.Parameter
     adapter_up: nn.Parameter
 
-    def _take_up(self) -> None:
-        """Room for the adapter of this rank's part of the weight."""
+    def _allocate_adapter(self) -> None:
+        """Allocates the adapter of this rank's shard of the weight."""
         (outputs, inputs), rank, like = self.weight.shape, self.adapter.rank, self.weight
         self.uses_adapter = True
         self.adapter_down = nn.Parameter(torch.zeros(rank, inputs, dtype=like.dtype, device=like.device))
         self.adapter_up = nn.Parameter(torch.zeros(outputs, rank, dtype=like.dtype, device=like.device))
 
-    def _with_product(
-        self, found: tuple[Tensor, Tensor | None], input_: Tensor, joined: Callable[[Tensor], Tensor]
+    def _add_adapter(
+        self, linear_output: tuple[Tensor, Tensor | None], input_: Tensor, communicate: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """What the linear answered, [S, B, outputs of this rank] and a bias, with the adapter's product; `joined` makes
-        of what A gives on this rank [S, B, rank] what B takes here."""
+        """Adds the adapter's product to the linear's output, [S, B, outputs of this rank] and a bias.
+
+        `communicate` is the collective between A and B: it makes B's input of A's output [S, B, rank] on this rank.
+        """
         if not self.uses_adapter:
-            return found
-        output, bias = found
-        low = joined(F.linear(input_, self.adapter_down))
+            return linear_output
+        output, bias = linear_output
+        low = communicate(F.linear(input_, self.adapter_down))
         return torch.add(output, F.linear(low, self.adapter_up), alpha=self.adapter.scale), bias
 
 
 class AdaptedColumns(_Adapted, ColumnParallelLinear):
-    """Megatron's linear that is cut along its outputs, with an adapter."""
+    """Megatron's column-parallel linear with an adapter."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        self._take_up()
-        # With sequence parallelism each rank has a part of the tokens, and so of this gradient.
+        self._allocate_adapter()
+        # With sequence parallelism each rank has a part of the tokens, and so of this gradient; megatron sums them.
         self.adapter_down.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
         set_tensor_model_parallel_attributes(self.adapter_up, True, 0, self.weight.partition_stride)
 
     def forward(self, input_: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """[S, B, outputs / tp] and a bias, from [S, B, inputs] or this rank's part of the sequence."""
-        spread = (
+        """The output [S, B, outputs / tp] and a bias, for [S, B, inputs] or this rank's part of the sequence."""
+        communicate = (
             gather_from_sequence_parallel_region if self.sequence_parallel else copy_to_tensor_model_parallel_region
         )
-        found = super().forward(input_, *others, **options)
-        return self._with_product(found, input_, partial(spread, group=self.tp_group))
+        linear_output = super().forward(input_, *others, **options)
+        return self._add_adapter(linear_output, input_, partial(communicate, group=self.tp_group))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """The adapter's part is cut as the weight is; gate and up, which lie side by side on each rank, one by one."""
-        found = _sharded(self, prefix, sharded_offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
+        """The sharded state, in which B is sharded as the weight is: gate and up, joined on each rank, separately."""
+        state = _sharded(self, prefix, sharded_offsets, metadata, {"weight": 0, "bias": 0, UP: 0})
         if self.weight.partition_stride > 1:
-            found[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(found[f"{prefix}{UP}"], sharded_offsets)
-        return found
+            state[f"{prefix}{UP}"] = apply_swiglu_sharded_factory(state[f"{prefix}{UP}"], sharded_offsets)
+        return state
 
 
 class AdaptedRows(_Adapted, RowParallelLinear):
-    """Megatron's linear that is cut along its inputs, with an adapter."""
+    """Megatron's row-parallel linear with an adapter."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **options)
-        self._take_up()
+        self._allocate_adapter()
         self.adapter_up.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
         set_tensor_model_parallel_attributes(self.adapter_down, True, 1, 1)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """[S, B, outputs] or this rank's part of the sequence, and a bias, from [S, B, inputs / tp]."""
+        """The output [S, B, outputs] or this rank's part of the sequence, and a bias, for [S, B, inputs / tp]."""
         if self.sequence_parallel:
-            summed = reduce_scatter_to_sequence_parallel_region
+            reduce = reduce_scatter_to_sequence_parallel_region
         else:
-            summed = reduce_from_tensor_model_parallel_region
-        return self._with_product(super().forward(input_), input_, partial(summed, group=self.tp_group))
+            reduce = reduce_from_tensor_model_parallel_region
+        return self._add_adapter(super().forward(input_), input_, partial(reduce, group=self.tp_group))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """The adapter's part is cut as the weight is."""
+        """The sharded state, in which A is sharded as the weight is."""
         return _sharded(self, prefix, sharded_offsets, metadata, {"weight": 1, DOWN: 1})
 
 
 def linear_class(plain: type, adapted: type, spec: ModelSpec, name: Linear) -> type:
-    """The class of the linears of this name in the layers of a model."""
+    """The class of a model's linears of this name: `adapted` if they have an adapter, else `plain`."""
     if spec.adapter is None or name not in spec.adapter.targets:
         return plain
     return type(adapted.__name__, (adapted,), {"adapter": spec.adapter})
@@ -128,7 +130,7 @@ def linear_class(plain: type, adapted: type, spec: ModelSpec, name: Linear) -> t
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Within it the model answers as its weights alone would."""
+    """Context in which the model runs without its adapter."""
     adapted = [module for module in model.modules() if isinstance(module, _Adapted)]
     for module in adapted:
         module.uses_adapter = False
@@ -141,9 +143,9 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def start_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int) -> None:
-    """Gives the adapters among a rank's parameters, named as in the whole model, what they start with.
+    """Initialises the adapters among a rank's parameters, named as in the whole model.
 
-    B is zero and A uniform up to 1 / sqrt(inputs), the same numbers in every layout.
+    B is zero and A uniform within +-1 / sqrt(inputs), with the same numbers in every layout.
     """
     for name, parameter in parameters.items():
         module, _, kind = name.rpartition(".")
@@ -151,15 +153,15 @@ def start_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int,
             parameter.zero_()
         elif kind == DOWN:
             rank, width = parameter.shape
-            parts, part = (tp, tp_rank) if getattr(parameter, "tensor_model_parallel", False) else (1, 0)
-            whole = _uniform(f"{seed}/{module}", (rank, parts * width))
-            parameter.copy_(whole[:, part * width : (part + 1) * width])
+            num_shards, shard = (tp, tp_rank) if getattr(parameter, "tensor_model_parallel", False) else (1, 0)
+            whole = _uniform(f"{seed}/{module}", (rank, num_shards * width))
+            parameter.copy_(whole[:, shard * width : (shard + 1) * width])
 
 
 @torch.no_grad()
 def merged(parameters: Mapping[str, Tensor], name: str, adapter: Adapter | None) -> Tensor:
-    """A rank's shard [outputs, inputs] of a weight with its adapter's product, where it has one, added in fp32; any
-    other parameter as it is, of any shape."""
+    """A rank's shard [outputs, inputs] of a weight, with its adapter merged in fp32 if it has one; any other parameter
+    [...] unchanged."""
     weight, module = parameters[name].detach(), name.rpartition(".")[0]
     if adapter is None or name != f"{module}.weight" or f"{module}.{DOWN}" not in parameters:
         return weight
@@ -176,7 +178,7 @@ def _uniform(key: str, shape: tuple[int, int]) -> Tensor:
 def _sharded(
     module: AdaptedColumns | AdaptedRows, prefix: str, offsets: Any, metadata: Any, axes: Mapping[str, int]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = make_sharded_tensors_for_checkpoint(
+    state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
         module.state_dict(prefix="", keep_vars=True),
         prefix,
         axes,
@@ -184,4 +186,4 @@ def _sharded(
         tp_group=module.tp_group,
         dp_cp_group=metadata["dp_cp_group"],
     )
-    return found
+    return state

@@ -1,6 +1,6 @@
-"""An adapter by itself as PEFT stores one: two tensors for each projection, and a configuration.
+"""Saving an adapter in the format of PEFT: two tensors for each projection, and a configuration.
 
-Projections that are side by side here have an A each there, which are equal.
+Projections that are fused here share one A, which PEFT stores once for each.
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -22,20 +22,20 @@ from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Held, named_in_whole
 
 _PREFIX = "base_model.model."
-"""What PEFT's models put before the names of the model inside."""
+"""Prefix that PEFT adds to the names of the base model."""
 
 
 def save_adapter(model: Held, spec: ModelSpec, adapter: Adapter, mesh: Mesh, directory: Path, *, base: str) -> None:
-    """Writes the adapter of a model into a new directory, for the weights called `base`.
+    """Writes the adapter of a model to a new directory, with `base` as the name of the base model.
 
-    All members of the mesh call it, over a file system they share; the first rank writes.
+    All members of the mesh call it, on a shared file system; the first rank writes.
     """
-    mine = _tensors(model, spec, mesh)
-    everyones: list[dict[str, Tensor]] = [{}] * mesh.layout.num_ranks
-    dist.all_gather_object(everyones, mine, group=mesh.groups.intra_dist_opt)
+    local = _tensors(model, spec, mesh)
+    per_rank: list[dict[str, Tensor]] = [{}] * mesh.layout.num_ranks
+    dist.all_gather_object(per_rank, local, group=mesh.groups.intra_dist_opt)
     if dist.get_rank() != mesh.first_rank:
         return
-    tensors = {name: tensor for part in everyones for name, tensor in part.items()}
+    tensors = {name: tensor for rank_tensors in per_rank for name, tensor in rank_tensors.items()}
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
@@ -54,27 +54,28 @@ def save_adapter(model: Held, spec: ModelSpec, adapter: Adapter, mesh: Mesh, dir
 
 
 def _tensors(model: Held, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
-    """Those of this rank's stage by the names of PEFT, on the first tensor-parallel rank of the first replica."""
-    found: dict[str, Tensor] = {}
+    """The whole adapter tensors of this rank's stage by PEFT names, on the first tensor-parallel rank of the first
+    replica; empty on others."""
+    tensors: dict[str, Tensor] = {}
     parameters = dict(named_in_whole(model))
     for name in parameters:
         module, _, kind = name.rpartition(".")
         if kind != DOWN:
             continue
-        made_of = recipe(spec, f"{module}.weight")
+        weight = recipe(spec, f"{module}.weight")
         downs, ups = (_shards(parameters[f"{module}.{kind}"].detach(), mesh) for kind in (DOWN, UP))
-        is_cut_along_inputs = made_of.axis == 1
-        down = torch.cat(downs, dim=1) if is_cut_along_inputs else downs[0]
-        whole = {made_of.tensors[0].name: ups[0]} if is_cut_along_inputs else made_of.split(ups)
-        for stored, up in whole.items():
+        is_row_parallel = weight.axis == 1
+        down = torch.cat(downs, dim=1) if is_row_parallel else downs[0]
+        stored_ups = {weight.tensors[0].name: ups[0]} if is_row_parallel else weight.split(ups)
+        for stored, up in stored_ups.items():
             path = _PREFIX + stored.removesuffix("weight")
-            found[f"{path}lora_A.weight"] = down.cpu().clone()
-            found[f"{path}lora_B.weight"] = up.cpu().contiguous()
-    return found if (mesh.tp_rank, mesh.dp_rank, mesh.cp_rank) == (0, 0, 0) else {}
+            tensors[f"{path}lora_A.weight"] = down.cpu().clone()
+            tensors[f"{path}lora_B.weight"] = up.cpu().contiguous()
+    return tensors if (mesh.tp_rank, mesh.dp_rank, mesh.cp_rank) == (0, 0, 0) else {}
 
 
 def _shards(shard: Tensor, mesh: Mesh) -> list[Tensor]:
-    """Those of all tensor-parallel ranks."""
+    """The shards of all tensor-parallel ranks."""
     shards = [torch.empty_like(shard) for _ in range(mesh.layout.tp)]
     dist.all_gather(shards, shard.contiguous(), group=mesh.groups.tp)
     return shards

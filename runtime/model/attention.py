@@ -1,9 +1,8 @@
 """The core attention of every model: rotary embedding by per-token positions, then scaled dot-product attention.
 
-It sits behind megatron's core-attention seam, which hands it this rank's heads of the whole sequence. Rows lie in it
-one behind the other. Equal rows that are neighbours are a batch, which takes one call; one call for rows of different
-lengths would compute the scores between rows too. Where there is a kernel for rows of any lengths, all that begin in
-the pass take one call of it.
+It replaces Megatron's core attention module, whose input is this rank's heads of the whole sequence of packed rows.
+Adjacent rows of equal lengths form a batch, which takes one SDPA call; one call for rows of different lengths would
+compute scores between rows too. With a variable-length kernel all rows that start in the pass take one call.
 """
 
 from __future__ import annotations
@@ -30,44 +29,44 @@ from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, a
 
 @dataclass(frozen=True)
 class Packing:
-    """Rows that lie one behind the other in a sequence of S tokens; what is behind them pads it.
+    """Rows packed into a sequence of S tokens; tokens after the last row are padding.
 
-    It takes the way of megatron's own packed sequences, so that a layer that is computed again finds the rows of its
+    It is passed in place of Megatron's own packed sequence parameters, so that a recomputed layer has the rows of its
     micro-batch.
     """
 
     runs: tuple[EqualRows, ...]
     """The rows, or this rank's slices of them, in their order."""
     cos: Tensor
-    """Of the tokens' angles, as `sin`: [S, 1, 1, D]."""
+    """Cosine of the tokens' rotary angles, [S, 1, 1, D]; `sin` likewise."""
     sin: Tensor
     biases: tuple[Tensor | None, ...]
-    """Of each run, what is added to scores so that the last query sees all keys and each before it one fewer; None
-    where there are as many keys as queries, for plain causal attention."""
+    """The causal mask added to the scores of each run, aligned to the lower right: the last query sees all keys and
+    each query before it one fewer. None for plain causal attention, with as many keys as queries."""
     qkv_format: Literal["sbhd"] = "sbhd"
-    """What megatron asks before it would drop the batch dimension, which is kept."""
+    """Read by Megatron, which keeps the batch dimension for this value."""
     parts: Parts | None = None
-    """Where rows are cut over context-parallel ranks: what this rank has of them."""
+    """This rank's shard of the rows under context parallelism."""
     cache: ContinuedRows | None = None
-    """Where rows continue what a cache has of them, and are kept there."""
+    """The cache that the rows continue and whose keys and values they extend."""
     ends: Tensor | None = None
-    """Where the rows end, if the model's head is wanted for their last tokens alone: [B] int64."""
+    """Positions of the last tokens of rows, [B] int64, if the head is needed for these only."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of each run."""
+        """Number of tokens of each run."""
         return tuple(run.num_rows * run.length for run in self.runs)
 
     @cached_property
     def bounds(self) -> RowBounds:
-        """Of the rows, on the device of the angles."""
+        """The bounds of the rows, on the device of the angles."""
         lengths = [run.length for run in self.runs for _ in range(run.num_rows)]
         begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.cos.device)
         return RowBounds(begins, max(lengths))
 
 
 Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""As `rotate`."""
+"""A function with the signature of `rotate`."""
 
 
 class CoreAttention(nn.Module):
@@ -84,19 +83,19 @@ class CoreAttention(nn.Module):
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` takes the rows that begin in a pass, and `turned` is `rotate` unless it is given. The arguments left
-        out are megatron's for its own kinds of attention.
+        `varlen` computes rows that start in a pass, and `turned` replaces `rotate`. The ignored arguments are
+        Megatron's for its own kinds of attention.
         """
         super().__init__()
         self.layer = layer_number - 1 - first_layer
-        self._varlen, self._turned = varlen, turned or rotate
+        self._varlen, self._rotate = varlen, turned or rotate
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
     ) -> Tensor:
-        """[S, 1, heads * D] from query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
+        """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
-        query, key = (self._turned(heads, packing.cos, packing.sin) for heads in (query, key))
+        query, key = (self._rotate(heads, packing.cos, packing.sin) for heads in (query, key))
         if packing.parts is not None:
             return _attend_parts(query, key, value, packing, packing.parts)
         if packing.cache is not None:
@@ -104,75 +103,81 @@ class CoreAttention(nn.Module):
             if any(run.cached for run in packing.runs):
                 return _attend(query, packing.cache.seen(self.layer), packing)
         if self._varlen:
-            held = sum(packing.sizes)
-            attended = attend_rows(query[:held], key[:held], value[:held], packing.bounds, self._varlen)
+            num_tokens = sum(packing.sizes)
+            attended = attend_rows(
+                query[:num_tokens], key[:num_tokens], value[:num_tokens], packing.bounds, self._varlen
+            )
             return _padded([attended], query)
-        alone = (_batches(heads, packing) for heads in (key, value))
-        return _attend(query, zip(*alone, strict=True), packing)
+        keys_and_values = (_batches(heads, packing) for heads in (key, value))
+        return _attend(query, zip(*keys_and_values, strict=True), packing)
 
 
 def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: Parts) -> Tensor:
-    """From this rank's slices of the rows to the keys of all ranks up to their ends."""
-    held = parts.num_tokens
-    with Gathered(torch.stack((key[:held], value[:held]), dim=1), parts).whole() as gathered:
+    """Attention of this rank's slices of the rows to the gathered keys of all ranks, up to the end of each slice."""
+    num_tokens = parts.num_tokens
+    with Gathered(torch.stack((key[:num_tokens], value[:num_tokens]), dim=1), parts).whole() as gathered:
         keys, values = gathered.permute(1, 2, 3, 0, 4)
         seen = ((keys[:, :, row:end], values[:, :, row:end]) for _, row, end in parts.slices())
         return _attend(query, seen, packing)
 
 
 def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packing) -> Tensor:
-    """[S, 1, heads * D] from query [S, 1, heads, D] and of each run the keys and values [B, kv_heads, T, D] that the
-    last queries of its rows see; zero for what pads S."""
+    """Attention [S, 1, heads * D] of query [S, 1, heads, D], zero for padding.
+
+    `seen` are the keys and values [B, kv_heads, T, D] of each run that the last queries of its rows see.
+    """
     runs = zip(_batches(query, packing), seen, packing.biases, strict=True)
-    return _padded([_packed(_attend_to_end(own, *keys_and_values, bias)) for own, keys_and_values, bias in runs], query)
+    return _padded(
+        [_packed(_attend_to_end(queries, *keys_and_values, bias)) for queries, keys_and_values, bias in runs], query
+    )
 
 
 def _padded(attended: list[Tensor], query: Tensor) -> Tensor:
-    """[S, 1, heads * D] of parts [S of each, 1, heads, D], and zero behind them. A part that is all there is is not
-    copied."""
+    """The outputs [S_run, 1, heads, D] of runs joined and padded with zeros to [S, 1, heads * D]. A single run without
+    padding is not copied."""
     padding = torch.zeros_like(query[sum(map(len, attended)) :])
     parts = [*attended, padding] if len(padding) else attended
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(2)
 
 
 def _attend_to_end(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """[B, heads, S, D], where the last of S queries sees all of T keys and each before it one fewer."""
+    """Attention [B, heads, S, D] in which the last of S queries sees all T keys and each query before it one fewer."""
     if bias is None or query.is_cuda:
         grouped = query.shape[1] > keys.shape[1]
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=bias, is_causal=bias is None, enable_gqa=grouped
         )
-    # The kernel that takes a mask would copy keys and values for each query head of a group, so the heads of a group
-    # are laid end to end as if they were more queries.
-    end_to_end = query.reshape(len(keys), keys.shape[1], -1, query.shape[-1])
-    return F.scaled_dot_product_attention(end_to_end, keys, values, attn_mask=bias).reshape(query.shape)
+    # The kernel with a mask would copy keys and values for each query head of a group, so the query heads of a group
+    # are concatenated as if they were more queries.
+    grouped_query = query.reshape(len(keys), keys.shape[1], -1, query.shape[-1])
+    return F.scaled_dot_product_attention(grouped_query, keys, values, attn_mask=bias).reshape(query.shape)
 
 
 def _batches(heads: Tensor, packing: Packing) -> Iterator[Tensor]:
-    """Of each run the rows of [S, 1, heads, D], as a view [B, heads, T, D]."""
-    parts = heads[: sum(packing.sizes)].permute(1, 2, 0, 3).split(packing.sizes, dim=2)
-    for run, rows in zip(packing.runs, parts, strict=True):
+    """Yields the rows of each run in [S, 1, heads, D], as a view [B, heads, T, D]."""
+    run_views = heads[: sum(packing.sizes)].permute(1, 2, 0, 3).split(packing.sizes, dim=2)
+    for run, rows in zip(packing.runs, run_views, strict=True):
         yield rows if run.num_rows == 1 else rows[0].unflatten(1, (run.num_rows, run.length)).transpose(0, 1)
 
 
 def _packed(rows: Tensor) -> Tensor:
-    """[S, 1, heads, D] of a batch [B, heads, T, D]."""
+    """A batch [B, heads, T, D] as packed rows [S, 1, heads, D]."""
     return rows.permute(2, 0, 1, 3) if len(rows) == 1 else rows.transpose(1, 2).flatten(0, 1).unsqueeze(1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`heads` [S, B, heads, D] turned by the angles of their tokens; cos and sin [S, 1, 1, D]."""
+    """Rotates `heads` [S, B, heads, D] by the angles of their tokens; cos and sin [S, 1, 1, D]."""
     low, high = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 class Rotary:
-    """The angles of rotary position embedding, shared by the layers of one model, which turn packed rows."""
+    """The rotary position embedding of one model, whose angles all its layers share."""
 
     def __init__(self, spec: ModelSpec, device: torch.device) -> None:
         self._frequencies = frequencies(spec).to(device)
         self._heads_per_group = spec.num_heads // spec.num_kv_heads
-        self._first: tuple[Tensor, Tensor] | None = None
+        self._table: tuple[Tensor, Tensor] | None = None
 
     def pack(
         self,
@@ -183,50 +188,51 @@ class Rotary:
         cache: ContinuedRows | None = None,
         ends_only: bool = False,
     ) -> Packing:
-        """Rows of these lengths, and `tail` tokens of no meaning behind them, [S] in all.
+        """The packing of rows of these lengths followed by `tail` tokens of padding, [S] in all.
 
         Angles and biases have the device and the dtype of `like`, a tensor of any shape [...].
         """
         runs = cache.runs if cache else equal_rows((row, 0, length) for row, length in enumerate(lengths))
         rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
         cos, sin = (
-            torch.cat([at[row] for row in (*rows, slice(tail))])
-            for at in self.table(max(tail, *(run.num_keys for run in runs)), like)
+            torch.cat([table[row] for row in (*rows, slice(tail))])
+            for table in self.table(max(tail, *(run.num_keys for run in runs)), like)
         )
         ends = torch.tensor(lengths, device=like.device).cumsum(0) - 1 if ends_only else None
         return Packing(runs, cos, sin, self._biases(runs, like), cache=cache, ends=ends)
 
     def pack_parts(self, parts: Parts, like: Tensor, *, tail: int = 0) -> Packing:
-        """This rank's parts of rows, [S] tokens with the tail, otherwise as `pack`."""
+        """The packing of this rank's shard of rows under context parallelism, [S] tokens with the tail; see `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
-        cos, sin = (at[positions] for at in self.table(int(positions.max()) + 1, like))
+        cos, sin = (table[positions] for table in self.table(int(positions.max()) + 1, like))
         slices = tuple(EqualRows(0, end - row - size, size) for size, row, end in parts.slices())
         return Packing(slices, cos, sin, self._biases(slices, like), parts=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [length, 1, 1, D] at positions 0 to length-1, of the device and dtype of `like`."""
-        if self._first is None or self._first[0].shape[0] < length or self._first[0].dtype != like.dtype:
-            with torch.inference_mode(False):  # kept for training too, wherever it is first asked for
-                self._first = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
-        cos, sin = self._first
+        """The cosines and sines [length, 1, 1, D] of positions 0 to length-1, on the device and in the dtype of
+        `like`."""
+        if self._table is None or self._table[0].shape[0] < length or self._table[0].dtype != like.dtype:
+            with torch.inference_mode(False):  # the table is reused in training, wherever it is first computed
+                self._table = self._angles(torch.arange(length, device=like.device).unsqueeze(1), like.dtype)
+        cos, sin = self._table
         return cos[:length], sin[:length]
 
     def _biases(self, runs: Sequence[EqualRows], like: Tensor) -> tuple[Tensor | None, ...]:
         sizes = [(run.length, run.num_keys) for run in runs]
-        known = {size: None if size[0] == size[1] else self._bias(*size, like) for size in set(sizes)}
-        return tuple(known[size] for size in sizes)
+        bias_of = {size: None if size[0] == size[1] else self._bias(*size, like) for size in set(sizes)}
+        return tuple(bias_of[size] for size in sizes)
 
     def _bias(self, num_queries: int, num_keys: int, like: Tensor) -> Tensor:
-        """On a GPU nothing but its shape; elsewhere of the query heads of a group, end to end."""
+        """The lower-right causal mask; on a CPU repeated for the query heads of a group, as `_attend_to_end` needs."""
         if like.is_cuda:
             return causal_lower_right(num_queries, num_keys)
-        # There torch would make this of it too, in every layer, and warn that no kernel does without.
+        # On a CPU torch would materialise the mask in every layer, and warn that no kernel takes it otherwise.
         later = torch.full((num_queries, num_keys), -torch.inf, dtype=like.dtype).triu(num_keys - num_queries + 1)
         return later.repeat(self._heads_per_group, 1)
 
     def _angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        turns = positions.float().unsqueeze(-1) * self._frequencies
-        angles = torch.cat((turns, turns), dim=-1).unsqueeze(2)
+        half = positions.float().unsqueeze(-1) * self._frequencies
+        angles = torch.cat((half, half), dim=-1).unsqueeze(2)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -234,17 +240,18 @@ def frequencies(spec: ModelSpec) -> Tensor:
     """Radians per position, [head_dim / 2], as Hugging Face computes them in fp32."""
     steps = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
     plain = 1.0 / spec.rope_theta**steps
-    return plain if spec.rope_scaling is None else _stretched(plain, spec.rope_scaling)
+    return plain if spec.rope_scaling is None else _scale_frequencies(plain, spec.rope_scaling)
 
 
-def _stretched(plain: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's rule: long waves are slowed by `factor`, short ones kept, those between blended.
+def _scale_frequencies(plain: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones unchanged, and
+    those between interpolated.
 
     Llama 3 report, arXiv:2407.21783, section 3.4.2, and
     https://github.com/huggingface/transformers/blob/main/src/transformers/modeling_rope_utils.py
     """
     wavelengths = 2 * math.pi / plain
-    turns = scaling.original_max_positions / wavelengths
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0.0, 1.0)
-    return (1 - kept) * plain / scaling.factor + kept * plain
+    periods = scaling.original_max_positions / wavelengths
+    smooth = (periods - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = smooth.clamp(0.0, 1.0)
+    return (1 - smooth) * plain / scaling.factor + smooth * plain

@@ -1,10 +1,10 @@
 """Attention of one new token per row over a paged cache, block by block.
 
-Keys and values stay where they lie. Every block meets the query of the row that holds it, a prefix that several rows
-share those of all of them, and what they say is joined: with m_b the largest score of a block and l_b and o_b its sums
-of exp(s - m) and exp(s - m) v, a row's answer is sum_b o_b / sum_b l_b, all at the row's own m (Dao et al.,
-arXiv:2205.14135, section 3.1; split over keys as in Flash-Decoding). The keys and values of a prefix are read once for
-all its rows, in one product of matrices for each key-value head (Juravsky et al., arXiv:2402.05099).
+Keys and values are read in place. Every block is scored against the query of its row, a shared prefix against those of
+all its rows, and the partial results are combined: with m the largest score of a row, and l_b and o_b a block's sums of
+exp(s - m) and exp(s - m) v, the output is sum_b o_b / sum_b l_b (Dao et al., arXiv:2205.14135, section 3.1; split over
+keys as in Flash-Decoding). The keys and values of a prefix are read once for all its rows, in one matrix product for
+each key-value head (Juravsky et al., arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -20,92 +20,93 @@ from meshwright.runtime.model.kv_cache import PagedCache
 
 
 class BlockAttention:
-    """The cache during a decode step, and those behind it in which the same rows go on in the same blocks: one new
-    token per row, at the row's own position."""
+    """Attention of a decode step, one new token per row, and of further steps of the same rows in the same blocks."""
 
     def __init__(self, cache: PagedCache, reads: BlockReads) -> None:
         self._cache, self._reads, self._num_rows = cache, reads, len(reads.of.rows)
         self._of, self._num_changes = reads.of, cache.tables.num_changes
         self._scale, kv_heads = cache.keys.shape[-1] ** -0.5, cache.keys.shape[2]
         within = reads.of.lengths % BLOCK_TOKENS
-        places = cache.places(reads.blocks, within).view(-1, kv_heads)
-        self._places = torch.stack([places, places + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
-        self._prefixes = [_Prefixes(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
-        self._asked = reads.owner % self._num_rows
-        readers = [reads.owner, *(one.readers.flatten() for one in reads.prefixes)]
+        indices = cache.places(reads.blocks, within).view(-1, kv_heads)
+        self._write_indices = torch.stack([indices, indices + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
+        self._prefixes = [_PrefixGroup(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
+        self._window_rows = reads.owner % self._num_rows
+        readers = [reads.owner, *(prefixes.readers.flatten() for prefixes in reads.prefixes)]
         self._readers = torch.cat(readers) if reads.prefixes else reads.owner
         self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
-        newest = (reads.last[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
-        self._newest = newest.flatten()
-        """Of the new tokens what hides them, by its places."""
+        mask_indices = (reads.last[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
+        self._mask_indices = mask_indices.flatten()
+        """Indices of the new tokens in the flat mask."""
 
     def goes_on(self, reads: RowReads) -> bool:
-        """Takes over the next token of the same rows, or the same one again; False where they are others, or have other
-        blocks."""
+        """Advances to `reads` and returns True, if it is the same step or the next step of the same rows in the same
+        blocks; otherwise returns False."""
         count = reads.tokens_since(self._of)
         if count is None or self._num_changes != self._cache.tables.num_changes or (count and reads.begins_block):
             return False
         if count:
             self._of = reads
-            self._places.add_(1)
-            self._newest.add_(1)
-            self._hidden.view(-1).index_fill_(0, self._newest, 0.0)
+            self._write_indices.add_(1)
+            self._mask_indices.add_(1)
+            self._hidden.view(-1).index_fill_(0, self._mask_indices, 0.0)
         return True
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
-        """[B, heads * D] from the new queries [B, kv_heads, heads / kv_heads, D]; new keys and values
-        [B, kv_heads, 2, D] are kept."""
+        """The output [B, heads * D] for new queries [B, kv_heads, heads / kv_heads, D]; writes the new keys and values
+        [B, kv_heads, 2, D] to the cache."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._cache.store(layer, self._places, new)
-        scored = [_Scored.of_window(self._window(keys), query.index_select(0, self._asked), self._hidden, self._scale)]
+        self._cache.store(layer, self._write_indices, new)
+        scores = [
+            _Scores.of_window(self._window(keys), query.index_select(0, self._window_rows), self._hidden, self._scale)
+        ]
         for prefixes in self._prefixes:
-            asked = query.index_select(0, prefixes.asked)
-            scored.append(_Scored.of_prefixes(prefixes.held(keys), asked, prefixes.num_readers, self._scale))
+            queries = query.index_select(0, prefixes.rows)
+            scores.append(_Scores.of_prefixes(prefixes.gather(keys), queries, prefixes.num_readers, self._scale))
         highest = torch.segment_reduce(
-            self._ordered([one.highest() for one in scored]), "max", offsets=self._reads.ends, axis=0, unsafe=True
+            self._by_row([part.highest() for part in scores]), "max", offsets=self._reads.ends, axis=0, unsafe=True
         )
-        said = [scored[0].said(highest.index_select(0, self._asked), self._window(values))]
-        for prefixes, one in zip(self._prefixes, scored[1:], strict=True):
-            said.append(one.said(highest.index_select(0, prefixes.asked), prefixes.held(values)))
-        totals, sums = (self._summed(list(column)) for column in zip(*said, strict=True))
+        partials = [scores[0].weighted_sums(highest.index_select(0, self._window_rows), self._window(values))]
+        for prefixes, part in zip(self._prefixes, scores[1:], strict=True):
+            partials.append(part.weighted_sums(highest.index_select(0, prefixes.rows), prefixes.gather(values)))
+        totals, sums = (self._sum_by_row(list(column)) for column in zip(*partials, strict=True))
         return (sums.view(query.shape) / totals.view(*query.shape[:3], 1)).to(query.dtype).flatten(1)
 
-    def _window(self, held: Tensor) -> Tensor:
-        """The window's blocks of [blocks, kv_heads, tokens, D]."""
+    def _window(self, cache: Tensor) -> Tensor:
+        """The window's blocks of a layer's [blocks, kv_heads, tokens, D]."""
         first, window = self._reads.first, self._reads.window
-        return held.index_select(0, window) if first < 0 else held[first : first + len(window)]
+        return cache.index_select(0, window) if first < 0 else cache[first : first + len(window)]
 
-    def _ordered(self, parts: list[Tensor]) -> Tensor:
-        """What is said, numbered through, row by row [E, ...]."""
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).index_select(0, self._reads.order)
+    def _by_row(self, partials: list[Tensor]) -> Tensor:
+        """Partial results of the window and of each prefix group, ordered by row [E, ...]."""
+        return (partials[0] if len(partials) == 1 else torch.cat(partials)).index_select(0, self._reads.order)
 
-    def _summed(self, parts: list[Tensor]) -> Tensor:
-        """[B, ...] of what blocks say."""
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        found = whole.new_zeros(self._num_rows + 1, *whole.shape[1:])
-        return found.index_add_(0, self._readers, whole)[: self._num_rows]
+    def _sum_by_row(self, partials: list[Tensor]) -> Tensor:
+        """The sum of partial results of each row [B, ...]."""
+        joined = partials[0] if len(partials) == 1 else torch.cat(partials)
+        sums = joined.new_zeros(self._num_rows + 1, *joined.shape[1:])
+        return sums.index_add_(0, self._readers, joined)[: self._num_rows]
 
 
-class _Prefixes:
-    """Prefixes of one length, and the rows that ask them."""
+class _PrefixGroup:
+    """Prefixes with equal numbers of blocks, and the rows that read them."""
 
     def __init__(self, prefixes: Prefixes, num_rows: int, kv_heads: int) -> None:
-        self.asked = prefixes.readers.flatten() % num_rows
+        self.rows = prefixes.readers.flatten() % num_rows
         self.num_readers = prefixes.readers.shape[1]
         heads = torch.arange(kv_heads)
-        places = prefixes.blocks[:, None] * kv_heads + heads[:, None]
-        self._shape, self._places = (len(places), kv_heads, -1), places.flatten()
+        indices = prefixes.blocks[:, None] * kv_heads + heads[:, None]
+        self._shape, self._indices = (len(indices), kv_heads, -1), indices.flatten()
 
-    def held(self, cache: Tensor) -> Tensor:
-        """[M, kv_heads, n * tokens, D] from a layer's [blocks, kv_heads, tokens, D]: one token behind the other."""
-        gathered = cache.flatten(0, 1).index_select(0, self._places)
+    def gather(self, cache: Tensor) -> Tensor:
+        """The prefixes' tokens [M, kv_heads, n * tokens, D] from a layer's [blocks, kv_heads, tokens, D]."""
+        gathered = cache.flatten(0, 1).index_select(0, self._indices)
         return gathered.view(*self._shape, cache.shape[-1])
 
 
-class _Scored(NamedTuple):
-    """Scores in fp32 of blocks or prefixes, each for its readers: [N * kv_heads, R * heads / kv_heads, tokens].
+class _Scores(NamedTuple):
+    """fp32 scores of blocks or prefixes for each of their readers: [N * kv_heads, R * heads / kv_heads, tokens].
 
-    What is said of them is in their order and in that of their readers: [N * R, heads, ...].
+    Partial results are in the order of blocks and of their readers: [N * R, heads, ...].
     """
 
     scores: Tensor
@@ -113,46 +114,48 @@ class _Scored(NamedTuple):
     num_readers: int
 
     @classmethod
-    def of_window(cls, keys: Tensor, queries: Tensor, hidden: Tensor, scale: float) -> _Scored:
-        """Of keys [N, kv_heads, tokens, D] for the queries [N, kv_heads, heads / kv_heads, D]."""
-        held = keys.flatten(0, 1).transpose(1, 2)
+    def of_window(cls, keys: Tensor, queries: Tensor, hidden: Tensor, scale: float) -> _Scores:
+        """Scores of keys [N, kv_heads, tokens, D] for queries [N, kv_heads, heads / kv_heads, D]."""
+        transposed = keys.flatten(0, 1).transpose(1, 2)
         if keys.dtype == torch.float32:
-            scores = torch.baddbmm(hidden, queries.flatten(0, 1), held, alpha=scale)
+            scores = torch.baddbmm(hidden, queries.flatten(0, 1), transposed, alpha=scale)
         else:
-            scores = _product(queries.flatten(0, 1), held).mul_(scale).add_(hidden)
+            scores = _product(queries.flatten(0, 1), transposed).mul_(scale).add_(hidden)
         return cls(scores, len(keys), 1)
 
     @classmethod
-    def of_prefixes(cls, keys: Tensor, queries: Tensor, num_readers: int, scale: float) -> _Scored:
-        """Of keys [M, kv_heads, tokens, D] for the queries [M * R, kv_heads, heads / kv_heads, D]."""
+    def of_prefixes(cls, keys: Tensor, queries: Tensor, num_readers: int, scale: float) -> _Scores:
+        """Scores of keys [M, kv_heads, tokens, D] for queries [M * R, kv_heads, heads / kv_heads, D]."""
         together = queries.unflatten(0, (-1, num_readers)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         return cls(_product(together, keys.flatten(0, 1).transpose(1, 2)).mul_(scale), len(keys), num_readers)
 
     def highest(self) -> Tensor:
         return self._by_reader(self.scores.amax(-1))
 
-    def said(self, highest: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of exponentials, and of the values [N, kv_heads, tokens, D] times them; `highest` [N * R, heads] are
-        those of the rows."""
+    def weighted_sums(self, highest: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of exponentials, and of the values [N, kv_heads, tokens, D] weighted by them, each by reader.
+
+        `highest` [N * R, heads] are the largest scores of the readers' rows. The scores are overwritten.
+        """
         if self.num_readers == 1:
-            of_row = highest.view(*self.scores.shape[:2], 1)
+            row_highest = highest.view(*self.scores.shape[:2], 1)
         else:
-            of_row = highest.view(self.num_blocks, self.num_readers, values.shape[1], -1).transpose(1, 2)
-            of_row = of_row.reshape(*self.scores.shape[:2], 1)
-        weights = self.scores.sub_(of_row).exp_()
+            row_highest = highest.view(self.num_blocks, self.num_readers, values.shape[1], -1).transpose(1, 2)
+            row_highest = row_highest.reshape(*self.scores.shape[:2], 1)
+        weights = self.scores.sub_(row_highest).exp_()
         sums = _product(weights.to(values.dtype), values.flatten(0, 1))
         return self._by_reader(weights.sum(-1)), self._by_reader(sums)
 
-    def _by_reader(self, of_blocks: Tensor) -> Tensor:
-        """[N * R, heads, ...] of [N * kv_heads, R * heads / kv_heads, ...]."""
+    def _by_reader(self, by_block: Tensor) -> Tensor:
+        """Reorders [N * kv_heads, R * heads / kv_heads, ...] to [N * R, heads, ...]."""
         if self.num_readers == 1:
-            return of_blocks.view(self.num_blocks, -1, *of_blocks.shape[2:])
-        apart = of_blocks.unflatten(1, (self.num_readers, -1)).unflatten(0, (self.num_blocks, -1))
-        return apart.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+            return by_block.view(self.num_blocks, -1, *by_block.shape[2:])
+        unflattened = by_block.unflatten(1, (self.num_readers, -1)).unflatten(0, (self.num_blocks, -1))
+        return unflattened.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def _product(one: Tensor, other: Tensor) -> Tensor:
-    """[N, A, C] in fp32 of [N, A, B] and [N, B, C]."""
-    if one.dtype == torch.float32:
-        return torch.bmm(one, other)
-    return torch.bmm(one.float(), other.float())
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """The batched matrix product [N, A, C] in fp32 of [N, A, B] and [N, B, C]."""
+    if left.dtype == torch.float32:
+        return torch.bmm(left, right)
+    return torch.bmm(left.float(), right.float())

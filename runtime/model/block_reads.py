@@ -1,7 +1,8 @@
-"""Which blocks of a paged cache a decode step reads, and for whom: on the host, once for all layers.
+"""The blocks of a paged cache that each row of a decode step reads, computed on the host once for all layers.
 
-A block that one row holds meets the query of that row. Blocks that the same rows share, as the samples of a prompt do,
-are joined to a prefix, which meets the queries of all of them at once (Juravsky et al., arXiv:2402.05099, section 3).
+A block of a single row is read for the query of that row. Blocks that the same rows share, such as those of the samples
+of a prompt, form a prefix, which is read once for the queries of all of them (Juravsky et al., arXiv:2402.05099,
+section 3).
 """
 
 from __future__ import annotations
@@ -16,35 +17,35 @@ from torch import Tensor
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 
-_IN_PLACE = 0.5
-"""Of the blocks between the first and the last that are read: with fewer, the ones that are read are copied first."""
+_MIN_DENSITY = 0.5
+"""Minimum share of read blocks between the first and the last one to read them in place; with less they are copied."""
 
-_HIDDEN = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float32), 1)
-"""Of the tokens of a block, by the last that is seen: minus infinity behind it, else 0."""
+_CAUSAL_MASKS = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.float32), 1)
+"""The masks of a block's tokens by the index of the last token: minus infinity after it, else 0."""
 
 
 @dataclass(frozen=True)
 class RowReads:
-    """A decode step of B rows."""
+    """The rows of a decode step, B of them, and their lengths."""
 
     rows: Numbers
-    """[B]"""
+    """Cache rows, [B]."""
     cached: Numbers
-    """[B]: tokens of each that are cached. For one more it holds a block."""
+    """Number of cached tokens of each row, [B]; a block for one more token is allocated."""
 
     @property
     def lengths(self) -> Tensor:
-        """[B]: the positions of the new tokens."""
+        """Positions of the new tokens, [B]."""
         return torch.from_numpy(self.cached)
 
     @property
     def begins_block(self) -> bool:
-        """Whether some row has nothing yet in the block of its new token."""
+        """True if the new token of some row is the first of its block."""
         return not (self.cached % BLOCK_TOKENS).all()
 
     def tokens_since(self, earlier: RowReads) -> int | None:
-        """0 at the same step of the same rows and 1 at their next, None at any other."""
-        # Of few numbers to compare bytes is a tenth of the work.
+        """0 for the same step of the same rows as `earlier`, 1 for their next step, None for any other."""
+        # For few numbers comparing bytes takes a tenth of the time.
         if earlier.rows.tobytes() != self.rows.tobytes():
             return None
         now = self.cached.tobytes()
@@ -55,116 +56,115 @@ class RowReads:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Runs of equally many blocks, and for each the rows that read it, filled up with the row that is nobody's."""
+    """Prefixes with equal numbers of blocks, and the rows that read each, padded with the dummy row."""
 
     blocks: Tensor
-    """[M, n]"""
+    """Blocks of each prefix, [M, n]."""
     readers: Tensor
-    """[M, R]"""
+    """Rows that read each prefix, [M, R]."""
 
 
 @dataclass(frozen=True)
 class BlockReads:
-    """Which blocks a decode step of B rows reads, and for whom. Row B stands for nobody.
+    """The blocks that a decode step of B rows reads, and the rows that they are read for. Row B is a dummy.
 
-    Blocks are read in a window, of which each has one reader, and those that are shared apart from it, by prefixes.
-    What they say is numbered through: the window's, then that of each prefix for each of its readers.
+    Blocks with one reader are in a window, shared blocks in prefixes. Each read gives a partial result of attention for
+    one row; partial results are numbered in the order of the window, then of each prefix for each of its readers.
     """
 
     of: RowReads
     blocks: Tensor
-    """[B]: where the new tokens go."""
+    """Blocks that the new tokens are written to, [B]."""
     window: Tensor
-    """[N]: the blocks; neighbours in their order where `first` is 0 or more."""
+    """Blocks of the window, [N]; contiguous if `first` is not -1."""
     last: Tensor
-    """[B]: those of the new tokens, by their places in the window."""
+    """Indices in the window of the blocks of the new tokens, [B]."""
     owner: Tensor
-    """[N]: the rows."""
+    """The row that each block of the window is read for, [N]."""
     hidden: Tensor
-    """[N, 1, tokens of a block]: minus infinity behind the end of a row, else 0."""
+    """The mask added to scores, [N, 1, tokens of a block]: minus infinity after the end of a row, else 0."""
     prefixes: tuple[Prefixes, ...]
-    """Of each length those that are so long."""
+    """Shared prefixes, grouped by their number of blocks."""
     order: Tensor
-    """[E]: of every row, one row after another, what its blocks say."""
+    """Partial results ordered by row, [E]."""
     ends: Tensor
-    """[B + 1]: where each row begins in `order`, and the end."""
+    """Offsets of each row in `order`, and the end, [B + 1]."""
     first: int
-    """The first block of a window that is read in place, -1 of one that is copied."""
+    """The first block of a window that is read in place; -1 for one that is copied."""
 
     @property
     def num_shared(self) -> int:
-        """Blocks of all prefixes."""
-        return sum(one.blocks.numel() for one in self.prefixes)
+        """Number of blocks of all prefixes."""
+        return sum(prefixes.blocks.numel() for prefixes in self.prefixes)
 
 
 def block_reads(tables: BlockTables, reads: RowReads) -> BlockReads:
-    """Of a cache with these tables."""
+    """The reads of a decode step from a cache with these block tables."""
     rows, lengths = reads.rows, reads.cached
     num_rows, counts = len(rows), lengths // BLOCK_TOKENS + 1
     ends = np.concatenate([[0], counts.cumsum()])
     row = np.repeat(np.arange(num_rows), counts)
     block = tables.table[rows[row], np.arange(ends[-1]) - ends[row]]
-    alone, owners, prefixes = block, row, tuple[Prefixes, ...]()
+    single, owners, prefixes = block, row, tuple[Prefixes, ...]()
     if tables.are_shared:
         is_shared = tables.is_shared(block)
-        alone, owners = block[~is_shared], row[~is_shared]
+        single, owners = block[~is_shared], row[~is_shared]
         prefixes = _prefixes(block[is_shared], row[is_shared], num_rows)
 
-    first, width = int(alone.min()), int(alone.max()) - int(alone.min()) + 1
-    if len(alone) >= _IN_PLACE * width:
-        place, window = alone - first, np.arange(first, first + width)
+    first, width = int(single.min()), int(single.max()) - int(single.min()) + 1
+    if len(single) >= _MIN_DENSITY * width:
+        index, window = single - first, np.arange(first, first + width)
     else:
-        place, window, first = np.arange(len(alone)), alone, -1
+        index, window, first = np.arange(len(single)), single, -1
     owner = np.full(len(window), num_rows)
-    owner[place] = owners
+    owner[index] = owners
     hidden = np.zeros((len(window), BLOCK_TOKENS), dtype=np.float32)
     last = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
-    hidden[place[last]] = _HIDDEN[lengths % BLOCK_TOKENS]
-    order, ends_said = place, ends
+    hidden[index[last]] = _CAUSAL_MASKS[lengths % BLOCK_TOKENS]
+    order, offsets = index, ends
     if prefixes:
-        readers = np.concatenate([owner, *(one.readers.numpy().ravel() for one in prefixes)])
-        order, ends_said = _by_row(readers, num_rows)
+        readers = np.concatenate([owner, *(group.readers.numpy().ravel() for group in prefixes)])
+        order, offsets = _by_row(readers, num_rows)
     tensor = torch.from_numpy
     return BlockReads(
         of=reads,
-        blocks=tensor(alone[last]),
+        blocks=tensor(single[last]),
         window=tensor(window),
-        last=tensor(place[last]),
+        last=tensor(index[last]),
         owner=tensor(owner),
         hidden=tensor(hidden[:, None]),
         prefixes=prefixes,
         order=tensor(order),
-        ends=tensor(ends_said),
+        ends=tensor(offsets),
         first=first,
     )
 
 
 def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[Prefixes, ...]:
-    """Of blocks that are shared, in the order of the rows that read them and of their tokens.
+    """Groups shared blocks, given in the order of the rows that read them and of their tokens, into prefixes.
 
-    Rows that share a block share those before it too. So the readers of one row's blocks become fewer along it, and
-    those of two are the same where they are as many.
+    Rows that share a block share all blocks before it. So the readers of a row's blocks become fewer along the row, and
+    two of its blocks have the same readers if they have equally many.
     """
     if not len(blocks):
         return ()
-    different, met, which, numbers = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
-    readers = np.split(rows[np.argsort(which, kind="stable")], numbers.cumsum()[:-1])
-    along = np.argsort(met)  # each block in the row that reads it first
-    cuts = np.flatnonzero((np.diff(rows[met[along]]) != 0) | (np.diff(numbers[along]) != 0)) + 1
+    unique, first_seen, inverse, counts = np.unique(blocks, return_index=True, return_inverse=True, return_counts=True)
+    readers = np.split(rows[np.argsort(inverse, kind="stable")], counts.cumsum()[:-1])
+    in_order = np.argsort(first_seen)  # each block in the row that reads it first
+    ends = np.flatnonzero((np.diff(rows[first_seen[in_order]]) != 0) | (np.diff(counts[in_order]) != 0)) + 1
     by_length: defaultdict[int, list[Numbers]] = defaultdict(list)
-    for run in np.split(along, cuts):
+    for run in np.split(in_order, ends):
         by_length[len(run)].append(run)
-    found = []
+    prefixes = []
     for runs in by_length.values():
-        read = np.full((len(runs), max(numbers[run[0]] for run in runs)), num_rows)
+        padded = np.full((len(runs), max(counts[run[0]] for run in runs)), num_rows)
         for index, run in enumerate(runs):
-            read[index, : numbers[run[0]]] = readers[run[0]]
-        found.append(Prefixes(torch.from_numpy(different[np.stack(runs)]), torch.from_numpy(read)))
-    return tuple(found)
+            padded[index, : counts[run[0]]] = readers[run[0]]
+        prefixes.append(Prefixes(torch.from_numpy(unique[np.stack(runs)]), torch.from_numpy(padded)))
+    return tuple(prefixes)
 
 
 def _by_row(readers: Numbers, num_rows: int) -> tuple[Numbers, Numbers]:
-    """Of what is said to these rows [said], all that is said to somebody, row by row, and where each row begins in it
-    and the end [B + 1]."""
+    """The order [E] of partial results by row, without the dummy row's, and the offsets of rows in it [B + 1]."""
     ends = np.concatenate([[0], np.bincount(readers, minlength=num_rows)[:num_rows].cumsum()])
     return np.argsort(readers, kind="stable")[: ends[-1]], ends

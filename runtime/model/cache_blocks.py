@@ -1,4 +1,4 @@
-"""Which blocks of a paged cache each row holds: on the host, the same on every rank of a replica."""
+"""Block tables of a paged cache: allocation and sharing of blocks, on the host and equal on all ranks of a replica."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
 
 Numbers = NDArray[np.int64]
 
-_LOOSE = 8
-"""Blocks are moved where one of so many has to be: a move takes a few readings, and a gap costs one in every step."""
+_COMPACT_SHARE = 8
+"""Blocks are compacted when one block of this many would move: a move costs a few reads, a gap one in every step."""
 
 
 class BlockTables:
-    """Blocks are taken as rows grow, the lowest that are free first, and are free again when no row reads them.
+    """Allocates blocks as rows grow, lowest numbers first, and frees them when no row reads them any more.
 
-    Those that several rows are to read are taken from the other end, so that those of single rows lie together, or can
-    (`compact`). Blocks are counted from 1: block 0 is held by nobody.
+    Blocks that several rows will read are allocated from the highest numbers, so that those of single rows are
+    contiguous, or can be made so (`compact`). Block numbers start at 1: block 0 is never allocated.
     """
 
     def __init__(self, num_blocks: int, num_rows: int, max_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.table: Numbers = np.zeros((num_rows, blocks_of(max_tokens)), dtype=np.int64)
-        """Of each row its blocks, in the order of its tokens; behind the held ones, anything."""
-        self._num_held = np.zeros(num_rows, dtype=np.int64)
+        """The blocks of each row in the order of its tokens, [rows, blocks]; entries after its blocks are undefined."""
+        self._blocks_per_row = np.zeros(num_rows, dtype=np.int64)
         self._num_readers = np.zeros(num_blocks + 1, dtype=np.int64)
         self._free = list(range(num_blocks, 0, -1))
         self.are_shared = False
-        """Whether any block has several readers."""
+        """True if any block has several readers."""
         self.num_changes = 0
-        """How often a row has let go of blocks, or come to hold those of a list, or others have moved."""
+        """Number of times that blocks were freed, shared, restored or moved."""
         self._compact_at = -1
-        """Changes after which gaps were looked for: rows that grow leave none."""
+        """Value of `num_changes` at the last `compact`; rows that only grow leave no gaps."""
 
     @property
     def num_free(self) -> int:
@@ -46,110 +46,113 @@ class BlockTables:
 
     def held(self, row: int) -> Numbers:
         """The blocks of a row, in the order of its tokens."""
-        found: Numbers = self.table[row, : self._num_held[row]]
-        return found
+        blocks: Numbers = self.table[row, : self._blocks_per_row[row]]
+        return blocks
 
     def short(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
-        """Of `rows`, by their place among them, those that hold too few blocks for so many tokens each."""
-        found: Numbers = (self._num_held[rows] * BLOCK_TOKENS < num_tokens).nonzero()[0]
-        return found
+        """Indices into `rows` of those that have too few blocks for `num_tokens` each."""
+        indices: Numbers = (self._blocks_per_row[rows] * BLOCK_TOKENS < num_tokens).nonzero()[0]
+        return indices
 
     def left(self, rows: Numbers, num_tokens: Numbers) -> int:
-        """How many more tokens all of `rows` have blocks for, of which so many are held already."""
-        return int((self._num_held[rows] * BLOCK_TOKENS - num_tokens).min())
+        """Number of further tokens that every one of `rows` has blocks for, beyond its `num_tokens`."""
+        return int((self._blocks_per_row[rows] * BLOCK_TOKENS - num_tokens).min())
 
     def take(self, row: int, num_tokens: int, to_share: int = 0) -> bool:
-        """Lets a row hold so many tokens; where too few blocks are free nothing changes, and it says so.
+        """Allocates blocks for `num_tokens` tokens of a row; returns False, and changes nothing, if too few are free.
 
-        The whole blocks of the first `to_share` tokens are those that other rows are to read.
+        The full blocks of the first `to_share` tokens will be read by other rows too.
         """
-        held, wanted = int(self._num_held[row]), blocks_of(num_tokens)
-        if wanted - held > len(self._free):
+        present, needed = int(self._blocks_per_row[row]), blocks_of(num_tokens)
+        if needed - present > len(self._free):
             return False
-        for index in range(held, wanted):
+        for index in range(present, needed):
             block = self._free.pop(0 if index < to_share // BLOCK_TOKENS else -1)
             self.table[row, index] = block
             self._num_readers[block] = 1
-        self._num_held[row] = max(held, wanted)
+        self._blocks_per_row[row] = max(present, needed)
         return True
 
     def take_all(self, rows: Numbers, num_tokens: Numbers) -> bool:
-        """Lets each of `rows` hold so many tokens; where too few blocks are free for all nothing changes, and it says
-        so."""
-        wanted = -(-num_tokens // BLOCK_TOKENS) - self._num_held[rows]
-        if int(np.maximum(wanted, 0).sum()) > len(self._free):
+        """Allocates blocks for `num_tokens` tokens of each of `rows`; returns False, and changes nothing, if too few
+        are free for all."""
+        missing = -(-num_tokens // BLOCK_TOKENS) - self._blocks_per_row[rows]
+        if int(np.maximum(missing, 0).sum()) > len(self._free):
             return False
-        for index in (wanted > 0).nonzero()[0].tolist():
+        for index in (missing > 0).nonzero()[0].tolist():
             self.take(int(rows[index]), int(num_tokens[index]))
         return True
 
     def give_back(self, rows: Numbers, num_tokens: Numbers) -> None:
-        """Frees the blocks behind so many tokens of each of `rows`, which no other row reads."""
-        kept = -(-num_tokens // BLOCK_TOKENS)
-        longer = (kept < self._num_held[rows]).nonzero()[0]
+        """Frees the blocks after the first `num_tokens` tokens of each of `rows`, which no other row may read."""
+        num_kept = -(-num_tokens // BLOCK_TOKENS)
+        longer = (num_kept < self._blocks_per_row[rows]).nonzero()[0]
         if not len(longer):
             return
-        freed = [
-            self.table[row, first : self._num_held[row]] for row, first in zip(rows[longer], kept[longer], strict=True)
+        freed_by_row = [
+            self.table[row, first : self._blocks_per_row[row]]
+            for row, first in zip(rows[longer], num_kept[longer], strict=True)
         ]
-        free = np.concatenate(freed)
-        self._num_readers[free] = 0
-        self._free = sorted([*self._free, *free.tolist()], reverse=True)
-        self._num_held[rows[longer]] = kept[longer]
-        self._change()
+        freed = np.concatenate(freed_by_row)
+        self._num_readers[freed] = 0
+        self._free = sorted([*self._free, *freed.tolist()], reverse=True)
+        self._blocks_per_row[rows[longer]] = num_kept[longer]
+        self._record_change()
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
-        """Lets a row that holds nothing read the whole blocks of the first `num_tokens` of another."""
+        """Gives a row without blocks the full blocks of the first `num_tokens` tokens of another row, to read both."""
         self.restore(target, self.table[source, : num_tokens // BLOCK_TOKENS].tolist())
 
     def restore(self, row: int, blocks: Sequence[int]) -> None:
-        """Lets a row that holds nothing hold just these, which others may read too."""
+        """Gives a row without blocks exactly these, which other rows may read too."""
         self.table[row, : len(blocks)] = blocks
-        self._num_held[row] = len(blocks)
-        taken = {block for block in blocks if not self._num_readers[block]}
+        self._blocks_per_row[row] = len(blocks)
+        allocated = {block for block in blocks if not self._num_readers[block]}
         self._num_readers[list(blocks)] += 1
-        if taken:
-            self._free = [block for block in self._free if block not in taken]
-        self._change()
+        if allocated:
+            self._free = [block for block in self._free if block not in allocated]
+        self._record_change()
 
     def release(self, *rows: int) -> None:
-        """The rows have ended, or have to give way."""
-        read = np.concatenate([self.held(row) for row in rows])
-        np.subtract.at(self._num_readers, read, 1)
-        freed = np.unique(read[self._num_readers[read] == 0]).tolist()
+        """Releases all blocks of rows that have ended or are pre-empted; frees those that no other row reads."""
+        released = np.concatenate([self.held(row) for row in rows])
+        np.subtract.at(self._num_readers, released, 1)
+        freed = np.unique(released[self._num_readers[released] == 0]).tolist()
         if freed:
             self._free.extend(reversed(freed))
             self._free.sort(reverse=True)
-        self._num_held[list(rows)] = 0
-        self._change()
+        self._blocks_per_row[list(rows)] = 0
+        self._record_change()
 
     def compact(self) -> tuple[Numbers, Numbers]:
-        """Has the blocks that one row reads lie together again, as the lowest, if rows that ended left many gaps: which
-        are moved, and where to. Who calls has to move what they hold."""
+        """Moves the blocks of single rows to the lowest numbers, if rows that ended left many gaps.
+
+        Returns the old and the new numbers of the moved blocks; the caller has to move their contents.
+        """
         if self._compact_at == self.num_changes:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        alone, free = (self._num_readers == 1).nonzero()[0][::-1], (self._num_readers[1:] == 0).nonzero()[0] + 1
-        most = min(len(alone), len(free))
-        moved, to = alone[:most], free[:most]
+        single, free = (self._num_readers == 1).nonzero()[0][::-1], (self._num_readers[1:] == 0).nonzero()[0] + 1
+        max_count = min(len(single), len(free))
+        moved, to = single[:max_count], free[:max_count]
         count = int((to < moved).sum())
-        if count * _LOOSE < len(alone):
+        if count * _COMPACT_SHARE < len(single):
             count = 0
         moved, to = moved[:count].copy(), to[:count]
         if count:
-            now_at = np.arange(self.num_blocks + 1)
-            now_at[moved] = to
-            self.table = now_at[self.table]
+            new_numbers = np.arange(self.num_blocks + 1)
+            new_numbers[moved] = to
+            self.table = new_numbers[self.table]
             self._num_readers[to], self._num_readers[moved] = 1, 0
             self._free = ((self._num_readers[1:] == 0).nonzero()[0] + 1)[::-1].tolist()
-            self._change()
+            self._record_change()
         self._compact_at = self.num_changes
         return moved, to
 
-    def _change(self) -> None:
+    def _record_change(self) -> None:
         self.num_changes += 1
         self.are_shared = bool(self._num_readers.max() > 1)
 
     def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:
-        """Which of the blocks more than one row reads."""
-        found: NDArray[np.bool_] = self._num_readers[blocks] > 1
-        return found
+        """A mask over `blocks`, true for those that several rows read."""
+        mask: NDArray[np.bool_] = self._num_readers[blocks] > 1
+        return mask

@@ -1,4 +1,4 @@
-"""A forward pass of this rank's pipeline stage over rows of which a cache has the tokens before."""
+"""A forward pass of this rank's pipeline stage over rows whose earlier tokens are in the cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from meshwright.runtime.model.pipeline_p2p import Relay
 def forward_continued(
     model: Decoder, mesh: Mesh, relay: Relay, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
 ) -> Tensor:
-    """What the decoder answers for tokens [S], of packed rows, on the last stage; elsewhere the hidden states to send.
+    """The decoder's output for tokens [S] of packed rows on the last stage; hidden states to send on other stages.
 
-    Hidden states come from the earlier stage, which must pass the same rows.
+    Hidden states are received from the previous stage, which must pass the same rows.
     """
     hidden = None
     if not mesh.is_first_stage:
         num_tokens = len(tokens) + padding_behind(len(tokens), mesh.layout)
-        of_rank = num_tokens // mesh.layout.tp if mesh.layout.sp else num_tokens
-        hidden = relay.receive_hidden((of_rank, 1, model.spec.hidden_size), model.config.params_dtype)
+        local_tokens = num_tokens // mesh.layout.tp if mesh.layout.sp else num_tokens
+        hidden = relay.receive_hidden((local_tokens, 1, model.spec.hidden_size), model.config.params_dtype)
     model.set_input_tensor(hidden)
     output: Tensor = model(tokens.unsqueeze(0), rows.lengths, rows, ends_only=ends_only)
     return output

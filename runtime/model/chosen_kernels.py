@@ -1,6 +1,6 @@
-"""Which kernels a run computes with, chosen once at its start by what the machine has.
+"""The choice of kernels of a run, made once at its start from the abilities of the device.
 
-The plain ones are the reference, to which tests hold the others.
+The plain kernels are the reference that tests compare the others with.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device.abilities import Abilities
 
 _FLASH_CAPABILITY = (8, 0)
-"""Ampere, the first that FlashAttention-2 runs on; it takes heads of up to 256 numbers, a multiple of 8.
+"""Ampere, the first that FlashAttention-2 runs on; it needs a head size of at most 256 and a multiple of 8.
 https://github.com/Dao-AILab/flash-attention
 """
 
 
 @dataclass(frozen=True)
 class ChosenKernels:
-    """Of training and scoring passes, of prefills and of decode steps."""
+    """The kernels of training and scoring passes, of prefills and of decode steps."""
 
     attention: Literal["sdpa", "varlen"] = "sdpa"
     """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
-    variable-length attention for all rows that begin in the pass."""
+    variable-length attention for all rows that start in the pass."""
     operators: Literal["plain", "fused"] = "plain"
-    """fused: rotary embedding, SwiGLU and log-probabilities by kernels in Triton, each in one pass."""
+    """fused: rotary embedding, SwiGLU and log-probabilities by one Triton kernel each; plain: by torch operators."""
     decode: Literal["torch", "paged"] = "torch"
-    """paged: decode steps by kernels in Triton that read the cache's blocks where they lie; torch: by its own."""
+    """paged: decode steps by Triton kernels that read the cache's blocks in place; torch: by torch operators."""
     overlaps_replicas: bool = False
-    """Whether what replicas exchange in training overlaps computing."""
+    """True if gradient reduction and weight gathering between replicas overlap with computation."""
 
     @property
     def of_one_replica(self) -> ChosenKernels:
-        """The same where there is nothing to exchange with others."""
+        """The same kernels without overlap, for a single replica."""
         return replace(self, overlaps_replicas=False)
 
     @property
     def told(self) -> str:
-        """In words."""
+        """A description for the output of a run."""
         exchanges = "overlap computing" if self.overlaps_replicas else "in one piece"
-        own = f"attention {self.attention}, operators {self.operators}, decode {self.decode}"
-        return f"{own}, replicas exchange {exchanges}"
+        kernels = f"attention {self.attention}, operators {self.operators}, decode {self.decode}"
+        return f"{kernels}, replicas exchange {exchanges}"
 
 
 PLAIN = ChosenKernels()
 
 
 def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
-    """What models of these sizes run on, on such a device.
+    """The kernels for models of these shapes on a device with the abilities `found`.
 
-    On a CPU all is plain: torch has no variable-length attention there, and kernels are of a GPU. Exchanges are in one
-    piece there: its models would fill one bucket, and of more than two ranks gloo adds in another order where they are
-    cut otherwise.
+    On a CPU all are plain: torch has no variable-length attention there, and Triton kernels need a GPU. Gradients are
+    not reduced in overlapping buckets there, because the models would fill only one, and because gloo on more than two
+    ranks sums in an order that depends on how tensors are split.
     """
     if found.kind != "cuda":
         return PLAIN
@@ -70,7 +70,7 @@ def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) ->
 
 
 def agreed(mine: ChosenKernels) -> ChosenKernels:
-    """This rank's where all ranks of the world have the same; the plain ones where devices differ."""
-    everyone: list[ChosenKernels] = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return mine if all(one == mine for one in everyone) else PLAIN
+    """This rank's kernels `mine` if all ranks of the world have the same, else the plain ones. Collective."""
+    per_rank: list[ChosenKernels] = [mine] * dist.get_world_size()
+    dist.all_gather_object(per_rank, mine)
+    return mine if all(kernels == mine for kernels in per_rank) else PLAIN

@@ -1,8 +1,8 @@
-"""Sequences that are cut over context-parallel ranks: which tokens a rank has, and what passes between the ranks.
+"""Context parallelism: the tokens of each rank, and the gathering of keys and values over the ranks.
 
-A row of a micro-batch is padded to 2 x cp slices of one length, of which rank r has slices r and 2 x cp - 1 - r, so
-that all have as many scores under a causal mask. Before its queries attend, a rank gathers the keys and values of all
-(Llama 3 report, arXiv:2407.21783, section 3.3.2).
+A row of a micro-batch is padded to 2 x cp slices of equal length, of which rank r has slices r and 2 x cp - 1 - r, so
+that all ranks compute equally many scores under a causal mask. A rank gathers the keys and values of all ranks before
+attention (Llama 3 report, arXiv:2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from meshwright.runtime.model.mesh import Mesh
 
 
 class ShardSlice(NamedTuple):
-    """Some of a rank's tokens: how many, and among the tokens of all ranks in the order of their sequences, where their
-    row begins and where they end."""
+    """A slice of a row: its number of tokens, and the positions of the row's start and of the slice's end.
+
+    Positions count the padded tokens of all ranks in the order of their sequences.
+    """
 
     size: int
     row: int
@@ -33,132 +35,136 @@ class ShardSlice(NamedTuple):
 
 
 class Parts:
-    """The part of rows of these lengths, one behind the other, that one of the ranks of `group` has."""
+    """This rank's shard of packed rows of these lengths, which are sharded over the ranks of `group`."""
 
     def __init__(self, lengths: Sequence[int], group: dist.ProcessGroup) -> None:
         self._lengths, self._group = tuple(lengths), group
         self._rank, self._cp = group.rank(), group.size()
         self._sizes = tuple(-(-length // (2 * self._cp)) for length in self._lengths)
         self.num_tokens = 2 * sum(self._sizes)
-        """Of this rank and of every other, padding included."""
+        """Number of tokens of this rank, padding included; the same on every rank."""
 
     def slices(self) -> Iterator[ShardSlice]:
-        """This rank's, in the order in which it has them."""
+        """Yields this rank's slices in order."""
         row = 0
         for size in self._sizes:
-            for number in self._numbers(self._rank):
+            for number in self._slice_numbers(self._rank):
                 yield ShardSlice(size, row, row + (number + 1) * size)
             row += 2 * self._cp * size
 
     @cached_property
     def positions(self) -> Tensor:
-        """[S] int64, of each of this rank's tokens in its row."""
+        """Position of each of this rank's tokens in its row, [S] int64."""
         return torch.cat(self._positions(self._rank))
 
     def of(self, values: Tensor) -> Tensor:
-        """This rank's [S] of values [T], one for each token; zero where it has padding."""
-        return F.pad(values, (0, 1))[self._places(self._rank).to(values.device)]
+        """This rank's shard [S] of values [T], one for each token; zero for padding."""
+        return F.pad(values, (0, 1))[self._token_indices(self._rank).to(values.device)]
 
     def joined(self, own: Tensor) -> Tensor:
-        """Values [T] of every token from what each rank has of them, [S]; nothing passes back."""
-        everyones = own.new_empty(self._cp * self.num_tokens)
-        dist.all_gather_into_tensor(everyones, own.contiguous(), group=self._group)
-        places = torch.cat([self._places(rank) for rank in range(self._cp)]).to(own.device)
-        return own.new_zeros(sum(self._lengths) + 1).scatter_(0, places, everyones)[:-1]
+        """Gathers values [T] of all tokens from each rank's shard [S]; not differentiable."""
+        gathered = own.new_empty(self._cp * self.num_tokens)
+        dist.all_gather_into_tensor(gathered, own.contiguous(), group=self._group)
+        indices = torch.cat([self._token_indices(rank) for rank in range(self._cp)]).to(own.device)
+        return own.new_zeros(sum(self._lengths) + 1).scatter_(0, indices, gathered)[:-1]
 
     def gathered(self, own: Tensor) -> Tensor:
-        """[cp x S, ...] of all ranks' tokens in the order of their sequences, from each rank's own [S, ...]."""
-        everyones = own.new_empty(self._cp * len(own), *own.shape[1:])
-        dist.all_gather_into_tensor(everyones, own.contiguous(), group=self._group)
-        return everyones.index_select(0, self._in_order)
+        """Gathers each rank's [S, ...] to [cp x S, ...], in the order of the sequences, padding included."""
+        by_rank = own.new_empty(self._cp * len(own), *own.shape[1:])
+        dist.all_gather_into_tensor(by_rank, own.contiguous(), group=self._group)
+        return by_rank.index_select(0, self._in_order)
 
     def scattered(self, values: Tensor) -> Tensor:
-        """This rank's own [S, ...] of the sum over the ranks of [cp x S, ...] in the order of the sequences."""
-        own = values.new_empty(self.num_tokens, *values.shape[1:])
+        """Sums [cp x S, ...], in the order of the sequences, over the ranks; returns this rank's shard [S, ...]."""
+        shard = values.new_empty(self.num_tokens, *values.shape[1:])
         by_rank = values.index_select(0, self._by_rank)
-        dist.reduce_scatter_tensor(own, by_rank, group=self._group)
-        return own
+        dist.reduce_scatter_tensor(shard, by_rank, group=self._group)
+        return shard
 
-    def _numbers(self, rank: int) -> tuple[int, int]:
+    def _slice_numbers(self, rank: int) -> tuple[int, int]:
         return rank, 2 * self._cp - 1 - rank
 
     def _positions(self, rank: int) -> list[Tensor]:
-        """Of each row."""
+        """Positions of a rank's tokens in each row, [2 x size] per row."""
         return [
-            torch.cat([torch.arange(number * size, (number + 1) * size) for number in self._numbers(rank)])
+            torch.cat([torch.arange(number * size, (number + 1) * size) for number in self._slice_numbers(rank)])
             for size in self._sizes
         ]
 
-    def _places(self, rank: int) -> Tensor:
-        """[S] int64, where among the tokens [T] of all rows those of a rank are; T for padding."""
-        start, places = 0, []
+    def _token_indices(self, rank: int) -> Tensor:
+        """Indices of a rank's tokens among the tokens [T] of all rows, [S] int64; T for padding."""
+        start, indices = 0, []
         for length, positions in zip(self._lengths, self._positions(rank), strict=True):
-            places.append(torch.where(positions < length, start + positions, sum(self._lengths)))
+            indices.append(torch.where(positions < length, start + positions, sum(self._lengths)))
             start += length
-        return torch.cat(places)
+        return torch.cat(indices)
 
     @cached_property
     def _by_rank(self) -> Tensor:
-        """[cp x S] int64 on the device, where in the order of the sequences the tokens of rank 0 are, then those of
-        rank 1, and so on."""
+        """Positions in the order of the sequences of the tokens of rank 0, then of rank 1 and so on: [cp x S] int64 on
+        the device."""
         starts = [2 * self._cp * before for before in accumulate(self._sizes, initial=0)]
-        places = [
+        indices = [
             start + positions
             for rank in range(self._cp)
             for start, positions in zip(starts, self._positions(rank), strict=False)
         ]
-        return torch.cat(places).to(host.device())
+        return torch.cat(indices).to(host.device())
 
     @cached_property
     def _in_order(self) -> Tensor:
-        """[cp x S] int64 on the device, where among the tokens of rank 0, then of rank 1, those in order are."""
+        """The inverse permutation of `_by_rank`, [cp x S] int64 on the device."""
         return self._by_rank.argsort()
 
 
 def parts_of(lengths: Sequence[int], mesh: Mesh) -> Parts | None:
-    """This rank's part of rows of these lengths; None where sequences are whole."""
+    """This rank's shard of rows of these lengths; None without context parallelism."""
     return Parts(lengths, mesh.groups.cp) if mesh.layout.cp > 1 else None
 
 
 def num_tokens_of_rank(lengths: Sequence[int], mesh: Mesh) -> int:
-    """How many tokens of rows of these lengths every rank has."""
+    """Number of tokens that every rank has of rows of these lengths."""
     parts = parts_of(lengths, mesh)
     return parts.num_tokens if parts else sum(lengths)
 
 
 def padding_behind(num_tokens: int, layout: Layout) -> int:
-    """Tokens of no meaning behind so many of a rank, which sequence parallelism cuts into tp equal parts."""
+    """Number of padding tokens after a rank's `num_tokens`, for sequence parallelism to split them into tp equal
+    parts."""
     return -num_tokens % layout.tp if layout.sp else 0
 
 
 class Gathered:
-    """Keys and values of all ranks, which are gathered again for the backward pass and not kept for it."""
+    """Gathered keys and values of all ranks, which are gathered again for the backward pass instead of saved for it."""
 
     def __init__(self, own: Tensor, parts: Parts) -> None:
         """`own` [S, ...] are this rank's."""
-        self._own, self._parts = own, parts
+        self._local, self._parts = own, parts
         self._address = 0
-        self._again: Tensor | None = None
+        self._regathered: Tensor | None = None
 
     @contextmanager
     def whole(self) -> Iterator[Tensor]:
-        """Those of all, [cp x S, ...] in the order of the sequences; what is saved of them meanwhile is not kept."""
-        found: Tensor = _Gather.apply(self._own, self._parts)
-        self._own, self._address = self._own.detach(), found.untyped_storage().data_ptr()
+        """Context that yields [cp x S, ...] of all ranks, in the order of the sequences.
+
+        Autograd saves no views of it inside the context; they are recomputed from a second gather.
+        """
+        gathered: Tensor = _Gather.apply(self._local, self._parts)
+        self._local, self._address = self._local.detach(), gathered.untyped_storage().data_ptr()
         with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
-            yield found
+            yield gathered
 
     def _pack(self, saved: Tensor) -> Any:
         if saved.untyped_storage().data_ptr() != self._address:
             return saved
         return saved.size(), saved.stride(), saved.storage_offset()
 
-    def _unpack(self, kept: Any) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        if self._again is None:
-            self._again = self._parts.gathered(self._own)
-        return self._again.as_strided(*kept)
+    def _unpack(self, packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        if self._regathered is None:
+            self._regathered = self._parts.gathered(self._local)
+        return self._regathered.as_strided(*packed)
 
 
 class _Gather(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Pipeline stages that hold different numbers of layers, as megatron is told of them."""
+"""Megatron's layer layout for pipeline stages with unequal numbers of layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from meshwright.runtime.model.mesh import Mesh
 
 
 class DealtLayers(PipelineParallelLayerLayout):
-    """The layers of every stage, of which this rank holds one in a mesh of its own.
+    """The number of layers of every stage, for a rank whose stage is given and not taken from global state.
 
-    Megatron's asks its global state which stage that is, and takes no other answer:
+    Megatron's own class ignores a given stage and reads its global state:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/transformer_layer.py#L51
     """
 
@@ -34,6 +34,6 @@ class DealtLayers(PipelineParallelLayerLayout):
 
 
 def dealt_layers(spec: ModelSpec, mesh: Mesh) -> DealtLayers | None:
-    """What megatron has to be told, or None where every stage holds as many layers and it counts for itself."""
+    """The layer layout of a model with unequal stages; None if all stages have equally many layers."""
     counts = unequal_stages(spec, mesh.layout.pp)
     return DealtLayers(counts, mesh.pp_rank) if counts else None

@@ -1,4 +1,4 @@
-"""What ends a response besides its length: the tokens that a Hugging Face directory names, and the job's strings."""
+"""End tokens and stop strings of responses, from a Hugging Face directory and from the job."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import MOST_CONFIG_BYTES
 from meshwright.profiles.values import json_value, read_text
 
-if TYPE_CHECKING:  # a record names what ends a response, and is shown without any model
+if TYPE_CHECKING:  # records use this module too, and are shown without tokenizers installed
     from tokenizers import Tokenizer
 
 FILES = ("config.json", "generation_config.json")
 _KEY = "eos_token_id"
-_LARGEST_ID = 2**32 - 1  # that a tokenizer numbers
+_MAX_TOKEN_ID = 2**32 - 1  # of a tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseEnds:
-    """End tokens by id, each with the text that spells it, and strings that end a response too."""
+    """End tokens by id with their texts, and the stop strings of the job."""
 
     tokens: Mapping[int, str]
     strings: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
-        """What a run says of it at its start."""
+        """A sentence for the start of a run."""
         tokens = [f"{text} ({token})" for token, text in self.tokens.items()]
         strings = [f"the text {json.dumps(string)}" for string in self.strings]
-        return f"a response ends with {_or([*tokens, *strings])}, or at its greatest length"
+        return f"a response ends with {_join_or([*tokens, *strings])}, or at the length limit"
 
 
 def read_end_tokens(directory: Path, tokenizer: Tokenizer) -> dict[int, str]:
-    """The tokens that end a response of the model in `directory`, by id, each with the text that spells it.
+    """The end tokens of the model in `directory`, by id, with their texts.
 
-    They are all that `eos_token_id` names in config.json and in generation_config.json, in either a number or a list.
-    Nothing else ends a response: a padding token does so only where it is listed there too. Raises BadInput for a
-    file that cannot be read, for a value that is no token of `tokenizer`, and where no token is named at all.
+    They are all tokens of `eos_token_id`, a number or a list, in config.json and in generation_config.json. A padding
+    token ends a response only if it is listed there too. Raises BadInput for a file that cannot be read, for a value
+    that is not a token of `tokenizer`, and if there is no end token.
     """
-    found: dict[int, str] = {}
+    end_tokens: dict[int, str] = {}
     for name in FILES:
         path = directory / name
         if name == "config.json" or path.exists():
-            found |= {token: _text(token, path, tokenizer) for token in _named(_read(path), path)}
-    if not found:
+            end_tokens |= {token: _token_text(token, path, tokenizer) for token in _token_ids(_read(path), path)}
+    if not end_tokens:
         raise BadInput(
             f"model {directory}: neither {' nor '.join(FILES)} names an {_KEY}, so that no token ends a response; "
             "add it to generation_config.json."
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(end_tokens.items()))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -62,8 +62,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     return config
 
 
-def _named(config: Mapping[str, Any], path: Path) -> Iterator[int]:
-    """The end tokens that one file names, none if it leaves them out."""
+def _token_ids(config: Mapping[str, Any], path: Path) -> Iterator[int]:
+    """Yields the end tokens of one file, none if it has no `eos_token_id`."""
     value = config.get(_KEY)
     for token in value if isinstance(value, list) else [] if value is None else [value]:
         if not isinstance(token, int) or isinstance(token, bool):
@@ -71,15 +71,15 @@ def _named(config: Mapping[str, Any], path: Path) -> Iterator[int]:
         yield token
 
 
-def _text(token: int, path: Path, tokenizer: Tokenizer) -> str:
-    text: str | None = tokenizer.id_to_token(token) if 0 <= token <= _LARGEST_ID else None
+def _token_text(token: int, path: Path, tokenizer: Tokenizer) -> str:
+    text: str | None = tokenizer.id_to_token(token) if 0 <= token <= _MAX_TOKEN_ID else None
     if text is None:
         raise BadInput(
-            f"model config {path}: {_KEY} names {token}, which is no token of the job's tokenizer and would never end "
-            "a response; correct it, or data.tokenizer."
+            f"model config {path}: {_KEY} names {token}, which is not a token of the job's tokenizer and would never "
+            "end a response; correct it, or data.tokenizer."
         )
     return text
 
 
-def _or(words: list[str]) -> str:
+def _join_or(words: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))

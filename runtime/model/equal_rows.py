@@ -1,4 +1,4 @@
-"""Packed rows that are alike and next to each other, which attention takes in one call."""
+"""Runs of adjacent packed rows with equal lengths, each of which is one attention call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class EqualRows(NamedTuple):
-    """Rows one behind the other, in slots one behind the other, of `length` tokens each behind `cached` others."""
+    """Adjacent rows in adjacent slots, each of `length` new tokens after `cached` tokens in the cache."""
 
     first_slot: int
     cached: int
@@ -16,12 +16,12 @@ class EqualRows(NamedTuple):
 
     @property
     def num_keys(self) -> int:
-        """That the last token of each row sees."""
+        """Number of keys that the last token of each row sees."""
         return self.cached + self.length
 
 
 def equal_rows(rows: Iterable[tuple[int, int, int]]) -> tuple[EqualRows, ...]:
-    """Rows of so many runs as they need, each row given by its slot, its cached tokens and its length."""
+    """Groups rows, each given as (slot, cached tokens, length), into as few runs as possible."""
     runs: list[EqualRows] = []
     for slot, cached, length in rows:
         if runs and (slot, cached, length) == (runs[-1].first_slot + runs[-1].num_rows, *runs[-1][1:3]):

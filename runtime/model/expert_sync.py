@@ -1,7 +1,7 @@
-"""Replicas that hold the experts of a model together pass through them together, each as often as the others.
+"""Equal numbers of forward passes on replicas that share the experts of a model.
 
-A pass through a layer's experts is a collective of all these replicas. One that has nothing to send any more, because
-its sequences have ended or its rows were fewer, takes part without tokens until none of them has.
+The experts of a layer are a collective of all these replicas. A replica whose sequences have ended, or which has fewer
+rows, takes part without tokens until all replicas are done.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from meshwright.runtime.model.model_shard import Decoder
 
 
 class Lockstep:
-    """One rank's, of one pipeline stage. Where replicas hold all experts each it does nothing and sends nothing."""
+    """Keeps one rank's pipeline stage in step with other replicas; does nothing if each replica has all experts."""
 
     def __init__(self, model: Decoder, mesh: Mesh) -> None:
         self._model, self._mesh = model, mesh
         parameter = next(model.parameters())
-        self._nothing = parameter.new_zeros((0, 1, model.spec.hidden_size)).detach()
+        self._no_tokens = parameter.new_zeros((0, 1, model.spec.hidden_size)).detach()
 
     @contextmanager
     def passes(self, count: int) -> Iterator[None]:
-        """Within it the caller passes `count` times through its layers; all replicas have agreed on the most."""
+        """Context in which the caller makes `count` passes through its layers.
+
+        Empty passes follow, up to the maximum count of all replicas.
+        """
         if self._mesh.layout.expert_replicas == 1:
             yield
             return
-        most = self._agree(1 + count) - 1
+        max_count = self._max_over_replicas(1 + count) - 1
         yield
-        self._join(most - count)
+        self._pass_empty(max_count - count)
 
     def finish(self) -> None:
-        """Takes part in what the other replicas still pass, until all have come to this call."""
+        """Makes empty passes while other replicas still make passes, until all of them have called this."""
         if self._mesh.layout.expert_replicas > 1:
-            while most := self._agree(0):
-                self._join(most - 1)
+            while max_count := self._max_over_replicas(0):
+                self._pass_empty(max_count - 1)
 
-    def _agree(self, count: int) -> int:
-        """The largest number among the replicas."""
-        counted = torch.tensor(count, device=self._nothing.device)
-        dist.all_reduce(counted, op=dist.ReduceOp.MAX, group=self._mesh.groups.ep)
-        return int(counted)
+    def _max_over_replicas(self, count: int) -> int:
+        maximum = torch.tensor(count, device=self._no_tokens.device)
+        dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=self._mesh.groups.ep)
+        return int(maximum)
 
     @torch.no_grad()
-    def _join(self, num_passes: int) -> None:
+    def _pass_empty(self, num_passes: int) -> None:
         for _ in range(num_passes):
             for layer in self._model.decoder.layers:
-                layer.mlp(self._nothing)
+                layer.mlp(self._no_tokens)

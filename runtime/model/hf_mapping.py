@@ -1,6 +1,6 @@
-"""Which tensors of a Hugging Face checkpoint make up each parameter of a model, and how they are cut over ranks.
+"""The mapping between Megatron parameters and the tensors of a Hugging Face checkpoint, and their sharding over ranks.
 
-Names and arithmetic only: this file reads and writes nothing. Parameters carry megatron's names with layers counted
+It has only names and arithmetic; no file is read or written. Parameters have Megatron's names, with layers numbered
 through the whole model.
 """
 
@@ -35,7 +35,7 @@ class StoredTensor:
 
     @property
     def num_elements(self) -> int:
-        """Of the whole tensor."""
+        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
 
@@ -45,11 +45,12 @@ class Recipe:
 
     tensors: tuple[StoredTensor, ...]
     axis: int | None
-    """The axis along which tensor parallelism cuts each stored tensor; None if every rank holds the whole."""
+    """The axis along which tensor parallelism shards each stored tensor; None if it is replicated."""
     heads: int = 0
-    """KV heads whose query, key and value rows lie side by side in the parameter; 0 if each tensor's rows do."""
+    """Number of KV heads for which query, key and value rows are interleaved in the parameter; 0 if the stored tensors
+    are simply concatenated."""
     padded_rows: int = 0
-    """Rows of the parameter over all ranks where they are more than the stored ones; the rest are zero."""
+    """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
 
     def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
         """The part of `stored` along `axis` that belongs to one tensor-parallel rank; it may end past the tensor."""
@@ -61,21 +62,21 @@ class Recipe:
         """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
         if len(parts) == 1:
             return parts[0]
-        blocks = self.heads // tp or 1
-        return torch.cat([part.unflatten(0, (blocks, -1)) for part in parts], dim=1).flatten(0, 1)
+        heads = self.heads // tp or 1
+        return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
 
     def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in their order.
+        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order.
 
-        The inverse of cutting and joining.
+        It is the inverse of `span` and `join`.
         """
         if self.axis is None:
             return {self.tensors[0].name: shards[0]}
         tp = len(shards)
-        blocks = self.heads // tp or 1
-        rows = [(self.padded_rows or stored.shape[0]) // blocks for stored in self.tensors]
+        heads = self.heads // tp or 1
+        rows = [(self.padded_rows or stored.shape[0]) // heads for stored in self.tensors]
         rows = [count // tp if self.axis == 0 else count for count in rows]
-        by_shard = [shard.unflatten(0, (blocks, -1)).split(rows, dim=1) for shard in shards]
+        by_shard = [shard.unflatten(0, (heads, -1)).split(rows, dim=1) for shard in shards]
         return {
             stored.name: torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
             for i, stored in enumerate(self.tensors)
@@ -83,7 +84,7 @@ class Recipe:
 
 
 def recipe(spec: ModelSpec, parameter: str) -> Recipe:
-    """How `parameter` is made of stored tensors."""
+    """The recipe that makes `parameter` of stored tensors."""
     layer = _LAYER.fullmatch(parameter)
     if layer:
         return _layer_recipe(spec, f"model.layers.{layer[1]}", layer[2])
@@ -98,7 +99,7 @@ def recipe(spec: ModelSpec, parameter: str) -> Recipe:
 
 
 def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
-    """The recipe of a parameter of one layer, whose stored tensors' names begin with `layer`."""
+    """The recipe of a parameter of one layer; names of its stored tensors start with `layer`."""
     module, kind = parameter.rsplit(".", 1)
     if spec.experts and module.startswith("mlp."):
         return _experts_recipe(spec, spec.experts, layer, module)
@@ -151,7 +152,8 @@ def _whole(name: str, *shape: int) -> Recipe:
 
 
 def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
-    """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is the embedding's."""
+    """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is stored as the
+    embedding."""
     layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
     layer += _linear("self_attention.linear_proj", spec.output_bias)
     if spec.qk_norm:
@@ -174,8 +176,8 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
 
 
 def starts_from_nothing(spec: ModelSpec, parameter: str) -> bool:
-    """Whether a parameter is stored nowhere and starts at zero: the scalar head of a model made from a language model,
-    as `spec.architecture` says."""
+    """True for a parameter that is not in the checkpoint and starts at zero: the scalar head of a model initialised
+    from a language model, by `spec.architecture`."""
     return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
 
 
@@ -184,7 +186,7 @@ def _linear(module: str, has_bias: bool) -> list[str]:
 
 
 def global_name(parameter: str, first_layer: int, first_expert: int = 0) -> str:
-    """`parameter` of a rank, whose layers and experts count from 0, with both counted through the whole model."""
+    """The name in the whole model of a rank's `parameter`, whose layers and experts are numbered from 0."""
     layer = _LAYER.fullmatch(parameter)
     if not layer:
         return parameter
@@ -193,6 +195,6 @@ def global_name(parameter: str, first_layer: int, first_expert: int = 0) -> str:
 
 
 def expert_of(parameter: str) -> int | None:
-    """The number of the expert that a parameter belongs to, None for all others."""
+    """The number of the expert that a parameter belongs to; None if it belongs to no expert."""
     match = _EXPERT.search(parameter)
     return int(match[2]) if match else None

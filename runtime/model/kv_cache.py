@@ -1,7 +1,7 @@
-"""Keys and values of sequences of different lengths, in blocks of tokens that rows hold as they grow.
+"""The paged KV cache: keys and values of sequences of different lengths, in blocks that are allocated as rows grow.
 
-A cache has so many blocks and no more: it is as large as was planned, whatever the lengths, and who fills it decides
-which rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, tables of them, and prefixes that rows share).
+The cache has a fixed number of blocks, so its size is as planned whatever the lengths are; the scheduler decides which
+rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, block tables and shared prefixes).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
 class PagedCache:
     """Rotated keys and values of one pipeline stage: [layers, blocks, kv_heads, tokens of a block, head_dim].
 
-    Block 0 is spare: rows that only round up a decode step write there.
+    Block 0 is a dummy: rows that only pad the batch of a decode step write there.
     """
 
     def __init__(
@@ -36,33 +36,37 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """For `num_rows` rows at a time, of at most `max_tokens` tokens each."""
+        """Allocates a cache for `num_rows` rows at a time, of at most `max_tokens` tokens each."""
         shape = (num_layers, 2, num_blocks + 1, num_kv_heads, BLOCK_TOKENS, head_dim)
-        held = torch.zeros(shape, dtype=dtype, device=device)
-        self.keys, self.values = held.unbind(1)
-        self._layers = [of_layer.view(-1, head_dim) for of_layer in held]
+        storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = storage.unbind(1)
+        self._layers = [layer.view(-1, head_dim) for layer in storage]
         self.tables, self.max_tokens = BlockTables(num_blocks, num_rows, max_tokens), max_tokens
 
     def share(self, source: int, target: int, num_tokens: int) -> None:
-        """Copies what one row has of its first `num_tokens` in a block that is not whole; `target` holds a block there.
+        """Copies the last, partly filled block of a row's first `num_tokens` to the same block of another row.
 
-        Whole blocks are read by both rows: `BlockTables.share`.
+        Full blocks need no copy, since both rows read them: `BlockTables.share`.
         """
-        whole, rest = divmod(num_tokens, BLOCK_TOKENS)
-        if rest:
-            blocks = self.tables.table
+        num_full, remainder = divmod(num_tokens, BLOCK_TOKENS)
+        if remainder:
+            table = self.tables.table
             for cache in (self.keys, self.values):
-                cache[:, blocks[target, whole]] = cache[:, blocks[source, whole]]
+                cache[:, table[target, num_full]] = cache[:, table[source, num_full]]
 
     def compact(self) -> None:
-        """Moves blocks to where they are read in place, if many are not: what was found of tables before is void."""
+        """Moves blocks so that attention can read a contiguous window, if there are many gaps.
+
+        Block numbers read from the tables before are then invalid.
+        """
         moved, to = (torch.from_numpy(blocks) for blocks in self.tables.compact())
         if len(moved):
-            for held in (*self.keys, *self.values):
-                held.index_copy_(0, to, held.index_select(0, moved))
+            for layer in (*self.keys, *self.values):
+                layer.index_copy_(0, to, layer.index_select(0, moved))
 
     def read(self, row: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """A copy on the host of the first `num_tokens` of a row, [layers, kv_heads, num_tokens, head_dim] each."""
+        """A host copy of keys and values of a row's first `num_tokens`, [layers, kv_heads, num_tokens, head_dim]
+        each."""
         blocks = self._blocks(row, num_tokens)
         keys, values = (
             cache[:, blocks].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].detach().cpu().clone()
@@ -71,33 +75,33 @@ class PagedCache:
         return keys, values
 
     def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-        """Puts what was read, [layers, kv_heads, num_tokens, head_dim] each, into the blocks that the row holds."""
+        """Writes the result of `read`, [layers, kv_heads, num_tokens, head_dim] each, to the blocks of a row."""
         num_tokens = keys.shape[2]
         for index, block in enumerate(self._blocks(row, num_tokens).tolist()):
             first, end = index * BLOCK_TOKENS, min(num_tokens, (index + 1) * BLOCK_TOKENS)
-            for cache, read in ((self.keys, keys), (self.values, values)):
-                cache[:, block, :, : end - first] = read[:, :, first:end]
+            for cache, saved in ((self.keys, keys), (self.values, values)):
+                cache[:, block, :, : end - first] = saved[:, :, first:end]
 
     def _blocks(self, row: int, num_tokens: int) -> Tensor:
         return torch.from_numpy(self.tables.table[row, : blocks_of(num_tokens)])
 
     def of_layer(self, layer: int) -> Tensor:
-        """All keys of a layer, then all of its values, [2 * blocks * kv_heads * tokens, head_dim], where they lie."""
+        """A view on all keys of a layer followed by all its values, [2 * blocks * kv_heads * tokens, head_dim]."""
         return self._layers[layer]
 
     def store(self, layer: int, places: Tensor, new: Tensor) -> None:
-        """Puts keys and values [..., D] at places [...] of `of_layer`."""
+        """Writes keys and values [..., D] at the indices `places` [...] of `of_layer`."""
         self._layers[layer].index_put_((places,), new)
 
     def places(self, blocks: Tensor, within: Tensor) -> Tensor:
-        """Where the tokens [S] at places `within` of `blocks` lie among a layer's [blocks * kv_heads * tokens, D]:
-        [S * kv_heads]."""
+        """Indices [S * kv_heads] of tokens [S], at offsets `within` in `blocks`, among a layer's
+        [blocks * kv_heads * tokens, D]."""
         heads = torch.arange(self.keys.shape[2])
         return ((blocks[:, None] * len(heads) + heads) * BLOCK_TOKENS + within[:, None]).flatten()
 
     def continue_rows(self, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
-        """A view for packed rows: the b-th has `lengths[b]` tokens behind the `cached[b]` tokens of `rows[b]`, and
-        holds blocks for them."""
+        """The view for a pass over packed rows, of which the b-th has `lengths[b]` new tokens after the `cached[b]`
+        tokens of `rows[b]`; blocks for them must be allocated."""
         firsts = np.array(cached) - np.cumsum([0, *lengths[:-1]])
         positions = np.arange(sum(lengths)) + np.repeat(firsts, lengths)
         blocks = self.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
@@ -109,26 +113,26 @@ class PagedCache:
 
 @dataclass(frozen=True)
 class ContinuedRows:
-    """The cache while rows are continued by several tokens each, which lie packed: S tokens, one row behind the other.
+    """The cache in a prefill pass over packed rows that each add several tokens, S in all, to their cached ones.
 
-    A row of which nothing is cached begins in its blocks, whatever was there.
+    A row without cached tokens overwrites its blocks from the start.
     """
 
     cache: PagedCache
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
     runs: tuple[EqualRows, ...]
-    """Rows that are alike, by their places among `rows`."""
-    places: Tensor  # [S * kv_heads], where their keys go among all of a layer's [blocks * kv_heads * tokens, D]
+    """Runs of rows of equal lengths; slots are indices into `rows`."""
+    places: Tensor  # [S * kv_heads], indices of their keys among a layer's [blocks * kv_heads * tokens, D]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Puts [S, 1, kv_heads, D] behind what is cached, leaving out what pads S behind the rows."""
+        """Writes new keys and values [S, 1, kv_heads, D] after the cached ones, except for padding after the rows."""
         for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
             tokens = new.reshape(-1, new.shape[-1])[: len(self.places)]
             store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
 
     def seen(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each run all keys and values, those of its own tokens too, gathered [B, kv_heads, T, D]."""
+        """Yields the keys and values of each run, its new tokens included, gathered to [B, kv_heads, T, D]."""
         for run in self.runs:
             rows = self.rows[run.first_slot : run.first_slot + run.num_rows]
             blocks = torch.stack([self.cache._blocks(row, run.num_keys) for row in rows]).to(self.places.device)

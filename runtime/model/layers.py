@@ -1,4 +1,4 @@
-"""The layers of a decoder as megatron specs, of megatron's own parallel linears and no Transformer Engine."""
+"""The layers of a decoder as Megatron module specs, with Megatron's parallel linears and without Transformer Engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from meshwright.runtime.model.varlen_attention import torch_kernel
 
 
 def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN) -> TransformerBlockSubmodules:
-    """The decoder layers of one pipeline stage, by their numbers in the whole model."""
+    """The module spec of one pipeline stage's decoder layers, given by their numbers in the whole model."""
     layer = ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -57,7 +57,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron has a switch of its own for it
+            linear_qkv=_columns(spec, "linear_qkv", has_bias=False),  # megatron sets it by add_qkv_bias
             core_attention=functools.partial(
                 CoreAttention,
                 first_layer=first_layer,
@@ -72,7 +72,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
 
 
 def _rotary_kernel() -> Rotate:
-    from meshwright.runtime.kernels.rotary import rotate  # noqa: PLC0415 - there is Triton where it was chosen
+    from meshwright.runtime.kernels.rotary import rotate  # noqa: PLC0415 - needs Triton
 
     return rotate
 
@@ -108,45 +108,46 @@ def _experts() -> ModuleSpec:
 
 
 def keep_tokens_apart(layer: MoELayer, mesh: Mesh) -> None:
-    """Makes a layer of experts fit for tensor-parallel ranks that all have the same tokens."""
+    """Replaces the token dispatcher of an MoE layer by one for tensor-parallel ranks that all have the same tokens."""
     layer.token_dispatcher = _ColumnDispatcher(layer.num_local_experts, layer.config, mesh)
 
 
 class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
-    """Passes the tokens of each tensor-parallel rank through its own width of the experts, or through the whole ones
-    that it and its counterparts in other replicas hold, and sums the answers.
+    """Dispatches tokens that are the same on all tensor-parallel ranks, and sums the outputs over these ranks.
 
-    Megatron's takes the tokens of those ranks for different ones, as they are under sequence parallelism, and would
-    compute each once per rank. The sum has no gradients: megatron trains with sequence parallelism only.
+    Each rank passes them through its own width of the experts, or through the whole experts that it and its
+    counterparts in other replicas hold. Megatron's dispatcher expects different tokens on each rank, as with sequence
+    parallelism, and would compute each token once per rank. The sum has no gradient, because Megatron trains experts
+    with sequence parallelism only.
     """
 
     def __init__(self, num_local: int, config: TransformerConfig, mesh: Mesh) -> None:
         column, folded = mesh.expert_column, mesh.layout.folded
         first = mesh.dp_rank % mesh.layout.expert_replicas * num_local
-        mine = copy.copy(config)
-        mine.num_moe_experts = num_local * mesh.layout.expert_replicas
-        alike = ProcessGroupCollection(ep=column, expt_tp=None, tp_ep=column)
-        super().__init__(num_local, [*range(first, first + num_local)], config=mine, pg_collection=alike)
-        parts = torch.arange(mine.num_moe_experts * folded, device=host.device()).view(-1, folded, num_local)
-        self._mine = parts[:, mesh.tp_rank // mesh.layout.etp].flatten() if folded > 1 else None
-        self._summed_over = mesh.groups.tp
+        column_config = copy.copy(config)
+        column_config.num_moe_experts = num_local * mesh.layout.expert_replicas
+        groups = ProcessGroupCollection(ep=column, expt_tp=None, tp_ep=column)
+        super().__init__(num_local, [*range(first, first + num_local)], config=column_config, pg_collection=groups)
+        experts = torch.arange(column_config.num_moe_experts * folded, device=host.device()).view(-1, folded, num_local)
+        self._column_experts = experts[:, mesh.tp_rank // mesh.layout.etp].flatten() if folded > 1 else None
+        self._tp_group = mesh.groups.tp
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        if self._mine is not None:
-            routing_map, probs = routing_map[:, self._mine], probs[:, self._mine]
-        found: tuple[Tensor, Tensor] = super().dispatch_preprocess(hidden_states, routing_map, probs)
-        return found
+        if self._column_experts is not None:
+            routing_map, probs = routing_map[:, self._column_experts], probs[:, self._column_experts]
+        tokens_and_probs: tuple[Tensor, Tensor] = super().dispatch_preprocess(hidden_states, routing_map, probs)
+        return tokens_and_probs
 
     def combine_postprocess(self, permutated_local_input_tokens: Tensor) -> Tensor:
         output: Tensor = super().combine_postprocess(permutated_local_input_tokens)
-        dist.all_reduce(output, group=self._summed_over)
+        dist.all_reduce(output, group=self._tp_group)
         return output
 
 
 class _Router(TopKRouter):
-    """Megatron's, with a product of its own: megatron's names a function of Transformer Engine without looking for it.
+    """Megatron's router without Transformer Engine, whose functions its `gating` uses even if it is not installed.
 
-    Megatron makes the weight on the CPU and moves it in its own product, so here it is moved once it is made.
+    Megatron makes the weight on the CPU and moves it in `gating`, so here it is moved at construction.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/moe_utils.py#L1192
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/moe/router.py#L53
     """
@@ -160,30 +161,30 @@ class _Router(TopKRouter):
 
 
 def has_fused_gates(spec: ModelSpec, kernels: ChosenKernels) -> bool:
-    """Whether a kernel takes the gates of the MLP and what they let through: of SwiGLU, and not of experts."""
+    """True if a fused kernel computes the gated activation of the MLP: for SwiGLU, except in experts."""
     return kernels.operators == "fused" and spec.activation == "silu" and not spec.experts
 
 
 class _FusedGates(nn.Module):
-    """Stands where megatron has Transformer Engine's activation of both halves."""
+    """The fused gated activation, in place of Transformer Engine's."""
 
-    def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron gives it
-        from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - there is Triton where it was chosen
+    def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron passes it
+        from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - needs Triton
 
         super().__init__()
         self._gated = gated
 
     def forward(self, up: Tensor) -> Tensor:
-        """[S, B, F] from [S, B, 2 F]."""
+        """The activation [S, B, F] of gate and up [S, B, 2 F]."""
         return self._gated(up)
 
     def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """Nothing of a checkpoint."""
+        """Returns an empty state: it has no parameters."""
         return {}
 
 
 class _Biased:
-    """Has a bias whatever megatron asks for: its one switch would give a bias to every linear of the layer."""
+    """A linear that always has a bias; Megatron's setting would give a bias to every linear of the layer."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
         super().__init__(*sizes, **{**options, "bias": True})
@@ -202,10 +203,10 @@ class _BiasedAdaptedRows(_Biased, AdaptedRows): ...
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, its weight kept relative to `norm_offset`.
+    """Root-mean-square norm over the last dimension, whose weight is stored minus `norm_offset`.
 
-    Megatron's own refuses sequence parallelism. There each rank sees a part of the tokens and has a part of the
-    weight's gradient; the mark on the weight tells megatron to sum the parts.
+    Megatron's own does not support sequence parallelism. With it each rank has a part of the tokens and therefore of
+    the weight's gradient; the `sequence_parallel` mark on the weight makes Megatron sum the parts.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
@@ -215,19 +216,19 @@ class RMSNorm(nn.Module):
         self.weight = _parameter((hidden_size,), 1.0 - self.offset, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., hidden] of the type that it has, from [..., hidden]."""
+        """The norm of `hidden` [..., hidden], in the same shape and dtype."""
         if not self.offset:
             return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
-        # In fp32, because a small relative weight would be rounded away when one is added to it in bf16.
+        # In fp32, because a small weight would be rounded away when 1 is added to it in bf16.
         weight = self.weight.float() + self.offset
         return F.rms_norm(hidden.float(), weight.shape, weight, self.epsilon).to(hidden.dtype)
 
 
 class ScalarHead(nn.Module):
-    """One fp32 number per token, [S, B, 1], from hidden states [S, B, hidden] or this rank's part of the sequence.
+    """A head with one fp32 output per token, [S, B, 1], in place of Megatron's vocabulary output layer.
 
-    Stands where megatron keeps the vocabulary's output layer. With sequence parallelism the numbers are gathered, not
-    the hidden states.
+    Its input are hidden states [S, B, hidden], or this rank's part of the sequence: with sequence parallelism the
+    outputs are gathered, not the hidden states.
     """
 
     def __init__(self, config: TransformerConfig, tp_group: dist.ProcessGroup) -> None:
@@ -237,18 +238,18 @@ class ScalarHead(nn.Module):
         self.weight = _parameter((1, config.hidden_size), 0.0, config)
 
     def forward(self, hidden: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """The numbers [S, B, 1] fp32 and, as from every parallel linear of megatron, a bias; there is none."""
-        numbers = F.linear(hidden.float(), self.weight.float())
+        """The outputs [S, B, 1] fp32, and None for the bias that Megatron's parallel linears return."""
+        outputs = F.linear(hidden.float(), self.weight.float())
         if self.sequence_parallel:
-            # Every rank goes on with the same numbers, so the gradient of its own part is all it needs back.
-            numbers = gather_from_sequence_parallel_region(
-                numbers, tensor_parallel_output_grad=False, group=self.tp_group
+            # Every rank continues with the same outputs, so only the gradient of its own part flows back.
+            outputs = gather_from_sequence_parallel_region(
+                outputs, tensor_parallel_output_grad=False, group=self.tp_group
             )
-        return numbers, None
+        return outputs, None
 
 
 def _parameter(shape: tuple[int, ...], value: float, config: TransformerConfig) -> nn.Parameter:
-    """A weight that every tensor-parallel rank holds whole."""
+    """A weight that is replicated on all tensor-parallel ranks."""
     weight = nn.Parameter(torch.full(shape, value, device=host.device(), dtype=config.params_dtype))
     weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return weight

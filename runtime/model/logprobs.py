@@ -1,6 +1,6 @@
-"""Log-probabilities and entropies of tokens from logits whose vocabulary is cut over tensor-parallel ranks.
+"""Log-probabilities and entropies of tokens from vocab-parallel logits, sharded over tensor-parallel ranks.
 
-The group is the model's own: megatron's cross entropy would ask for a global one.
+The process group is an argument, since Megatron's cross entropy would take a global one:
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/tensor_parallel/cross_entropy.py
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from meshwright.runtime.device.abilities import has_kernels
 
 CHUNK_ELEMENTS = 2**25
-"""Logits that are held in fp32 at once, 128 MiB of them."""
+"""Number of logits that are converted to fp32 at once: 128 MiB."""
 
 
 def token_logprobs(
@@ -28,114 +28,118 @@ def token_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target, and the entropy of the distribution it is drawn from if `with_entropy`.
+    """Log-probability of each target and, if `with_entropy`, the entropy of its distribution.
 
     `logits` [S, B, V / tp] are this rank's columns of the padded vocabulary, of which the first `vocab_size` over all
-    ranks are tokens; `targets` [B, S] int64 are tokens, already shifted. Both answers are [B, S] fp32 in nats, the
-    same on every rank of `group`, of softmax(logits / temperature) over the tokens alone.
+    ranks are tokens; `targets` [B, S] int64 are tokens, already shifted. Both results are [B, S] fp32 in nats, the same
+    on every rank of `group`, of softmax(logits / temperature) over the tokens without padding.
 
-    Differentiable in `logits`. In fp32 only some tokens are held at a time; the backward pass computes the
-    probabilities again and keeps nothing but one number per token, or two.
+    It is differentiable in `logits`. Only some tokens are converted to fp32 at a time; the backward pass recomputes the
+    probabilities from the logits and one or two saved numbers per token.
     """
     columns = logits.shape[-1]
     first = group.rank() * columns
-    cut = _Cut(
+    shard = _VocabShard(
         group=group,
-        real=min(max(vocab_size - first, 0), columns),
+        num_tokens=min(max(vocab_size - first, 0), columns),
         temperature=temperature,
         with_entropy=with_entropy,
     )
-    logprobs, entropies = _TokenLogprobs.apply(logits.flatten(0, 1), targets.T.reshape(-1) - first, cut)
+    logprobs, entropies = _TokenLogprobs.apply(logits.flatten(0, 1), targets.T.reshape(-1) - first, shard)
     shape = logits.shape[:2]
     return logprobs.view(shape).T, entropies.view(shape).T if with_entropy else None
 
 
-_OfRows = tuple[Tensor, Tensor, Tensor, Tensor]
+_RowGradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """The gradients of log-probabilities and entropies, the logarithms of normalizers, and the entropies, [N] fp32 each."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """What this rank's columns are of."""
+class _VocabShard:
+    """This rank's columns of the logits, and the parameters of the softmax."""
 
     group: dist.ProcessGroup
-    real: int  # columns that are tokens; the others pad the vocabulary
+    num_tokens: int  # columns that are tokens; the others pad the vocabulary
     temperature: float
     with_entropy: bool
 
     def owned(self, targets: Tensor) -> Tensor:
-        return (targets >= 0) & (targets < self.real)
+        return (targets >= 0) & (targets < self.num_tokens)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Over flat tokens: logits [N, V / tp], local targets [N], which lie among the real columns of one rank only.
+    """The autograd function over flat rows: logits [N, V / tp], and targets [N] relative to this rank's first column.
 
     With z = logits / temperature, p = softmax(z), L = log-probability of the target and H = entropy:
     dL/dz = onehot(target) - p and dH/dz = -p (log p + H).
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, cut: _Cut) -> tuple[Tensor, Tensor]:
-        found = _by_kernel(logits, targets, cut) if has_kernels(logits.device) else _by_chunks(logits, targets, cut)
-        logprobs, entropies, normalizers = found
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor]:
+        results = (
+            _by_kernel(logits, targets, shard) if has_kernels(logits.device) else _by_chunks(logits, targets, shard)
+        )
+        logprobs, entropies, normalizers = results
         ctx.save_for_backward(logits, targets, normalizers, entropies)
-        ctx.cut = cut
+        ctx.shard = shard
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, normalizers, entropies = ctx.saved_tensors
-        of_rows = of_logprobs, of_entropies, normalizers, entropies
+        row_gradients = grad_logprobs, grad_entropies, normalizers, entropies
         gradient = _gradient_by_kernel if has_kernels(logits.device) else _gradient_by_chunks
-        return gradient(logits, targets, ctx.cut, of_rows), None, None
+        return gradient(logits, targets, ctx.shard, row_gradients), None, None
 
 
-def _by_kernel(logits: Tensor, targets: Tensor, cut: _Cut) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies and the logarithms of the normalizers, [N] each."""
-    from meshwright.runtime.kernels.token_logprobs import sums_of_rows  # noqa: PLC0415 - there is Triton
+def _by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies and the logarithms of the normalizers, [N] each, by a Triton kernel."""
+    from meshwright.runtime.kernels.token_logprobs import sums_of_rows  # noqa: PLC0415 - needs Triton
 
-    highest, sums = sums_of_rows(logits, targets, cut.real, cut.temperature)
-    if cut.group.size() > 1:
-        highest, sums = _joined(highest, sums, cut, targets)
+    highest, sums = sums_of_rows(logits, targets, shard.num_tokens, shard.temperature)
+    if shard.group.size() > 1:
+        highest, sums = _reduce_sums(highest, sums, shard, targets)
     total, target, weighted = sums
     normalizer = total.log()
     return target - normalizer, normalizer - weighted / total, highest + normalizer
 
 
-def _joined(mine: Tensor, sums: Tensor, cut: _Cut, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logits [N] and the sums [3, N] over the columns of all ranks, from those of this rank's."""
-    highest = mine.clone()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=cut.group)
-    lower = torch.where(mine == -torch.inf, 0.0, mine - highest)
+def _reduce_sums(local_highest: Tensor, sums: Tensor, shard: _VocabShard, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logits [N] and the sums [3, N] over the columns of all ranks, from those over this rank's."""
+    highest = local_highest.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=shard.group)
+    difference = torch.where(local_highest == -torch.inf, 0.0, local_highest - highest)
     total, target, weighted = sums
-    share = lower.exp()
-    target = torch.where(cut.owned(targets), target + lower, 0.0)
-    joined = torch.stack([total * share, target, (weighted + total * lower) * share])
-    dist.all_reduce(joined, group=cut.group)
-    return highest, joined
+    scale = difference.exp()
+    target = torch.where(shard.owned(targets), target + difference, 0.0)
+    reduced = torch.stack([total * scale, target, (weighted + total * difference) * scale])
+    dist.all_reduce(reduced, group=shard.group)
+    return highest, reduced
 
 
-def _gradient_by_kernel(logits: Tensor, targets: Tensor, cut: _Cut, of_rows: _OfRows) -> Tensor:
-    from meshwright.runtime.kernels.token_logprobs import gradient  # noqa: PLC0415 - there is Triton
+def _gradient_by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
+    from meshwright.runtime.kernels.token_logprobs import gradient  # noqa: PLC0415 - needs Triton
 
-    of_logprobs, of_entropies, normalizers, entropies = of_rows
-    of_entropies = of_entropies if cut.with_entropy else torch.zeros_like(of_logprobs)
-    return gradient(logits, targets, cut.real, cut.temperature, (of_logprobs, of_entropies, normalizers, entropies))
+    grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
+    grad_entropies = grad_entropies if shard.with_entropy else torch.zeros_like(grad_logprobs)
+    return gradient(
+        logits, targets, shard.num_tokens, shard.temperature, (grad_logprobs, grad_entropies, normalizers, entropies)
+    )
 
 
-def _by_chunks(logits: Tensor, targets: Tensor, cut: _Cut) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_by_kernel`."""
+def _by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as `_by_kernel`, by torch operators over chunks of rows."""
     logprobs = logits.new_zeros(len(logits), dtype=torch.float32)
     entropies, normalizers = torch.zeros_like(logprobs), torch.zeros_like(logprobs)
     for rows in _chunks(logits):
-        scaled = logits[rows, : cut.real].float() / cut.temperature
-        highest = scaled.amax(-1) if cut.real else scaled.new_full((len(scaled),), -torch.inf)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=cut.group)
+        scaled = logits[rows, : shard.num_tokens].float() / shard.temperature
+        highest = scaled.amax(-1) if shard.num_tokens else scaled.new_full((len(scaled),), -torch.inf)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=shard.group)
         scaled -= highest.unsqueeze(-1)
         weights = scaled.exp()
-        # One message: the sum of the exponentials, the target's logit, and the sum that the entropy needs.
-        sums = torch.stack([weights.sum(-1), _chosen(scaled, targets[rows], cut), (weights * scaled).sum(-1)])
-        dist.all_reduce(sums, group=cut.group)
+        # One all-reduce: the sum of exponentials, the target's logit, and the weighted sum for the entropy.
+        sums = torch.stack([weights.sum(-1), _target_logits(scaled, targets[rows], shard), (weights * scaled).sum(-1)])
+        dist.all_reduce(sums, group=shard.group)
         total, target, weighted = sums
         logprobs[rows] = target - total.log()
         entropies[rows] = total.log() - weighted / total
@@ -143,30 +147,30 @@ def _by_chunks(logits: Tensor, targets: Tensor, cut: _Cut) -> tuple[Tensor, Tens
     return logprobs, entropies, normalizers
 
 
-def _gradient_by_chunks(logits: Tensor, targets: Tensor, cut: _Cut, of_rows: _OfRows) -> Tensor:
-    of_logprobs, of_entropies, normalizers, entropies = of_rows
+def _gradient_by_chunks(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
+    grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
     gradient = torch.zeros_like(logits)
     for rows in _chunks(logits):
-        logp = logits[rows, : cut.real].float() / cut.temperature - normalizers[rows].unsqueeze(-1)
+        logp = logits[rows, : shard.num_tokens].float() / shard.temperature - normalizers[rows].unsqueeze(-1)
         p = logp.exp()
-        of_logits = -of_logprobs[rows].unsqueeze(-1) * p
-        own = cut.owned(targets[rows]).nonzero().squeeze(-1)
-        of_logits[own, targets[rows][own]] += of_logprobs[rows][own]
-        if cut.with_entropy:
-            of_logits -= of_entropies[rows].unsqueeze(-1) * p * (logp + entropies[rows].unsqueeze(-1))
-        gradient[rows, : cut.real] = (of_logits / cut.temperature).to(gradient.dtype)
+        grad_scaled = -grad_logprobs[rows].unsqueeze(-1) * p
+        owned = shard.owned(targets[rows]).nonzero().squeeze(-1)
+        grad_scaled[owned, targets[rows][owned]] += grad_logprobs[rows][owned]
+        if shard.with_entropy:
+            grad_scaled -= grad_entropies[rows].unsqueeze(-1) * p * (logp + entropies[rows].unsqueeze(-1))
+        gradient[rows, : shard.num_tokens] = (grad_scaled / shard.temperature).to(gradient.dtype)
     return gradient
 
 
-def _chosen(scaled: Tensor, targets: Tensor, cut: _Cut) -> Tensor:
-    """The targets' own logits [N], zero for the targets of other ranks."""
-    chosen = scaled.new_zeros(len(scaled))
-    own = cut.owned(targets).nonzero().squeeze(-1)
-    chosen[own] = scaled[own, targets[own]]
-    return chosen
+def _target_logits(scaled: Tensor, targets: Tensor, shard: _VocabShard) -> Tensor:
+    """The logits of the targets [N], zero for the targets of other ranks."""
+    target_logits = scaled.new_zeros(len(scaled))
+    owned = shard.owned(targets).nonzero().squeeze(-1)
+    target_logits[owned] = scaled[owned, targets[owned]]
+    return target_logits
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    """Rows of [N, V / tp] logits, few enough at a time for `CHUNK_ELEMENTS`."""
+    """Slices of the rows of logits [N, V / tp], each of at most `CHUNK_ELEMENTS` logits or one row."""
     rows = max(1, CHUNK_ELEMENTS // logits.shape[-1])
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]

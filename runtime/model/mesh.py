@@ -1,7 +1,7 @@
-"""The process groups of one layout on a contiguous run of ranks.
+"""The process groups of one layout on a contiguous range of ranks.
 
-Several models live in one process, each with a mesh of its own; megatron's global model-parallel state is never
-initialised. A group is made once per set of ranks and shared by every mesh and refit that needs it.
+Each of the models in a process has its own mesh; Megatron's global model-parallel state is never initialised. A group
+is created once per set of ranks, and shared by every mesh and refit that needs it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from meshwright.runtime.device import host
 from meshwright.runtime.device.patience import patience
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
-"""Groups made so far, by the world they belong to and their ranks; the same keys on every rank, member or not."""
+"""Groups created so far, by their world and ranks; the keys are the same on every rank, member or not."""
 
 _EXPERT_AXES = {"etp", "fold", "spread", "edp"}
-_OF_SAME_WEIGHTS = ("cp", "dp")
-_OF_SAME_EXPERTS = ("cp", "edp")
-"""Axes along which ranks hold the same weights, and the same ones of experts."""
+_WEIGHT_REPLICA_AXES = ("cp", "dp")
+_EXPERT_REPLICA_AXES = ("cp", "edp")
+"""Axes along which ranks hold the same weights, and the same expert weights."""
 
 
 @dataclass(frozen=True)
@@ -36,62 +36,62 @@ class Mesh:
     layout: Layout
     first_rank: int
     tp_rank: int
-    """Position along tensor parallelism, and so on; -1 on a rank that is not a member."""
+    """Rank along the tensor-parallel axis; like the others below -1 on a rank that is not a member."""
     cp_rank: int
     dp_rank: int
     pp_rank: int
     _groups: ProcessGroupCollection | None
     expert_column: dist.ProcessGroup | None = None
-    """The ranks at this one's place in each of the replicas that hold the experts together; a member has it."""
+    """The ranks at this rank's position in each of the replicas that share the experts; None on non-members."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Its ranks of the world, ascending."""
+        """The global ranks of the mesh, ascending."""
         return tuple(range(self.first_rank, self.first_rank + self.layout.num_ranks))
 
     @property
     def is_member(self) -> bool:
-        """Whether this rank is one of them."""
+        """True if this rank is in the mesh."""
         return self._groups is not None
 
     @property
     def groups(self) -> ProcessGroupCollection:
-        """Megatron's collection of groups; only a member has it."""
+        """Megatron's collection of process groups; only on members."""
         assert self._groups is not None, f"rank {dist.get_rank()} is not in the mesh on ranks {self.ranks}"
         return self._groups
 
     def holders(self, rank: int, *, of_experts: bool) -> Sequence[int]:
-        """The ranks of the mesh that hold the same weights as `rank`, which is one of them, or the same experts."""
-        sets = _slices(self.layout, self.first_rank, _OF_SAME_EXPERTS if of_experts else _OF_SAME_WEIGHTS)
+        """The ranks of the mesh that hold the same weights, or the same experts, as its member `rank`, itself
+        included."""
+        sets = _slices(self.layout, self.first_rank, _EXPERT_REPLICA_AXES if of_experts else _WEIGHT_REPLICA_AXES)
         return next(ranks for ranks in sets if rank in ranks)
 
     @property
     def ep_rank(self) -> int:
-        """Which part of the experts this rank holds; meaningless on a rank that is not a member."""
+        """Rank along the expert-parallel axis; meaningless on a rank that is not a member."""
         return self.layout.ep_rank(self.tp_rank, self.dp_rank)
 
     @property
     def is_first_of_replica(self) -> bool:
-        """Whether this rank has the lowest number of those that hold one copy of the model; False on a rank that is not
-        a member."""
+        """True if this rank is the first of its replica of the model; False on a rank that is not a member."""
         return self.tp_rank == self.pp_rank == 0
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank holds the embedding; False on a rank that is not a member."""
+        """True if this rank is on the first pipeline stage, which has the embedding; False on non-members."""
         return self.pp_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank holds the output head; False on a rank that is not a member."""
+        """True if this rank is on the last pipeline stage, which has the output head; False on non-members."""
         return self.pp_rank == self.layout.pp - 1
 
 
 def build_mesh(layout: Layout, first_rank: int) -> Mesh:
-    """The mesh of `layout` from `first_rank` on.
+    """Builds the mesh of `layout` on the ranks from `first_rank` on.
 
     Collective over the world: every rank calls it with the same arguments in the same order, member or not, because
-    torch names groups by how many were made.
+    torch names groups by a counter.
     """
     host.install()
 
@@ -112,57 +112,57 @@ def build_mesh(layout: Layout, first_rank: int) -> Mesh:
 def _collection(
     along: Callable[..., dist.ProcessGroup | None], ends: dist.ProcessGroup | None
 ) -> ProcessGroupCollection:
-    """Megatron's names for the groups.
+    """The groups under Megatron's names.
 
-    `ends` joins the first and the last stage of a pipeline, which share tied embeddings; None between them.
+    `ends` is the group of the first and last stages of a pipeline, which share tied embeddings; None on other stages.
     """
-    tp, cp, dp, pp, alone = along("tp"), along("cp"), along("dp"), along("pp"), along()
-    stage, replica, everyone = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
+    tp, cp, dp, pp, single = along("tp"), along("cp"), along("dp"), along("pp"), along()
+    stage, replica, all_ranks = along("tp", "cp", "dp"), along("tp", "pp"), along("tp", "cp", "dp", "pp")
     groups = ProcessGroupCollection()
     groups.tp, groups.expt_tp = tp, along("etp")
     groups.cp, groups.tp_cp = cp, along("tp", "cp")
     groups.dp = dp
-    groups.dp_cp = groups.intra_dp_cp = along(*_OF_SAME_WEIGHTS)
+    groups.dp_cp = groups.intra_dp_cp = along(*_WEIGHT_REPLICA_AXES)
     groups.pp = pp
-    groups.pos_embd = alone
+    groups.pos_embd = single
     groups.ep, groups.tp_ep = along("fold", "spread"), along("etp", "fold", "spread")
     groups.tp_ep_pp = along("etp", "fold", "spread", "pp")
-    groups.expt_dp = groups.intra_expt_dp = along(*_OF_SAME_EXPERTS)
+    groups.expt_dp = groups.intra_expt_dp = along(*_EXPERT_REPLICA_AXES)
     groups.embd = ends
     groups.tp_dp_cp = stage
     groups.mp = replica
-    groups.intra_dist_opt = everyone
+    groups.intra_dist_opt = all_ranks
     groups.hcp = groups.inter_dist_opt = None
     return groups
 
 
 @cache
 def _slices(layout: Layout, first_rank: int, axes: tuple[str, ...]) -> Sequence[Sequence[int]]:
-    """The ranks of the layout in sets that differ along `axes` only, each ascending: axes of the layout, or those that
-    divide its experts."""
+    """Sets of the layout's ranks that differ along `axes` only, each ascending; axes are those of the layout or of its
+    experts."""
     coordinates = layout.expert_coordinates if _EXPERT_AXES.intersection(axes) else layout.coordinates
     sets: dict[tuple[int, ...], list[int]] = {}
     for index in range(layout.num_ranks):
-        place = coordinates(index)._asdict()
-        others = tuple(place[axis] for axis in place if axis not in axes)
-        sets.setdefault(others, []).append(first_rank + index)
+        position = coordinates(index)._asdict()
+        other_axes = tuple(position[axis] for axis in position if axis not in axes)
+        sets.setdefault(other_axes, []).append(first_rank + index)
     return list(sets.values())
 
 
 def group_of(ranks: Sequence[int]) -> dist.ProcessGroup | None:
-    """The group of these ranks, None on others. Collective over the world, as a mesh is."""
+    """The group of these ranks; None on other ranks. Collective over the world, like `build_mesh`."""
     return _make([ranks])
 
 
 def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
-    """Makes the group of each set of ranks, unless it is there already; returns the one that has this rank."""
+    """Creates the group of each set of ranks unless it exists; returns the group that this rank is in."""
     world = dist.group.WORLD
     assert world is not None, "the world's process group is initialised before any mesh is built"
-    mine = None
+    own_group = None
     for ranks in sets:
         key = (world, tuple(ranks))
         if key not in _GROUPS:
             _GROUPS[key] = dist.new_group(list(ranks), timeout=patience())
         if dist.get_rank() in ranks:
-            mine = _GROUPS[key]
-    return mine
+            own_group = _GROUPS[key]
+    return own_group

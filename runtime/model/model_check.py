@@ -1,6 +1,6 @@
-"""Whether the weights in a Hugging Face directory are those that its config describes.
+"""A check that the weights in a Hugging Face directory match its config.json.
 
-Only headers are read, and a head that is stored beside the embedding that it is tied to.
+Only headers of files are read, and a stored output head that config.json ties to the embedding.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _DTYPES = ("F32", "BF16", "F16")
 _LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS = 4096
-"""Rows of an embedding that are compared at once."""
+"""Number of rows of an embedding that are compared at once."""
 _UNUSED = re.compile(r"lm_head\.weight|.*\.rotary_emb\.inv_freq")
-"""Tensors that are stored beside those of a model and not read: a head that is tied or replaced, and what old versions
-of transformers kept of the rotary embedding."""
+"""Stored tensors that are not read: a head that is tied or replaced, and the rotary frequencies that old versions of
+transformers saved."""
 
 
 def require_weights(plan: Plan, job: Job, directory: Path) -> None:
     """Raises BadInput for a model of the job whose weights the ranks could not load, or would load wrongly.
 
-    `directory` is where the job's relative paths start.
+    `directory` is the base of the job's relative paths.
     """
     for role in job.models.roles:
         path = directory / job.models.source(role).path
@@ -40,24 +40,24 @@ def require_weights(plan: Plan, job: Job, directory: Path) -> None:
 
 
 def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
-    """One sentence per reason why `directory` does not hold the weights of `spec`."""
-    yield from _foreign(directory / "config.json")
+    """Yields a sentence for each reason why `directory` does not hold the weights of `spec`."""
+    yield from _unsupported_config(directory / "config.json")
     try:
         with TensorFiles(directory, spec.name) as files:
             headers = files.headers()
-            tie = tuple(_untied(spec, files, headers, directory))
+            untied_head = tuple(_untied_head(spec, files, headers, directory))
     except BadInput as error:
         yield str(error)
         return
-    yield from tie
-    yield from _depth(spec, headers, directory)
+    yield from untied_head
+    yield from _wrong_depth(spec, headers, directory)
     needed = {
         stored.name: stored
         for parameter in parameters_of_stage(spec, 1, 0)
         if not starts_from_nothing(spec, parameter)
         for stored in recipe(spec, parameter).tensors
     }
-    yield from _missing(needed, headers, spec, directory)
+    yield from _mismatches(needed, headers, spec, directory)
     for name in sorted(headers.keys() - needed.keys()):
         if not _UNUSED.fullmatch(name):
             yield (
@@ -66,8 +66,8 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
             )
 
 
-def _foreign(config_path: Path) -> Iterator[str]:
-    """What a config names that changes the model beyond its shape."""
+def _unsupported_config(config_path: Path) -> Iterator[str]:
+    """Yields a sentence for each setting that changes the model beyond its shape."""
     if not config_path.is_file():
         yield f"model {config_path.parent} has no config.json; run needs a Hugging Face directory."
         return
@@ -77,27 +77,29 @@ def _foreign(config_path: Path) -> Iterator[str]:
             f"model config {config_path} has auto_map: the model is defined by code of its own, which is not run here; "
             "convert it to a family that transformers has, and remove auto_map."
         )
-    if found := config.get("quantization_config"):
-        method = found.get("quant_method", "quantised") if isinstance(found, dict) else found
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "quantised") if isinstance(quantization, dict) else quantization
         yield (
             f"model config {config_path} has quantization_config ({method}): quantised weights cannot be trained here; "
             "give the model in bf16 or fp32."
         )
 
 
-def _untied(spec: ModelSpec, files: TensorFiles, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
-    """A head that is stored although the config ties it to the embedding, and is another: transformers 5.23 then takes
-    the stored one (`tie_weights` in its modeling_utils.py)."""
+def _untied_head(spec: ModelSpec, files: TensorFiles, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
+    """Yields a sentence if the stored head differs from the embedding that the config ties it to.
+
+    Transformers 5.23 then uses the stored head (`tie_weights` in its modeling_utils.py).
+    """
     shape = (spec.vocab_size, spec.hidden_size)
     if not spec.tied_embeddings or spec.scalar_head:
         return
     if any(name not in headers or headers[name].shape != shape for name in (_EMBEDDING, _HEAD)):
         return
     for first in range(0, spec.vocab_size, _ROWS):
-        one, other = (
+        embedding, head = (
             files.read(StoredTensor(name, shape), start=first, stop=first + _ROWS) for name in (_EMBEDDING, _HEAD)
         )
-        if not torch.equal(one.float(), other.float()):
+        if not torch.equal(embedding.float(), head.float()):
             yield (
                 f"checkpoint {directory} stores a {_HEAD!r} other than {_EMBEDDING!r}, and config.json ties them; set "
                 "tie_word_embeddings to false, or remove the tensor."
@@ -105,7 +107,7 @@ def _untied(spec: ModelSpec, files: TensorFiles, headers: Mapping[str, Header], 
             return
 
 
-def _depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
+def _wrong_depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> Iterator[str]:
     stored = {int(match[1]) for name in headers if (match := _LAYER.match(name))}
     if stored and max(stored) + 1 != spec.num_layers:
         yield (
@@ -114,29 +116,29 @@ def _depth(spec: ModelSpec, headers: Mapping[str, Header], directory: Path) -> I
         )
 
 
-def _missing(
+def _mismatches(
     needed: Mapping[str, StoredTensor], headers: Mapping[str, Header], spec: ModelSpec, directory: Path
 ) -> Iterator[str]:
-    """Tensors that are not there, and those of another shape or a type that is not read."""
+    """Yields a sentence for each tensor that is missing, or has another shape or an unsupported dtype."""
     for name, stored in needed.items():
-        found = headers.get(name)
-        if found is None and name == "score.weight":
+        header = headers.get(name)
+        if header is None and name == "score.weight":
             yield (
                 f"checkpoint {directory} has no 'score.weight', the head that gives a score; give a model trained as "
                 f"{spec.architecture} with one label."
             )
-        elif found is None:
+        elif header is None:
             yield (
                 f"checkpoint {directory} has no tensor {name!r}, which model {spec.name} needs; give the weights that "
                 "belong to its config.json."
             )
-        elif found.shape != stored.shape:
+        elif header.shape != stored.shape:
             yield (
-                f"checkpoint {directory}: tensor {name!r} has shape {found.shape} and model {spec.name} needs "
+                f"checkpoint {directory}: tensor {name!r} has shape {header.shape} and model {spec.name} needs "
                 f"{stored.shape}; give the weights that belong to its config.json."
             )
-        elif found.dtype not in _DTYPES:
+        elif header.dtype not in _DTYPES:
             yield (
-                f"checkpoint {directory}: tensor {name!r} is {found.dtype}, not one of {', '.join(_DTYPES)}; give the "
+                f"checkpoint {directory}: tensor {name!r} is {header.dtype}, not one of {', '.join(_DTYPES)}; give the "
                 "model in bf16 or fp32."
             )

@@ -1,4 +1,4 @@
-"""This rank's shard of a model: a megatron GPTModel of the family's layers, with a vocabulary or a scalar head."""
+"""One rank's shard of a model: a Megatron GPTModel with the layers of its family, and a vocabulary or scalar head."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers
 from meshwright.runtime.model.mesh import Mesh
 
 Recompute = Literal["none", "selective", "full"]
-"""Which activations the backward pass computes again: none, those of the core attention, or whole layers."""
+"""The activations that the backward pass recomputes: none, those of core attention, or those of whole layers."""
 
 _RNGS = ("model-parallel-rng", "expert-parallel-rng")
-"""The names under which megatron looks for the generators that initialise weights."""
+"""The names of Megatron's random generators for the initialisation of weights."""
 
 
 class Decoder(GPTModel):
     """The decoder layers of one pipeline stage, with the embedding on the first stage and the head on the last.
 
-    Of an interleaved pipeline it is one chunk: the embedding is on the first chunk of the first stage, the head on the
-    last chunk of the last one.
+    In an interleaved pipeline it is one chunk of a stage: the embedding is on the first chunk of the first stage, the
+    head on the last chunk of the last one.
 
-    `decoder(tokens, lengths)`, tokens [1, S] int64 on every stage, being rows of these lengths one behind the other,
-    answers on the last stage
-    - logits [S, 1, V / tp] over this rank's part of the padded vocabulary, minus infinity where it is padding, or
-    - numbers [1, S] in fp32 if the model has a scalar head,
-    and on the others the hidden states that the pipeline schedule sends on.
+    `decoder(tokens, lengths)` takes packed rows of these lengths, tokens [1, S] int64, on every stage. On the last
+    stage it returns
+    - logits [S, 1, V / tp] over this rank's shard of the padded vocabulary, minus infinity for padding, or
+    - values [1, S] in fp32 if the model has a scalar head,
+    and on the others the hidden states for the next stage.
 
-    Any S will do: with sequence parallelism the tokens are padded at their end to a multiple of tp and the answer is
-    cut back. With context parallelism it takes this rank's part of the rows, and answers for that. With `cache` the
-    rows continue what it has of them; with `ends_only` the head answers for the last token of each row alone,
-    [B, 1, V / tp], without sequence parallelism.
+    S may be any number: with sequence parallelism the tokens are padded to a multiple of tp and the output is cut back.
+    With context parallelism the output is that of this rank's shard of the rows. With `cache` the rows continue those
+    in the cache; with `ends_only` the head is applied to the last token of each row only, [B, 1, V / tp], without
+    sequence parallelism.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Decoder(GPTModel):
             vocab_size=spec.padded_vocab_size,
             max_sequence_length=spec.max_positions,
             pre_process=is_first,
-            # The vocabulary's output layer would be allocated only to be thrown away for a scalar head.
+            # With a scalar head the vocabulary's output layer would be allocated only to be replaced.
             post_process=is_last and not spec.scalar_head,
             share_embeddings_and_output_weights=spec.tied_embeddings and not spec.scalar_head,
             position_embedding_type="none",
@@ -87,15 +87,15 @@ class Decoder(GPTModel):
         if is_first and spec.embedding_scale != 1.0:
             self.embedding.register_forward_hook(self._scale_embedding)
         if is_first and spec.adapter and config.recompute_granularity == "full":
-            self.embedding.register_forward_hook(_with_gradient)
+            self.embedding.register_forward_hook(_require_gradient)
 
     def forward(
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
     ) -> Tensor:
-        """What the class says of tokens [1, S] that are rows of these lengths, on this stage."""
+        """The output of this stage for tokens [1, S], packed rows of these lengths; see the class."""
         parts, like = parts_of(lengths, self.mesh), next(self.parameters())
         if parts:
-            assert cache is None, "of sequences that are cut nothing is cached"
+            assert cache is None, "there is no cache with context parallelism"
             tokens = parts.of(tokens[0]).unsqueeze(0)
         length = tokens.shape[1]
         tail = padding_behind(length, self.mesh.layout)
@@ -111,9 +111,9 @@ class Decoder(GPTModel):
         return output[:, :length] if self.spec.scalar_head else output[:length]
 
     def _postprocess(self, hidden_states: Tensor, *, packed_seq_params: Packing, **_: Any) -> Tensor:
-        """From hidden states [S, 1, hidden]: megatron's, without its transposed copy of the logits.
+        """Applies the head to hidden states [S, 1, hidden], without Megatron's transposed copy of the logits.
 
-        The arguments left out are for its own losses.
+        The ignored arguments are for Megatron's own losses.
         """
         if not self.post_process:
             return hidden_states
@@ -123,16 +123,16 @@ class Decoder(GPTModel):
         output, _ = self.output_layer(hidden_states, weight=tied)
         if self.spec.scalar_head:
             return output.squeeze(2).transpose(0, 1).contiguous()
-        if (real := self._num_real_columns()) < output.shape[-1]:
-            output[..., real:] = -torch.inf
+        if (num_columns := self._num_token_columns()) < output.shape[-1]:
+            output[..., num_columns:] = -torch.inf
         return output
 
     def tie_embeddings_and_output_weights_state_dict(
         self, sharded_state_dict: dict[str, Any], output_layer_weight_key: str, first_stage_word_emb_key: str, _: Any
     ) -> None:
-        """Stores the last stage's copy of tied embeddings as the first stage's.
+        """Adds the last stage's copy of tied embeddings to the state as a replica of the first stage's.
 
-        Megatron's asks for the global data-parallel rank:
+        Megatron's own version needs the global data-parallel rank:
         https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/models/common/language_module/language_module.py#L352
         """
         if self.post_process and not self.pre_process:
@@ -145,8 +145,8 @@ class Decoder(GPTModel):
                 dp_cp_group=self.mesh.groups.dp_cp,
             )
 
-    def _num_real_columns(self) -> int:
-        """How many of this rank's logits belong to tokens; the rest pad the vocabulary."""
+    def _num_token_columns(self) -> int:
+        """Number of this rank's logits that belong to tokens; the others are padding of the vocabulary."""
         columns = self.spec.padded_vocab_size // self.mesh.layout.tp
         return min(max(self.spec.vocab_size - self.mesh.tp_rank * columns, 0), columns)
 
@@ -159,13 +159,13 @@ class Decoder(GPTModel):
         return embedded * torch.tensor(self.spec.embedding_scale, dtype=embedded.dtype, device=embedded.device)
 
 
-def _with_gradient(module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
-    """A layer that is computed again passes gradients on only if its input wants one, and frozen embeddings do not."""
+def _require_gradient(module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    """Marks the output of frozen embeddings, since a recomputed layer has gradients only if its input requires one."""
     return embedded.requires_grad_() if module.training and torch.is_grad_enabled() else embedded
 
 
 class Interleaved(nn.ModuleList):
-    """The chunks that one rank holds of a model whose pipeline passes every rank several times."""
+    """The chunks of one rank in an interleaved pipeline, which passes every rank several times."""
 
     def __init__(self, chunks: Sequence[Decoder]) -> None:
         super().__init__(chunks)
@@ -175,16 +175,16 @@ class Interleaved(nn.ModuleList):
 
 
 Held: TypeAlias = Decoder | Interleaved
-"""What one rank holds of a model."""
+"""One rank's shard of a model: a decoder, or several chunks of an interleaved pipeline."""
 
 
 def model_chunks_of(model: Held) -> tuple[Decoder, ...]:
-    """In the order in which a micro-batch passes them."""
+    """The chunks of a model shard, in the order in which a micro-batch passes them."""
     return model.chunks if isinstance(model, Interleaved) else (model,)
 
 
 def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that this rank holds, with their layers and experts counted through the whole model."""
+    """Yields this rank's parameters, named with the numbers of layers and experts in the whole model."""
     for chunk in model_chunks_of(model):
         num_experts = chunk.spec.experts.num_experts if chunk.spec.experts else 0
         first_expert = chunk.mesh.ep_rank * (num_experts // chunk.mesh.layout.ep)
@@ -202,21 +202,21 @@ def build_model(
     seed: int = 0,
     kernels: ChosenKernels = PLAIN,
 ) -> Held:
-    """This rank's shard of `spec` on `mesh`, with random weights drawn from `seed`; members of the mesh call it.
+    """Builds this rank's shard of `spec` on `mesh`, with random weights from `seed`; members of the mesh call it.
 
-    A model that is not trainable needs no gradients and is in evaluation mode; where there is an adapter its parameters
-    alone have gradients, and all of them are zero. Raises BadInput for a layout that does
-    not divide the model, and for one that is planned only.
+    A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only its
+    parameters have gradients, and all of them are zero. Raises BadInput for a layout that does not divide the model,
+    and for a model that can only be planned.
     """
     require_none((*layout_violations(mesh.layout, spec), *planned_only(spec)))
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
-        # The one part of megatron's global state that sequence parallelism cannot do without: scratch memory.
+        # The only part of megatron's global state that sequence parallelism needs: a buffer.
         parallel_state._set_global_memory_buffer()
     generator = get_cuda_rng_tracker()
     generator.reset()
-    for apart, name in enumerate(_RNGS):  # no two may have one seed
-        generator.add(name, apart * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
+    for index, name in enumerate(_RNGS):  # seeds of generators must differ
+        generator.add(name, index * 2**32 + 1024 * seed + mesh.layout.tp * mesh.pp_rank + mesh.tp_rank)
     config = _config(spec, mesh, dtype, recompute, kernels)
     chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
@@ -254,7 +254,7 @@ def _config(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-        # Two stages would send each other two messages at once in each batch, and take the one for the other:
+        # With batched p2p two stages would exchange two messages at once, and mistake one for the other:
         # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/training/arguments.py
         overlap_p2p_comm=layout.vpp > 1,
         batch_p2p_comm=layout.vpp == 1,
@@ -263,10 +263,10 @@ def _config(
         pipeline_dtype=dtype,
         sequence_parallel=layout.sp,
         variable_seq_lengths=True,
-        cuda_graph_scope=[],  # the default warns of itself
-        # Refused otherwise with sequences of different lengths, also where there are no experts.
+        cuda_graph_scope=[],  # the default causes a warning
+        # Megatron requires it for sequences of different lengths, even without experts.
         moe_token_dispatcher_type="alltoall",
-        # Losses come divided by a global count, so gradients are summed and never averaged.
+        # Losses are already divided by a global count, so gradients are summed and never averaged.
         calculate_per_token_loss=True,
         **_RECOMPUTE[recompute],
         **_routing(spec, layout),
@@ -274,7 +274,7 @@ def _config(
 
 
 def _routing(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
-    """How tokens find their experts: none is dropped, and no loss but the job's pulls at the router."""
+    """The settings of the router: no tokens are dropped, and there is no auxiliary loss."""
     if not spec.experts:
         return {}
     return {
@@ -293,7 +293,7 @@ _RECOMPUTE: dict[Recompute, dict[str, Any]] = {
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
-"""What megatron is told of each."""
+"""Megatron's settings for each kind of recomputation."""
 
 
 def _gelu_tanh(inputs: Tensor) -> Tensor:

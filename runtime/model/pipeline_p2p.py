@@ -1,4 +1,4 @@
-"""Messages between the stages of one pipeline; sends do not wait for their receiver."""
+"""Point-to-point messages between the stages of one pipeline; sends do not wait for their receiver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwright.runtime.model.mesh import Mesh
 
 
 class Relay:
-    """This rank's end: hidden states go to the next stage, sampled tokens from the last stage to all others."""
+    """Sends hidden states from this rank to the next stage, and sampled tokens from the last stage to all others."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         self._ranks = dist.get_process_group_ranks(mesh.groups.pp)
@@ -25,20 +25,20 @@ class Relay:
         self._send(hidden, self._ranks[self._position + 1])
 
     def receive_hidden(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Waits for hidden states [*shape] of this type from the stage before."""
+        """Waits for hidden states [*shape] of this dtype from the previous stage."""
         return self._receive(shape, dtype, self._ranks[self._position - 1])
 
     def send_drawn(self, drawn: Tensor) -> None:
-        """On the last stage: sends tokens and their log-probabilities [2, B] float64 to all stages before."""
+        """Sends sampled tokens and their log-probabilities [2, B] float64 from the last stage to all others."""
         for rank in self._ranks[:-1]:
             self._send(drawn, rank)
 
     def receive_drawn(self, num_rows: int) -> Tensor:
-        """On an earlier stage: waits for what the last one has drawn, [2, num_rows] float64."""
+        """Waits on an earlier stage for sampled tokens and their log-probabilities, [2, num_rows] float64."""
         return self._receive((2, num_rows), torch.float64, self._ranks[-1])
 
     def flush(self) -> None:
-        """Waits until everything sent has left."""
+        """Waits until all sends have completed."""
         while self._in_flight:
             self._in_flight.popleft()[0].wait()
 

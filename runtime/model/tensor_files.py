@@ -1,4 +1,4 @@
-"""The safetensors of a Hugging Face directory, one file or several: their headers, and slices of their tensors."""
+"""Reading of a Hugging Face directory's safetensors, one file or several: headers, and slices of tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from meshwright.runtime.model.hf_mapping import StoredTensor
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-_MOST_BYTES = 2**42
-"""Of a file, of which the parts are read that are asked for."""
+_MAX_BYTES = 2**42
+"""Largest file that is opened; only the requested slices are read."""
 
 
 class Header(NamedTuple):
-    """What a file says of one of its tensors."""
+    """The header of one tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str  # F32, BF16 and so on
@@ -43,9 +43,9 @@ class TensorFiles:
         self._files.close()
 
     def read(self, stored: StoredTensor, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
-        """`stored` [rows, ...] from `start` to `stop` along `axis`, less where the tensor ends sooner.
+        """The slice of `stored` [rows, ...] from `start` to `stop` along `axis`, shorter if the tensor ends before.
 
-        Raises BadInput where there is no such tensor, and for one of another shape.
+        Raises BadInput if there is no such tensor, or if it has another shape.
         """
         if stored.name not in self._file_of:
             raise BadInput(
@@ -59,43 +59,43 @@ class TensorFiles:
                 f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
                 f"needs {stored.shape}; give the weights that belong to its config.json."
             )
-        if len(shape) == 1:  # a slice of slices needs one entry per axis
-            part: Tensor = view[start:stop]
+        if len(shape) == 1:  # safetensors needs one slice per axis
+            tensor: Tensor = view[start:stop]
         else:
-            part = view[start:stop] if axis == 0 else view[:, start:stop]
-        return part
+            tensor = view[start:stop] if axis == 0 else view[:, start:stop]
+        return tensor
 
     def headers(self) -> dict[str, Header]:
-        """Every tensor that the files hold, by name; only their headers are read.
+        """The header of every tensor in the files, by name; only headers are read.
 
-        Raises BadInput for a file that cannot be read, and where the index names a tensor that its file has not.
+        Raises BadInput for a file that cannot be read, and if the index names a tensor that its file does not have.
         """
-        found = {}
+        headers = {}
         for name in sorted(set(self._file_of.values())):
             file = self._file(name)
-            for tensor in file.keys():  # noqa: SIM118 - it is no mapping
+            for tensor in file.keys():  # noqa: SIM118 - safe_open is not a mapping
                 view = file.get_slice(tensor)
-                found[tensor] = Header(tuple(view.get_shape()), view.get_dtype())
+                headers[tensor] = Header(tuple(view.get_shape()), view.get_dtype())
         for tensor, name in self._file_of.items():
-            if tensor not in found:
+            if tensor not in headers:
                 raise BadInput(
                     f"checkpoint {self._directory}: {INDEX} says that {name} holds {tensor!r} and it does not; give "
                     "the files that belong together."
                 )
-        return found
+        return headers
 
     def _list_tensors(self) -> dict[str, str]:
-        """The file of each tensor."""
+        """The file of each tensor, by the tensor's name."""
         index = self._directory / INDEX
         if index.exists():
-            return _listed(index)
+            return _read_index(index)
         if not (self._directory / SINGLE).exists():
             raise BadInput(_no_weights(self._directory))
         return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            require_file(self._directory / name, "checkpoint file", _MOST_BYTES)
+            require_file(self._directory / name, "checkpoint file", _MAX_BYTES)
             try:
                 handle = self._files.enter_context(safe_open(self._directory / name, framework="pt"))
             except (OSError, SafetensorError) as error:
@@ -104,16 +104,16 @@ class TensorFiles:
         return self._open[name]
 
 
-def _listed(index: Path) -> dict[str, str]:
-    """The file of each tensor, as an index has it."""
+def _read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor from an index."""
     try:
-        listed = json_value(read_text(index, "checkpoint index", MOST_JSON_BYTES), "it")["weight_map"]
-        if not all(is_file_name(name) for name in listed.values()):
-            raise ValueError("weight_map names what is no file beside it")
+        weight_map = json_value(read_text(index, "checkpoint index", MOST_JSON_BYTES), "it")["weight_map"]
+        if not all(is_file_name(name) for name in weight_map.values()):
+            raise ValueError("weight_map names a file outside its directory")
     except (BadInput, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = str(error).rstrip(".")
-        raise BadInput(f"checkpoint index {index} cannot be read: {told}; write the checkpoint again.") from None
-    return dict(listed)
+        reason = str(error).rstrip(".")
+        raise BadInput(f"checkpoint index {index} cannot be read: {reason}; write the checkpoint again.") from None
+    return dict(weight_map)
 
 
 def _no_weights(directory: Path) -> str:

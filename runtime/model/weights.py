@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out: each rank reads its own slices, each stage writes its own files."""
+"""Loading and saving of Hugging Face checkpoints: each rank reads its shard only, each stage writes its own files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from meshwright.runtime.model.model_shard import Held, named_in_whole
 from meshwright.runtime.model.tensor_files import INDEX, TensorFiles
 
 _DOCUMENTS = (".json", ".txt", ".model", ".jinja")
-"""Endings of the files beside the weights: configuration, tokenizer, chat template."""
+"""Suffixes of files other than weights: configuration, tokenizer, chat template."""
 _TOKENIZER = "tokenizer.json"
-_OF_TOKENIZER = re.compile(r"tokenizer|special_tokens_map|added_tokens|vocab|merges|chat_template|spiece")
-"""How the names of a tokenizer's files begin, among them its chat template."""
+_TOKENIZER_FILES = re.compile(r"tokenizer|special_tokens_map|added_tokens|vocab|merges|chat_template|spiece")
+"""Matches the names of a tokenizer's files, its chat template among them."""
 
 FILE_BYTES = 5 * 10**9
-"""Weights per file of a written checkpoint; a writing rank holds about this much in memory."""
+"""Bytes of weights per file of a saved checkpoint; a writing rank needs about as much memory."""
 
 
 def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
-    """Fills this rank's shard from a Hugging Face directory, reading no more of it than the shard.
+    """Loads this rank's shard from a Hugging Face directory, reading no more than the shard.
 
-    An adapter is left as it is. A scalar head is read from `score.weight`, unless the directory is a language model's,
-    as `spec.architecture` says: then it starts at zero. Call it before a trainer takes the model: trainers keep copies
-    of the weights. Raises BadInput when there are no weights, when a tensor is missing, or when one has another shape.
+    An adapter is not changed. A scalar head is read from `score.weight`, unless the directory is a language model's by
+    `spec.architecture`: then the head is zero. It must be called before a trainer is built, which copies the weights.
+    Raises BadInput if there are no weights, if a tensor is missing, or if one has another shape.
     """
     with TensorFiles(directory, spec.name) as checkpoint, torch.no_grad():
         for name, parameter in named_in_whole(model):
@@ -52,7 +52,7 @@ def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> N
 
 
 def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int) -> Tensor:
-    """One rank's part of a parameter, zero where the vocabulary is padded."""
+    """One rank's shard of a parameter, zero where the vocabulary is padded."""
     if instructions.axis is None:
         return checkpoint.read(instructions.tensors[0])
     parts = []
@@ -74,20 +74,19 @@ def save_weights(
     tokenizer: Path | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Writes the model, an adapter added to its weights, as a Hugging Face directory, with the configuration and
-    tokenizer of `documents_of`, and with the files of `tokenizer`, a directory or a tokenizer.json, where that has none
-    of its own.
+    """Saves the model, with its adapter merged, as a Hugging Face directory.
 
-    All members of the mesh call it, over a file system they share; the first replica writes, and the others write the
-    experts that it has not, each stage, and each rank of whole experts, its own files, of about `file_bytes` bytes. The
-    directory appears when it is whole. Raises BadInput if it exists.
+    The configuration and tokenizer are copied from `documents_of`; if that has no tokenizer, the files of `tokenizer`
+    are copied, a directory or a tokenizer.json. All members of the mesh call it, on a shared file system. Each stage of
+    the first replica writes its own files of about `file_bytes` bytes; experts that the first replica does not have are
+    written by others. The directory is complete once it exists. Raises BadInput if it exists already.
     """
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the weights.")
     partial = directory.with_name(f"{directory.name}.partial")
-    dist.barrier(group=mesh.groups.intra_dist_opt)  # until every rank has looked, nothing may appear
+    dist.barrier(group=mesh.groups.intra_dist_opt)  # every rank checks that it does not exist before it is made
     if dist.get_rank() == mesh.first_rank:
-        shutil.rmtree(partial, ignore_errors=True)  # what an earlier, cut-short save left
+        shutil.rmtree(partial, ignore_errors=True)  # left by a save that was interrupted
         partial.mkdir(parents=True)
     dist.barrier(group=mesh.groups.intra_dist_opt)
     dtype = next(model.parameters()).dtype
@@ -107,7 +106,7 @@ def save_weights(
 
 @dataclass(frozen=True)
 class _File:
-    """Parameters that one stage of one replica writes together, on one of its tensor-parallel ranks."""
+    """The parameters of one file, written by one tensor-parallel rank of one stage of one replica."""
 
     stage: int
     replica: int
@@ -116,39 +115,38 @@ class _File:
 
 
 def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str, _File]:
-    """What is in each file: the same on every rank, in the order of the model."""
+    """The files of a checkpoint by name, in the order of the model; the same on every rank."""
     files: list[_File] = []
-    for stage, part in itertools.product(range(layout.pp), range(layout.ep)):
+    for stage, ep_rank in itertools.product(range(layout.pp), range(layout.ep)):
         elements = max_elements
         for parameter in parameters_of_stage(spec, layout.pp, stage, layout.vpp):
-            if _part(spec, layout, parameter) != part:
+            if _ep_rank(spec, layout, parameter) != ep_rank:
                 continue
             size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
             if elements + size > max_elements:
-                files.append(_File(stage, *divmod(part, layout.folded), []))
+                files.append(_File(stage, *divmod(ep_rank, layout.folded), []))
                 elements = 0
             files[-1].parameters.append(parameter)
             elements += size
     return {f"model-{i:05d}-of-{len(files):05d}.safetensors": file for i, file in enumerate(files, 1)}
 
 
-def _part(spec: ModelSpec, layout: Layout, parameter: str) -> int:
-    """The part of the experts that has the parameter, the first for what is in no expert."""
+def _ep_rank(spec: ModelSpec, layout: Layout, parameter: str) -> int:
+    """The expert-parallel rank that writes the parameter; 0 for a parameter of no expert."""
     expert = expert_of(parameter)
     return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 
 
 def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
-    """One tensor-parallel rank writes: the stage's first gathers what they all have shards of, and the others send
-    theirs."""
+    """Writes a file on one tensor-parallel rank, which gathers the shards of sharded parameters from the others."""
     local = dict(named_in_whole(model))
     tensors: dict[str, Tensor] = {}
     for parameter in file.parameters:
-        is_whole = mesh.layout.folded > 1 and expert_of(parameter) is not None
-        if is_whole and mesh.tp_rank != file.tp_rank:
+        is_whole_expert = mesh.layout.folded > 1 and expert_of(parameter) is not None
+        if is_whole_expert and mesh.tp_rank != file.tp_rank:
             continue
         shard = merged(local, parameter, spec.adapter)
-        shards = [shard] if is_whole else _gather(shard, mesh)
+        shards = [shard] if is_whole_expert else _gather(shard, mesh)
         if mesh.tp_rank == file.tp_rank:
             stored = recipe(spec, parameter).split(shards)
             tensors |= {name: tensor.cpu().contiguous() for name, tensor in stored.items()}
@@ -157,7 +155,7 @@ def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, file: _Fil
 
 
 def _gather(shard: Tensor, mesh: Mesh) -> list[Tensor]:
-    """The shards of all tensor-parallel ranks, on the first of them."""
+    """The shards of all tensor-parallel ranks, on the first of them; empty on the others."""
     if mesh.layout.tp == 1:
         return [shard]
     shards = [torch.empty_like(shard) for _ in range(mesh.layout.tp)] if mesh.tp_rank == 0 else None
@@ -175,19 +173,19 @@ def _write_index(spec: ModelSpec, files: dict[str, _File], itemsize: int, path: 
 
 
 def _copy_documents(source: Path, tokenizer: Path | None, target: Path) -> None:
-    """Copies what is not weights. A model's own tokenizer is not mixed with files of the other."""
-    found = [path for path in source.iterdir() if path.suffix in _DOCUMENTS and not path.name.endswith(".index.json")]
-    if tokenizer is not None and not any(path.name == _TOKENIZER for path in found):
-        beside = tokenizer.iterdir() if tokenizer.is_dir() else ()
-        found += [path for path in beside if path.suffix in _DOCUMENTS and _OF_TOKENIZER.match(path.name)]
-    for path in found:
+    """Copies all files other than weights; files of `tokenizer` only if the model has no tokenizer of its own."""
+    paths = [path for path in source.iterdir() if path.suffix in _DOCUMENTS and not path.name.endswith(".index.json")]
+    if tokenizer is not None and not any(path.name == _TOKENIZER for path in paths):
+        candidates = tokenizer.iterdir() if tokenizer.is_dir() else ()
+        paths += [path for path in candidates if path.suffix in _DOCUMENTS and _TOKENIZER_FILES.match(path.name)]
+    for path in paths:
         shutil.copyfile(path, target / path.name)
     if tokenizer is not None and tokenizer.is_file() and not (target / _TOKENIZER).exists():
         shutil.copyfile(tokenizer, target / _TOKENIZER)
 
 
 def _edit_config(spec: ModelSpec, dtype: torch.dtype, path: Path) -> None:
-    """The configuration tells of the type of the weights, and of the head of a critic, which gives one number."""
+    """Sets the dtype of the weights in config.json and, for a scalar head, the architecture with one label."""
     config = json.loads(path.read_text(encoding="utf-8"))
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")

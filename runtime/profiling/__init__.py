@@ -1,1 +1,1 @@
-"""The runtime's own bodies and collectives, timed on this machine."""
+"""Profiling of the runtime's own stage functions and collectives on this machine."""

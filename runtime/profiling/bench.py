@@ -1,6 +1,6 @@
-"""Runs one point of the grid on every rank at once: builds the shard as a model of its own, and times its body.
+"""The bench times one point of the profiling grid on all ranks at once, with the shard as a model of its own.
 
-A failure on any rank is a failure of the point on all of them, so that the ranks stay in step.
+A failure on any rank fails the point on all of them, so that the ranks stay in step.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 NOT_FINITE = "the output is not finite"
 
-_ROUNDS_AT_ONCE = 8
-"""Decode steps between two looks of a GPU's host, as in runs where end tokens are not too frequent."""
+_STEPS_PER_POLL = 8
+"""Decode steps between two synchronisations of a GPU with its host, as in runs where end tokens are not frequent."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Observed:
-    """What one rank saw of a point."""
+class _RankMeasurement:
+    """The measurement of a point on one rank."""
 
     sample: Sample
     peak_bytes: int
@@ -49,7 +49,7 @@ class _Observed:
 
 
 class Bench:
-    """Builds the model of a point once for all points of its shape and depth."""
+    """The bench of one rank; it builds the model once for successive points of the same shape and depth."""
 
     def __init__(
         self,
@@ -69,26 +69,28 @@ class Bench:
     def measure_point(
         self, point: Point, *, repeats: int, budget_seconds: float, least_seconds: float = 0.0
     ) -> Measurement:
-        """The median over ranks of the point's time while every rank runs it, and the most memory of any rank.
+        """Measure a point on all ranks at once: the median time over ranks, and the most memory of any rank.
 
-        A short body runs more often than `repeats`, for `least_seconds` on each rank.
+        A short pass runs more often than `repeats` times, for `least_seconds` on each rank.
         """
         began = time.perf_counter()
         body, reason = self._attempt(lambda: self.ready(point))
-        reason = _first(reason)
+        reason = _first_reason(reason)
         if reason is None:
             assert body is not None
-            left = budget_seconds - (time.perf_counter() - began)
+            budget = budget_seconds - (time.perf_counter() - began)
             dist.barrier()
-            run, reason = self._attempt(lambda: self._timed(body, self._rounds(point), repeats, left, least_seconds))
-            reason = _first(reason)
+            run, reason = self._attempt(
+                lambda: self._time(body, self._num_steps(point), repeats, budget, least_seconds)
+            )
+            reason = _first_reason(reason)
         if reason is not None:
             self._instruments.release()
             return failure(point, reason)
-        return _agreed(point, run)
+        return _merged(point, run)
 
     def _attempt(self, action: Callable[[], T]) -> tuple[T | None, str | None]:
-        """What the action returned, or the reason why the device could not do it."""
+        """Return the action's result, or the reason why the device could not run it."""
         try:
             return action(), None
         except Exception as error:
@@ -98,31 +100,33 @@ class Bench:
             return None, reason
 
     def ready(self, point: Point) -> Callable[[], object]:
-        """The point's body, warmed up once. Raises FloatingPointError for an output that is not finite."""
+        """Return the point's timed pass, warmed up once. Raises FloatingPointError if its output is not finite."""
         body = self._body(point)
         if not is_finite(body()):
             raise FloatingPointError(NOT_FINITE)
         return body
 
-    def _rounds(self, point: Point) -> int:
-        """Of a point that the body has: a GPU looks at several decode steps together."""
-        return _ROUNDS_AT_ONCE if point.body is Body.DECODE and host.on_cuda() else 1
+    def _num_steps(self, point: Point) -> int:
+        """Return the decode steps in one timed call, several on a GPU; 1 for other passes."""
+        return _STEPS_PER_POLL if point.body is Body.DECODE and host.on_cuda() else 1
 
-    def _timed(
-        self, body: Callable[[], object], rounds: int, repeats: int, budget_seconds: float, least_seconds: float
-    ) -> _Observed:
-        watch = self._instruments
-        before = watch.reset_peak()
+    def _time(
+        self, body: Callable[[], object], num_steps: int, repeats: int, budget_seconds: float, least_seconds: float
+    ) -> _RankMeasurement:
+        instruments = self._instruments
+        before = instruments.reset_peak()
         sample = measure(
             body,
-            timer=lambda body: watch.timer(body) / rounds,
+            timer=lambda body: instruments.timer(body) / num_steps,
             clock=time.perf_counter,
             warmup=0,
             repeats=repeats,
             budget_seconds=budget_seconds,
             least_seconds=least_seconds,
         )
-        return _Observed(sample=sample, peak_bytes=max(0, watch.peak_bytes() - before), conditions=watch.conditions())
+        return _RankMeasurement(
+            sample=sample, peak_bytes=max(0, instruments.peak_bytes() - before), conditions=instruments.conditions()
+        )
 
     def _body(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
@@ -133,14 +137,14 @@ class Bench:
             lengths = _lengths(point.rows, point.tokens)
             return self._generator(model, spec, point.rows, max(lengths) + 1).prefills(lengths)
         if point.body is Body.DECODE:
-            return self._steps(model, spec, point.rows, point.context, self._rounds(point))
+            return self._decode_steps(model, spec, point.rows, point.context, self._num_steps(point))
         if point.body is Body.TRAIN:
             trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
             return lambda: trainer.accumulate([block], loss)
         forward = forward_scalars if spec.scalar_head else forward_logprobs
         experience = _experience(spec, point.rows, point.tokens)
-        return lambda: _scored(forward, model, self._mesh, experience)
+        return lambda: _forward_pass(forward, model, self._mesh, experience)
 
     def _build(self, spec: ModelSpec, key: tuple[object, ...]) -> Decoder:
         if key != self._key or self.model is None:
@@ -152,21 +156,25 @@ class Bench:
         return self.model
 
     def _trainer_of(self, model: Decoder) -> Trainer:
-        """Made where it is first asked for: gradients and moments take several times the weights."""
+        """Return the trainer, created at first use: gradients and moments take several times the weights."""
         if self._trainer is None:
             self._trainer = Trainer(model, self._mesh, learning_rate=1e-6, weight_decay=0.0, max_grad_norm=1.0)
         return self._trainer
 
-    def _steps(self, model: Decoder, spec: ModelSpec, rows: int, context: int, at_once: int) -> Callable[[], object]:
-        """Decode steps of rows that have so many tokens cached on average, as in the middle of a run: they are spread
-        evenly from few to twice as many, each goes on from step to step, and the longest make way for new ones. So many
-        steps are done `at_once`."""
-        apart = context * (rows - 1) // rows
-        shortest, longest = context - apart, context + apart
-        cached = [shortest + (2 * row + 1) * apart // rows for row in range(rows)]
-        num_blocks = rows * (blocks_of(context + at_once) + 1) + blocks_of(longest + at_once)
-        generator = self._generator(model, spec, rows, longest + at_once, num_blocks)
-        return generator.steps(cached, shortest, longest, at_once)
+    def _decode_steps(
+        self, model: Decoder, spec: ModelSpec, rows: int, context: int, num_steps: int
+    ) -> Callable[[], object]:
+        """Return a function that runs `num_steps` decode steps, with `context` cached tokens per row on average.
+
+        As in the middle of a run, cached lengths are spread evenly from few tokens to about twice the average. Rows
+        grow from step to step, and the longest are replaced by new short ones.
+        """
+        half_range = context * (rows - 1) // rows
+        shortest, longest = context - half_range, context + half_range
+        cached = [shortest + (2 * row + 1) * half_range // rows for row in range(rows)]
+        num_blocks = rows * (blocks_of(context + num_steps) + 1) + blocks_of(longest + num_steps)
+        generator = self._generator(model, spec, rows, longest + num_steps, num_blocks)
+        return generator.steps(cached, shortest, longest, num_steps)
 
     def _generator(
         self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int, num_blocks: int | None = None
@@ -179,23 +187,23 @@ class Bench:
             num_slots=num_slots,
             num_blocks=num_blocks,
             max_tokens=max_tokens,
-            max_response=1,  # all other tokens may be of prompts, whose longest says how many one pass takes
+            max_response=1,  # leaves the other tokens to prompts, whose longest sets the tokens of a prefill pass
             eos_tokens=frozenset(),
             temperature=1.0,
             seed=0,
         )
 
 
-def _first(mine: str | None) -> str | None:
-    """The reason of the first rank that has one; the same answer on every rank."""
+def _first_reason(mine: str | None) -> str | None:
+    """Return the failure reason of the first rank that has one, the same on every rank. Collective."""
     reasons: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, mine)
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _agreed(point: Point, mine: _Observed | None) -> Measurement:
-    """One measurement from every rank's run; conditions are those of the hottest device."""
-    gathered: list[_Observed | None] = [None] * dist.get_world_size()
+def _merged(point: Point, mine: _RankMeasurement | None) -> Measurement:
+    """Return one measurement from those of all ranks; conditions are those of the hottest device. Collective."""
+    gathered: list[_RankMeasurement | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
     runs = [run for run in gathered if run is not None]
     samples = [run.sample for run in runs]
@@ -204,32 +212,34 @@ def _agreed(point: Point, mine: _Observed | None) -> Measurement:
         spread_seconds=max(sample.spread_seconds for sample in samples),
         repeats=min(sample.repeats for sample in samples),
     )
-    hottest = max((run.conditions for run in runs), key=lambda found: found.celsius or 0)
+    hottest = max((run.conditions for run in runs), key=lambda conditions: conditions.celsius or 0)
     return record(point, sample, max(run.peak_bytes for run in runs), hottest)
 
 
 def _lengths(rows: int, tokens: int) -> list[int]:
-    """Tokens of each row, on average those of the point. Neighbours differ, as they do in a run: equal ones would share
-    a call of attention on a CPU."""
-    apart = [tokens - 1, tokens + 1] * (rows // 2) if tokens > 1 else [tokens] * rows
-    return apart + [tokens] * (rows - len(apart))
+    """Return the tokens of each row, `tokens` on average.
+
+    Neighbours differ, as in a run: on a CPU, equal ones would share a call of attention.
+    """
+    pairs = [tokens - 1, tokens + 1] * (rows // 2) if tokens > 1 else [tokens] * rows
+    return pairs + [tokens] * (rows - len(pairs))
 
 
 def _experience(spec: ModelSpec, rows: int, tokens: int) -> Experience:
-    """Sequences to score."""
+    """Return experience with random sequences to score."""
     experience = Experience()
     for row, length in enumerate(_lengths(rows, tokens)):
         experience.put("tokens", row, torch.randint(spec.vocab_size, (length,)))
     return experience
 
 
-def _scored(
+def _forward_pass(
     forward: Callable[[Decoder, Mesh, list[MicroBatch]], list[Tensor]],
     model: Decoder,
     mesh: Mesh,
     experience: Experience,
 ) -> list[Tensor]:
-    """A forward pass over the sequences, taken from the experience and put back there as a stage does."""
+    """Run a forward pass over the sequences of the experience and put its outputs back, as a stage does."""
     rows = experience.rows("tokens")
     block = MicroBatch.of(experience.get("tokens", row) for row in rows)
     outputs = forward(model, mesh, [block])
@@ -239,7 +249,7 @@ def _scored(
 
 
 def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
-    """A micro-batch with everything that either loss reads."""
+    """Return a micro-batch with every field that the policy or value loss reads."""
     lengths = _lengths(rows, tokens)
     zeros = [torch.zeros(length) for length in lengths]
     fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), zeros)

@@ -1,6 +1,6 @@
-"""Times one collective among the first ranks of the world, each coming to it from computing, as in a stage.
+"""Timing of one collective among the first ranks of the world, each of which computes before it, as in a stage.
 
-Ranks that did nothing but exchange would meet at once and find everything they need at hand.
+Ranks that did nothing but communicate would arrive together and have warm caches.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from meshwright.runtime.device import host
 from meshwright.runtime.device.patience import patience
 
 _WARMUP = 1
-"""Calls that are not timed: the first of a group makes its connections."""
+"""Calls before timing: the first of a group sets up its connections."""
 
-_TOGETHER = 8
-"""Calls in each time: a layer alone makes several."""
+_CALLS_PER_TIMING = 8
+"""Calls timed together: a layer alone makes several."""
 
-_EDGE = 256
-"""Of the matrices multiplied before each collective: about what a layer of a small model computes."""
+_MATRIX_SIZE = 256
+"""Size of the square matrices multiplied before each collective: about what a layer of a small model computes."""
 
 
 def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[Collective]:
-    """The collective's time on this rank; ranks outside the group wait and have nothing.
+    """Measure a collective on this rank; ranks outside its group wait and return an empty list.
 
-    That a message has arrived its sender only knows by an answer: it takes half of the way there and back.
+    A send and receive is timed as half a round trip, as only an answer tells the sender that its message has arrived.
     """
     group = _first_ranks(exchange.num_ranks)
-    ways = 2 if exchange.operation == "send_receive" else 1
+    num_messages = 2 if exchange.operation == "send_receive" else 1
     sample = None
     if dist.get_rank() < exchange.num_ranks:
         # Every rank must call equally often, so no budget may cut the repeats short.
         sample = measure(
-            _body(exchange, group),
-            timer=lambda body: timer(body) / ways,
+            _call(exchange, group),
+            timer=lambda body: timer(body) / num_messages,
             clock=time.perf_counter,
             warmup=_WARMUP,
             repeats=repeats,
             budget_seconds=float("inf"),
-            before=_computing(),
-            together=_TOGETHER,
+            before=_matrix_product(),
+            together=_CALLS_PER_TIMING,
         )
     dist.barrier()
     return [record_collective(exchange, sample)] if sample else []
@@ -54,17 +54,17 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
 
 @cache
 def _first_ranks(number: int) -> dist.ProcessGroup | None:
-    """Every rank of the world asks for the same groups in the same order."""
+    """Return the group of the first ranks; every rank of the world creates the same groups in the same order."""
     return dist.new_group(list(range(number)), timeout=patience())
 
 
-def _computing() -> Callable[[], object]:
-    """A matrix product of some tenths of a millisecond."""
-    square = torch.ones(_EDGE, _EDGE, device=host.device())
+def _matrix_product() -> Callable[[], object]:
+    """Return a matrix product that takes some tenths of a millisecond."""
+    square = torch.ones(_MATRIX_SIZE, _MATRIX_SIZE, device=host.device())
     return lambda: square @ square
 
 
-def _body(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], object]:
+def _call(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], object]:
     size = max(exchange.num_ranks, exchange.num_bytes // 4)
     whole = torch.ones(size - size % exchange.num_ranks, device=host.device())
     part = torch.ones(len(whole) // exchange.num_ranks, device=host.device())
@@ -76,11 +76,11 @@ def _body(exchange: Exchange, group: dist.ProcessGroup | None) -> Callable[[], o
         case "reduce_scatter":
             return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
         case "send_receive":
-            return lambda: _there_and_back(whole)
+            return lambda: _round_trip(whole)
 
 
-def _there_and_back(message: Tensor) -> None:
-    """One message from rank 0 to rank 1, and one like it back."""
+def _round_trip(message: Tensor) -> None:
+    """Send a message [N] from rank 0 to rank 1 and back."""
     if dist.get_rank() == 0:
         dist.send(message, 1)
         dist.recv(message, 1)

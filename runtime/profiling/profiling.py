@@ -1,7 +1,7 @@
-"""Times the runtime's own stage bodies and collectives on this machine, all ranks busy at once.
+"""Profiling of the runtime's own stage functions and collectives on this machine, with all ranks busy at once.
 
-Each rank builds a shard as a model of its own, without tensor-parallel collectives; collectives are timed apart. A
-machine with fewer devices than a node of the job's cluster measures the collectives that it can hold.
+Each rank builds a shard as a model of its own, without tensor-parallel collectives; these are timed separately. A
+machine with fewer devices than a node of the job's cluster measures the collectives among its own devices.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 from meshwright.runtime.profiling.exchanging import measure_exchange
 
-_TURNS = 3
-"""Times that the whole grid is gone through, so that the repeats of a point lie apart."""
+_SWEEPS = 3
+"""Sweeps through the whole grid, so that the repeats of a point lie some time apart."""
 
-_REPEATS = 3  # of a point in a turn
-_LEAST_SECONDS = 0.03
-"""That a body is timed for in a turn. Its first calls behind a barrier find caches cold and other ranks still on their
-way, where a run repeats a decode step hundreds of times."""
+_REPEATS = 3  # of a point in a sweep
+_MIN_SECONDS = 0.03
+"""Shortest time for which a pass is timed in a sweep. Its first calls after a barrier find cold caches and other ranks
+not yet there, whereas a run repeats a decode step hundreds of times."""
 
-_EXCHANGES = 5  # of a collective in a turn: most are over in less than a millisecond
+_COLLECTIVE_REPEATS = 5  # of a collective in a sweep: most take less than a millisecond
 _LIBRARIES = ("torch", "megatron-core", "numpy")
 
 
@@ -60,38 +60,38 @@ def profile_job(
     fresh: bool = False,
     time_calls: Callable[[Sequence[TimedCalls]], Sequence[TimedCalls]] | None = None,
 ) -> Table:
-    """Writes the table of the job's shapes on this machine, what it lacks being measured within about `minutes`.
+    """Measure what the table at `output` lacks of the job's shapes, within about `minutes`, and write it.
 
-    `time_calls` times those of rewards and tools that are not among what it is given. `kind` is cpu or cuda, by
-    default that of the job's cluster. Raises BadInput when this machine is not what the cluster is made of, and when
-    `output`, or what a call that was cut off left beside it, was measured otherwise.
+    `time_calls` receives the known timings of reward and tool calls and returns them with those that were missing.
+    `kind` is cpu or cuda, by default that of the job's cluster. Raises BadInput if this machine's device is not the
+    cluster's, and if `output`, or the partial table of an interrupted call beside it, has another provenance.
     """
     require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)
-    table, kept = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
+    table, partial = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
     if time_calls:
         table = table.with_calls(time_calls(table.calls))
-    wanted, between = _wanted(facts, table, num_ranks)
-    if wanted or between:
-        write_table(kept, table)
+    missing_points, missing_exchanges = _missing(facts, table, num_ranks)
+    if missing_points or missing_exchanges:
+        write_table(partial, table)
         table = launch(
             _measure_all,
             facts,
             table,
-            kept.resolve(),
+            partial.resolve(),
             minutes * 60,
             num_ranks=num_ranks,
             preparation=Preparation(_cluster(facts).kind),
             preload="meshwright.runtime.profiling.profiling",
         )[0]
     write_table(output, table)
-    kept.unlink(missing_ok=True)
+    partial.unlink(missing_ok=True)
     return table
 
 
 def num_missing(facts: Facts, table: Table) -> int:
-    """Measurements of the job's shapes that the table lacks, because time was over."""
-    return sum(map(len, _wanted(facts, table, _num_ranks(facts))))
+    """Return the number of measurements that the table lacks for the job's shapes."""
+    return sum(map(len, _missing(facts, table, _num_ranks(facts))))
 
 
 def _cluster(facts: Facts) -> Cluster:
@@ -99,7 +99,7 @@ def _cluster(facts: Facts) -> Cluster:
 
 
 def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> None:
-    """Raises BadInput when this machine, whose CUDA device has this name, cannot be timed for the job's cluster."""
+    """Raises BadInput if this machine, whose CUDA device is called `cuda_name`, is not what the cluster is made of."""
     device = _cluster(facts).device
     if kind not in (None, device.kind):
         raise BadInput(
@@ -121,19 +121,19 @@ def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> Non
 
 
 def _is_model(name: str, cuda_name: str) -> bool:
-    """Whether a device's driver calls it by the model number in our name of it: h200 is NVIDIA H200."""
+    """Return True if the driver's name of a device has the model number of ours: h200 is NVIDIA H200."""
     number = next(part for part in name.split("-") if any(character.isdigit() for character in part))
     return number in cuda_name.lower().replace("-", " ").split()
 
 
 def _num_ranks(facts: Facts) -> int:
-    """Ranks that measure at once: a whole node, or as many devices of one as this machine has."""
-    most = _cluster(facts).ranks_per_node
-    return most if _cluster(facts).device.kind == "cpu" else min(most, host.num_cuda_devices())
+    """Return the ranks that measure at once: those of a whole node, or as many as this machine has CUDA devices."""
+    per_node = _cluster(facts).ranks_per_node
+    return per_node if _cluster(facts).device.kind == "cpu" else min(per_node, host.num_cuda_devices())
 
 
 def _kernels(facts: Facts) -> ChosenKernels:
-    """What the bodies run on; with one rank to a model there is nothing to overlap."""
+    """Return the kernels of the timed passes; with one rank per model there is no communication to overlap."""
     specs = map(facts.models.spec, facts.graph.roles)
     return own_kernels(abilities(_cluster(facts).device.kind), facts.precision, specs).of_one_replica
 
@@ -150,62 +150,68 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
         date=datetime.date.today().isoformat(),
         threads_per_rank=1,
         num_ranks=num_ranks,
-        repeats=_TURNS * _REPEATS,
+        repeats=_SWEEPS * _REPEATS,
         kernels=_kernels(facts).told,
     )
 
 
-def _wanted(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
-    """The points and collectives of the job that the table lacks."""
+def _missing(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, ...], tuple[Exchange, ...]]:
+    """Return the points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in facts.graph.roles}
-    wanted = points(facts.graph, specs, facts.workload, _cluster(facts), staleness=facts.staleness)
-    return missing(table, wanted), missing(table, exchanges(_cluster(facts), num_ranks))
+    all_points = points(facts.graph, specs, facts.workload, _cluster(facts), staleness=facts.staleness)
+    return missing(table, all_points), missing(table, exchanges(_cluster(facts), num_ranks))
 
 
 def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Table:
-    """What every rank runs; rank 0 shows the progress and keeps the table."""
-    wanted, between = _wanted(facts, table, dist.get_world_size())
+    """Measure on every rank; rank 0 shows the progress and writes the partial table."""
+    missing_points, missing_exchanges = _missing(facts, table, dist.get_world_size())
     meshes = [build_mesh(Layout(), rank) for rank in range(dist.get_world_size())]
-    watch = instruments()
-    longest = facts.workload.max_tokens
+    device_instruments = instruments()
+    max_tokens = facts.workload.max_tokens
     bench = Bench(
-        meshes[dist.get_rank()], watch, precision=facts.precision, max_positions=longest, kernels=_kernels(facts)
+        meshes[dist.get_rank()],
+        device_instruments,
+        precision=facts.precision,
+        max_positions=max_tokens,
+        kernels=_kernels(facts),
     )
-    growing = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
+    partial = PartialTable(table, path if dist.get_rank() == 0 else None, clock=time.monotonic)
     end = time.monotonic() + seconds
-    measured: dict[Point, list[Measurement]] = defaultdict(list)
-    exchanged: dict[Exchange, list[Collective]] = defaultdict(list)
-    with _progress(_TURNS * (len(wanted) + len(between))) as advance:
-        for turn in range(_TURNS):
-            deadline = end - seconds * (_TURNS - 1 - turn) / _TURNS
-            for index, point in enumerate(wanted):
+    measurements: dict[Point, list[Measurement]] = defaultdict(list)
+    collectives: dict[Exchange, list[Collective]] = defaultdict(list)
+    with _progress(_SWEEPS * (len(missing_points) + len(missing_exchanges))) as advance:
+        for sweep in range(_SWEEPS):
+            deadline = end - seconds * (_SWEEPS - 1 - sweep) / _SWEEPS
+            for index, point in enumerate(missing_points):
                 if _is_over(end):
                     break
-                share = max(0.0, deadline - time.monotonic()) / (len(wanted) - index)
-                measured[point].append(
-                    bench.measure_point(point, repeats=_REPEATS, budget_seconds=share, least_seconds=_LEAST_SECONDS)
+                budget = max(0.0, deadline - time.monotonic()) / (len(missing_points) - index)
+                measurements[point].append(
+                    bench.measure_point(point, repeats=_REPEATS, budget_seconds=budget, least_seconds=_MIN_SECONDS)
                 )
-                growing.add(merged(measured[point]))
+                partial.add(merged(measurements[point]))
                 advance()
-            for exchange in between:
+            for exchange in missing_exchanges:
                 if _is_over(end):
                     break
-                exchanged[exchange] += measure_exchange(exchange, watch.timer, repeats=_EXCHANGES)
-                growing.add(*[merged(turns) for turns in [exchanged[exchange]] if turns])
+                collectives[exchange] += measure_exchange(
+                    exchange, device_instruments.timer, repeats=_COLLECTIVE_REPEATS
+                )
+                partial.add(*[merged(sweeps) for sweeps in [collectives[exchange]] if sweeps])
                 advance()
-    return growing.table()
+    return partial.table()
 
 
 def _is_over(end: float) -> bool:
-    """Whether the first rank's clock has come to the end, so that all ranks stop together."""
-    found = [time.monotonic() > end]
-    dist.broadcast_object_list(found)
-    return found[0]
+    """Return rank 0's decision that the time is over, so that all ranks stop together. Collective."""
+    is_over = [time.monotonic() > end]
+    dist.broadcast_object_list(is_over)
+    return is_over[0]
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on rank 0, silence elsewhere."""
+    """Show a progress bar on rank 0 only."""
     if dist.get_rank() != 0:
         yield lambda: None
         return
@@ -217,17 +223,17 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 def _driver(kind: str) -> str:
     if kind == "cuda":
-        found = query_device("driver_version")
-        return f"driver {found[0] if found else 'unknown'}, CUDA {torch.version.cuda}"
+        versions = query_device("driver_version")
+        return f"driver {versions[0] if versions else 'unknown'}, CUDA {torch.version.cuda}"
     return f"{platform.system()} {platform.release()}"
 
 
 def _commit() -> str:
-    """The last commit that changed the bodies' folder, or the package version where there is no repository."""
+    """Return the last commit that changed this folder, or the package version without a repository."""
     here = os.path.dirname(os.path.realpath(__file__))
     command = ["git", "log", "-1", "--format=%H", "--", "."]
     try:
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+        commit = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:  # there is no git
-        found = ""
-    return found or f"meshwright {version('meshwright')}"
+        commit = ""
+    return commit or f"meshwright {version('meshwright')}"

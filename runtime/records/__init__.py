@@ -1,1 +1,1 @@
-"""What a run leaves behind, and the paths that it may write to."""
+"""The files that a run writes: metrics, traces, evaluations, restarts, samples and its lock."""

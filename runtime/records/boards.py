@@ -1,5 +1,4 @@
-"""Metrics of a run beside metrics.jsonl: a text file for Prometheus, and where it is installed TensorBoard, Weights &
-Biases, MLflow."""
+"""Metric writers beside metrics.jsonl: Prometheus always, and TensorBoard, Weights & Biases and MLflow if installed."""
 
 from __future__ import annotations
 
@@ -16,33 +15,33 @@ from meshwright.profiles.documents import write_newest
 
 
 class Board(Protocol):
-    """Takes the numbers of a run as they come."""
+    """A writer of a run's metrics."""
 
     note: str
-    """What a user is told of it when the run begins."""
+    """Message to the user when the run begins."""
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Adds every number as `group/name`."""
+        """Write every number as `group/name`."""
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write whatever is buffered."""
         ...
 
 
 def open_boards(out: Path, first_step: int) -> tuple[Board, ...]:
-    """Those whose packages are installed; TensorBoard's is there in any case and says where it is missing."""
+    """Open the writers whose packages are installed; TensorBoard's note says so if its package is missing."""
     installed: list[Board] = [WeightsAndBiases(out)] if find_spec("wandb") else []
     if find_spec("mlflow") and (find_spec("sqlalchemy") or "MLFLOW_TRACKING_URI" in os.environ):
-        installed.append(MLflow(out))  # mlflow-skinny alone can keep nothing on this machine
+        installed.append(MLflow(out))  # mlflow-skinny alone cannot store anything locally
     return (TensorBoard(out, first_step), Prometheus(out), *installed)
 
 
 class TensorBoard:
-    """Event files. It writes none where the package is missing, which `note` says."""
+    """Writes event files; none if the package is missing, which `note` says."""
 
     def __init__(self, out: Path, first_step: int) -> None:
-        """What an earlier run wrote of `first_step` and later ones is hidden."""
+        """Events of an earlier run from `first_step` on are hidden."""
         self.note = "no TensorBoard event files; pip install 'meshwright[tensorboard]' for them"
         self._writer: Any = None
         self._summary: Any = None
@@ -56,26 +55,26 @@ class TensorBoard:
         self._writer = SummaryWriter(str(path), purge_step=first_step or None, flush_secs=10)
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Adds every number as `group/name`, all in one event: by `add_scalar` each would be one of its own."""
+        """Write every number as `group/name`, all in one event; `add_scalar` would write an event for each."""
         if self._writer is None:
             return
-        found = [self._summary.Value(tag=name, simple_value=value) for name, value in _numbers(group, values).items()]
-        self._writer.file_writer.add_summary(self._summary(value=found), step)
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in _numbers(group, values).items()]
+        self._writer.file_writer.add_summary(self._summary(value=scalars), step)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write whatever is buffered."""
         if self._writer is not None:
             self._writer.close()
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases in the directory of the run; nothing leaves the machine unless WANDB_MODE says so.
+    """Writes to Weights & Biases, in the directory of the run; nothing is uploaded unless WANDB_MODE says so.
 
-    A run that is resumed is another run of the same group there.
+    A resumed run is another W&B run of the same group.
     """
 
     def __init__(self, out: Path) -> None:
-        """Names the run and its group after `out`."""
+        """The W&B run and its group are named after `out`."""
         wandb = import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
         self.note = f"Weights & Biases ({mode}) writes to {out / 'wandb'}; upload with `wandb sync`"
@@ -85,44 +84,47 @@ class WeightsAndBiases:
         )
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Adds every number as `group/name`, and the step, which several groups may share, as `group/step`."""
+        """Log every number as `group/name`, and the step, which several groups may share, as `group/step`."""
         self._run.log(_numbers(group, values) | {f"{group}/step": step})
 
     def close(self) -> None:
-        """Writes what is left."""
+        """End the W&B run."""
         self._run.finish()
 
 
 class MLflow:
-    """A run of MLflow in the directory of the run, or where MLFLOW_TRACKING_URI says.
+    """Writes to MLflow, in the directory of the run or at MLFLOW_TRACKING_URI.
 
-    A run that is resumed is another run of the same experiment there.
+    A resumed run is another MLflow run of the same experiment.
     """
 
     def __init__(self, out: Path) -> None:
-        """Names the experiment and its run after `out`."""
+        """The MLflow run is named after `out`; the experiment is `meshwright`."""
         client = import_module("mlflow.tracking").MlflowClient
-        place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out.resolve() / 'mlflow.db'}"
-        self.note = f"MLflow writes to {place}"
-        self._client: Any = client(tracking_uri=place)
-        known = self._client.get_experiment_by_name("meshwright")
-        experiment = known.experiment_id if known else self._client.create_experiment("meshwright")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{out.resolve() / 'mlflow.db'}"
+        self.note = f"MLflow writes to {uri}"
+        self._client: Any = client(tracking_uri=uri)
+        existing = self._client.get_experiment_by_name("meshwright")
+        experiment = existing.experiment_id if existing else self._client.create_experiment("meshwright")
         self._run = self._client.create_run(experiment, run_name=out.name).info.run_id
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Adds every number as `group/name`, all in one call."""
+        """Log every number as `group/name`, all in one call."""
         metric, now = import_module("mlflow.entities").Metric, int(1000 * time.time())  # milliseconds
-        found = [metric(name, value, now, step) for name, value in _numbers(group, values).items()]
-        self._client.log_batch(self._run, metrics=found)
+        metrics = [metric(name, value, now, step) for name, value in _numbers(group, values).items()]
+        self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
-        """Says that the run has ended."""
+        """Mark the MLflow run as ended."""
         self._client.set_terminated(self._run)
 
 
 class Prometheus:
-    """The newest numbers in `metrics.prom`, in Prometheus's text format: the textfile collector of node_exporter, or
-    any server of files, hands them on. The file stays when the run ends; how old it is tells so."""
+    """Writes the newest numbers to `metrics.prom`, in Prometheus's text format.
+
+    The textfile collector of node_exporter, or any file server, exposes them. The file stays when the run ends; its
+    age shows that.
+    """
 
     def __init__(self, out: Path) -> None:
         """The numbers are labelled with `out`."""
@@ -131,9 +133,9 @@ class Prometheus:
         self.note = f"the newest metrics for Prometheus are in {self._path}"
 
     def add(self, group: str, values: Mapping[str, Any], step: int) -> None:
-        """Replaces every number, as `meshwright_group_name`, and the group's step."""
-        found = _numbers(group, values) | {f"{group}/step": step}
-        self._values |= {re.sub(r"[^a-zA-Z0-9_]", "_", f"meshwright_{name}"): value for name, value in found.items()}
+        """Replace every number, as `meshwright_group_name`, and the group's step."""
+        numbers = _numbers(group, values) | {f"{group}/step": step}
+        self._values |= {re.sub(r"[^a-zA-Z0-9_]", "_", f"meshwright_{name}"): value for name, value in numbers.items()}
         lines = (
             f'# TYPE {name} gauge\n{name}{{run="{self._run}"}} {float(value)!r}\n'
             for name, value in sorted(self._values.items())
@@ -141,14 +143,14 @@ class Prometheus:
         write_newest(self._path, "".join(lines))
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Do nothing: every `add` writes the whole file."""
 
 
 def _escaped(label: str) -> str:
-    r"""The value of a label: a backslash, a quote and a line's end are written \\, \" and \n."""
+    r"""Return the value of a label with backslash, quote and newline written as \\, \" and \n."""
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _numbers(group: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the values, as `group/name`."""
+    """Return the numbers among the values, named `group/name`, without the step."""
     return {f"{group}/{n}": v for n, v in values.items() if n != "step" and isinstance(v, int | float)}

@@ -1,4 +1,4 @@
-"""Responses that a run keeps to be read: some of every few steps, with what they were paid."""
+"""Sample responses that a run keeps as text: a few every few steps, with their scores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshwright.profiles.segments import append_lines, files_of
 from meshwright.runtime.records.run_lines import keep_steps_before, read_lines
 
 SAMPLES = "samples.jsonl"
-"""The file in the directory of a run; a long one is cut into segments."""
+"""The file in the directory of a run; a long one is split into segments."""
 
 SAMPLES_PER_STEP = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptResponse:
-    """A prompt and a response to it as texts, and the score that the response was paid before penalties."""
+    """A prompt and a response to it as text, and the score of the response before penalties."""
 
     step: int
     row: int
@@ -32,21 +32,21 @@ class KeptResponse:
 
 
 def write_samples(out: Path, samples: Iterable[KeptResponse]) -> None:
-    """Appends them to those of a run."""
+    """Append samples to those of a run."""
     append_lines(out / SAMPLES, (json.dumps(asdict(sample), sort_keys=True) + "\n" for sample in samples))
 
 
 def drop_samples(out: Path, first_step: int) -> None:
-    """Drops those of steps that will run again."""
+    """Drop the samples from `first_step` on, whose steps will run again."""
     keep_steps_before(out / SAMPLES, first_step)
 
 
 def last_samples(out: Path, most: int) -> tuple[KeptResponse, ...]:
-    """The last samples of a run, in their order. Raises BadInput naming a line that is none."""
-    found: deque[KeptResponse] = deque(maxlen=most)
+    """Return the last `most` samples of a run, in order. Raises BadInput naming a line that is no sample."""
+    last: deque[KeptResponse] = deque(maxlen=most)
     for file in files_of(out / SAMPLES)[-2:]:
-        found.extend(read_lines(file, _sample))
-    return tuple(found)
+        last.extend(read_lines(file, _sample))
+    return tuple(last)
 
 
 def _sample(line: dict[str, Any]) -> KeptResponse:

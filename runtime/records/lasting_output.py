@@ -1,4 +1,4 @@
-"""Standard output and error of a run, which goes on when nobody reads them any more."""
+"""Standard output and error of a run that survive the loss of their reader, such as a closed terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from typing import Any, TextIO, cast
 
 from meshwright.profiles.printable import printable
 
-_NOBODY_READS = (errno.EPIPE, errno.EIO, errno.EBADF)
-"""Errors of a pipe or a terminal whose reader has gone, and of a descriptor that is closed."""
+_READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
+"""Errors of a pipe or a terminal without a reader, and of a closed descriptor."""
 
 
 class _LastingStream:
-    """A stream whose reader may go: what is written from then on is dropped. Where it is `escaped`, what a judge or a
-    function has answered commands no terminal."""
+    """A stream that drops text once its reader is gone.
+
+    With `escaped`, control sequences in the text are made printable, so that an answer of a judge or a function cannot
+    control the terminal.
+    """
 
     def __init__(self, stream: TextIO, *, escaped: bool) -> None:
         self._stream, self._escaped = stream, escaped
@@ -27,34 +30,36 @@ class _LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes it, or drops it where nobody reads."""
+        """Write the text, or drop it if the reader is gone."""
         try:
             return self._stream.write(printable(text) if self._escaped else text)
-        except (OSError, ValueError) as error:  # the latter of a stream that was closed
+        except (OSError, ValueError) as error:  # the latter for a closed stream
             self._drop(error)
             return len(text)
 
     def flush(self) -> None:
-        """Has the reader take what was written, if there is one."""
+        """Flush the stream, unless the reader is gone."""
         try:
             self._stream.flush()
         except (OSError, ValueError) as error:
             self._drop(error)
 
     def _drop(self, error: OSError | ValueError) -> None:
-        """From now on where nobody reads any more; else this text alone, as on a full disk."""
+        """Redirect the stream to /dev/null if its reader is gone; after other errors only this text is lost."""
         is_closed = isinstance(error, ValueError) and self._stream.closed
-        if not is_closed and getattr(error, "errno", None) not in _NOBODY_READS:
+        if not is_closed and getattr(error, "errno", None) not in _READER_GONE:
             return
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
 
 
 def open_standard_streams() -> None:
-    """Opens standard input, output and error to nowhere where this process was started without one: a file that is
-    opened later would take its number, and what is printed would go into that file."""
+    """Open /dev/null for each of standard input, output and error that this process was started without.
+
+    Otherwise a file opened later would get its descriptor, and printed text would go into that file.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -69,10 +74,10 @@ def open_standard_streams() -> None:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Within it, a reader that goes ends nothing: neither the pipe of `| head`, nor a terminal that is closed."""
+    """Context in which a lost reader, such as `| head` or a closed terminal, does not end the process."""
     open_standard_streams()
     before = sys.stdout, sys.stderr
-    # Progress on standard output moves the cursor itself.
+    # The progress bar on standard output needs its control sequences.
     sys.stdout = cast(TextIO, _LastingStream(sys.stdout, escaped=False))
     sys.stderr = cast(TextIO, _LastingStream(sys.stderr, escaped=True))
     try:

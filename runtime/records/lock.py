@@ -1,4 +1,4 @@
-"""One run at a time in a directory. The lock is the kernel's: it goes when the process that holds it does."""
+"""The lock that allows one run at a time in a directory. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import require_file
 
 _NAME = "run.lock"
-_MOST_BYTES = 0
+_MAX_BYTES = 0
 
 WAIT_SECONDS = 10.0
-"""For a process that is being ended to let go: its memory, and that of its devices, is given back first."""
+"""Time for a process that is ending to release the lock; it first frees its memory and that of its devices."""
 
-_SILENT_SECONDS, _LOOK_SECONDS = 1.0, 0.05
+_SILENT_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the directory, which exists. Raises BadInput where another process holds it and does not end soon.
+    """Hold the lock of an existing directory. Raises BadInput if another process holds it and does not end soon.
 
-    Of a run on several ranks and nodes the first rank holds it.
+    In a run only rank 0 holds it.
     """
     with (directory / _NAME).open("a") as file:
         _lock(file, directory, fcntl.LOCK_EX, WAIT_SECONDS)
@@ -34,16 +34,18 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def require_free(directory: Path, seconds: float | None = None) -> None:
-    """Raises BadInput where a process holds the directory and does not let go of it for so many seconds, by default
-    those of a process that is being ended; several may ask at once."""
+    """Raises BadInput if a process holds the lock for longer than `seconds` (default `WAIT_SECONDS`).
+
+    Several processes may ask at once.
+    """
     if (directory / _NAME).exists():
-        require_file(directory / _NAME, "the lock of a run", _MOST_BYTES)
+        require_file(directory / _NAME, "the lock of a run", _MAX_BYTES)
         with (directory / _NAME).open() as file:
             _lock(file, directory, fcntl.LOCK_SH, WAIT_SECONDS if seconds is None else seconds)
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a process holds the directory."""
+    """Return True if a process holds the lock of the directory."""
     try:
         require_free(directory, seconds=0.0)
     except BadInput:
@@ -52,7 +54,7 @@ def is_held(directory: Path) -> bool:
 
 
 def _lock(file: IO[str], directory: Path, kind: int, seconds: float) -> None:
-    start, has_told = time.monotonic(), False
+    start, has_printed = time.monotonic(), False
     while True:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -62,9 +64,9 @@ def _lock(file: IO[str], directory: Path, kind: int, seconds: float) -> None:
                 raise BadInput(
                     f"--out {directory} is in use by a run that has not ended; wait for it, or name another directory."
                 ) from None
-            if waited >= _SILENT_SECONDS and not has_told:
-                has_told = True
+            if waited >= _SILENT_SECONDS and not has_printed:
+                has_printed = True
                 sys.stderr.write(f"waiting for the run in {directory} to end, {seconds:.0f} s at most\n")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return

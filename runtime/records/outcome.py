@@ -1,4 +1,4 @@
-"""What instructions, and one turn of them, left on one rank. It needs no torch, so that records are read without it."""
+"""Results of an instruction and of a period on one rank. No torch is needed to read them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from meshwright.profiles.trace import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What is worth recording of an instruction: facts of what was done and how, and metrics of what was learned."""
+    """The record of an instruction: facts on how it ran, and metrics of training."""
 
     facts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def with_facts(self, facts: Mapping[str, float]) -> Findings:
-        """The same with these facts behind the others."""
+        """Return a copy with these facts added."""
         return Findings(facts={**self.facts, **facts}, metrics=self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of one turn: a span for each instruction, with its facts, and the metrics of the stages that ran."""
+    """One period on one rank: a span for each instruction, and the metrics of the stages that ran."""
 
     turn: int
     spans: tuple[Span, ...]
-    overhead: float = 0.0  # of the rank's time since its last turn, the part outside stages, messages and barriers
+    overhead: float = 0.0  # fraction of the rank's time in the period outside stages, messages and barriers
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage

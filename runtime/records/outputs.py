@@ -1,6 +1,7 @@
-"""Files that a command will write: what is wrong with one is told before any work begins, and no file is lost.
+"""Checks of the files that a command will write, before any work begins.
 
-A file is new, empty, or replaces one of its own kind; it is no input of the command, no device and no directory.
+An output file is new, empty, or replaces one of its own kind; it is not an input of the command, a device or a
+directory.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 from meshwright.profiles.errors import BadInput
 
 _HEAD_BYTES = 4096
-"""Of a file that exists: enough to tell its kind by how it begins."""
+"""Bytes read from an existing file, enough to recognise its kind."""
 
 
 class OutputKind(Enum):
-    """What is written: how it is called, and how its text begins."""
+    """A kind of output file: its name in messages, and a pattern of how its text begins."""
 
     PLAN = "plan", r'\{\s*"digests"\s*:'
     TABLE = "table", r'\{\s*"collectives"\s*:'
@@ -31,17 +32,17 @@ class OutputKind(Enum):
 
     @property
     def told(self) -> str:
-        """What it is called in a sentence."""
+        """The name of the kind in messages."""
         return self.value[0]
 
     def begins(self, text: str) -> bool:
-        """Whether a text begins as one that is written of this kind."""
+        """Return True if a text begins like a file of this kind."""
         return re.match(self.value[1], text) is not None
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file that an option names."""
+    """An output file that a command-line option names."""
 
     option: str
     path: Path
@@ -49,31 +50,31 @@ class Output:
 
     @property
     def told(self) -> str:
-        """The option and the path, as a sentence names them."""
+        """The option and the path, as in messages."""
         return f"{self.option} {self.path}"
 
 
 def require_outputs(*outputs: Output | None, inputs: Iterable[Path | None] = ()) -> None:
-    """Raises BadInput for the first output that cannot be written, or that would destroy what is there.
+    """Raises BadInput for the first output that cannot be written, or that would destroy another file.
 
-    Those that are None are left out. A directory that does not exist is made when the file is written.
+    Outputs that are None are skipped. A missing directory is created when the file is written.
     """
-    asked = [output for output in outputs if output is not None]
+    requested = [output for output in outputs if output is not None]
     read = [path for path in inputs if path is not None]
-    for place, output in enumerate(asked):
+    for index, output in enumerate(requested):
         _require_file(output)
         _require_no_input(output, read)
         _require_kind(output)
-        for other in asked[:place]:
+        for other in requested[:index]:
             if _are_same(output.path, other.path):
-                raise BadInput(f"{other.told} and {output.told} are one file; name two.")
+                raise BadInput(f"{other.told} and {output.told} are the same file; name two.")
         _require_writable(output.told, output.path)
 
 
 def require_directory(option: str, path: Path) -> None:
-    """Raises BadInput for a directory that could not be written into, or not be made."""
+    """Raises BadInput for a directory that cannot be written to, or cannot be created."""
     if path.exists() and not path.is_dir():
-        raise BadInput(f"{option} {path} is no directory; name a directory.")
+        raise BadInput(f"{option} {path} is not a directory; name a directory.")
     _require_writable(f"{option} {path}", path / "any")
 
 
@@ -87,9 +88,9 @@ def _require_file(output: Output) -> None:
     except OSError as error:
         raise BadInput(f"{output.told} cannot be written: {error.strerror}; name another file.") from None
     if stat.S_ISDIR(mode):
-        raise BadInput(f"{output.told} cannot be written; name a file in a directory, for this is a directory itself.")
+        raise BadInput(f"{output.told} cannot be written: it is a directory; name a file in it.")
     if not stat.S_ISREG(mode):
-        raise BadInput(f"{output.told} is a device or a pipe, which is not replaced; name a file.")
+        raise BadInput(f"{output.told} is a device or a pipe; name a regular file.")
 
 
 def _require_no_input(output: Output, inputs: Sequence[Path]) -> None:
@@ -105,21 +106,21 @@ def _require_kind(output: Output) -> None:
         head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
     if head and not output.kind.begins(head):
         raise BadInput(
-            f"{output.told} exists and is no {output.kind.told}; only that is replaced, so name another file."
+            f"{output.told} exists and is not a {output.kind.told}, so it is not replaced; name another file."
         )
 
 
-def _require_writable(told: str, path: Path) -> None:
-    """Makes a file for a moment in the nearest directory that there is: permissions alone do not tell."""
+def _require_writable(label: str, path: Path) -> None:
+    """Create a temporary file in the nearest existing directory: permission bits alone are not enough."""
     try:
         parent = next(parent for parent in path.resolve().parents if parent.exists())
         tempfile.TemporaryFile(dir=parent).close()
-    except (OSError, RuntimeError):  # the latter of links in a circle
-        raise BadInput(f"{told} cannot be written; name a file in a directory that you may write to.") from None
+    except (OSError, RuntimeError):  # the latter for circular links
+        raise BadInput(f"{label} cannot be written; name a file in a directory that you may write to.") from None
 
 
 def _are_same(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, through links as well."""
+    """Return True if two paths lead to the same file, possibly through links."""
     try:
         return one.samefile(other)
     except OSError:

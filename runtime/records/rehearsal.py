@@ -1,4 +1,4 @@
-"""What a rehearsal found out."""
+"""The results of a rehearsal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from meshwright.profiles.trace import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What a rehearsal showed. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
+    """The results of a rehearsal. `steps` and `spans` are in seconds of the plan: wall time divided by `speed`.
 
     `overhead_seconds` is the wall time that the executor itself takes per instruction (median over ranks and steps).
-    `processor_seconds` are those of all processes per step; with `num_processors` they take `processor_seconds /
-    num_processors` of wall time at least, however long the waits are.
+    `processor_seconds` are those of all processes per step; they take at least `processor_seconds / num_processors` of
+    wall time, however long the waits are.
     """
 
     clock: str
@@ -35,5 +35,5 @@ class Rehearsal:
 
     @property
     def processor_share(self) -> float:
-        """The part of the processors' time that the processes used, 0 to 1; near 1 the processors were the limit."""
+        """The fraction of processor time that was used, 0 to 1; near 1 the processors were the limit."""
         return self.processor_seconds / (self.num_processors * self.steps.mean * self.speed)

@@ -1,4 +1,4 @@
-"""What a skipped batch does when it is trained on again. It needs no torch."""
+"""The results of replaying a skipped batch. No torch is needed to read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateReplay:
-    """One update of the batch: its metrics, and the rows whose own share of it is not finite."""
+    """One update of the batch: its metrics, and the rows whose own loss or gradient is not finite."""
 
     rows: tuple[int, ...]
     metrics: Mapping[str, float]
@@ -17,12 +17,12 @@ class UpdateReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReplay:
-    """What a skipped batch does to the weights that a checkpoint of its run has."""
+    """The replay of a skipped batch on the weights of a checkpoint of its run."""
 
     stage: str
     step: int
     weights_of_step: int
-    """Of the newest checkpoint that is not newer than the batch; 0 also for the weights that the run began with."""
+    """Step of the newest checkpoint that is not newer than the batch; 0 for the initial weights."""
     reasons: tuple[str, ...]
-    """Why the run skipped it."""
+    """Reasons for which the run skipped the batch."""
     updates: tuple[UpdateReplay, ...]

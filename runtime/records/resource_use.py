@@ -1,4 +1,4 @@
-"""What a run used beside its plan: memory while each stage ran, and the time that offloaded state took to move."""
+"""Memory of each stage and transfer times of offloaded state in a run, compared with its plan."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MOVES = ("reload_seconds", "offload_seconds")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Bytes in use while a stage runs, on its fullest rank: all that stays there and what it needs besides.
+    """Bytes in use while a stage runs, on its fullest rank: all resident state, and what the stage itself needs.
 
-    Measured is the most of all turns that were measured, without what a process uses before it has models.
+    `measured_bytes` is the maximum over the measured periods, less what a process uses before it has models.
     """
 
     stage: str
@@ -30,15 +30,15 @@ class MemoryUse:
 
 
 class ResourceUse:
-    """What was used, of spans that come in any order and are not held."""
+    """Accumulates resource use from spans in any order, without keeping them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._bytes: dict[str, float] = {}
-        self._moves: dict[str, dict[int, float]] = defaultdict(dict)  # by stage and step, of its slowest rank
+        self._moves: dict[str, dict[int, float]] = defaultdict(dict)  # by stage and step, on its slowest rank
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Takes spans of a run."""
+        """Add spans of a run."""
         for span in spans:
             stage, step = span.instruction, span.step
             if span.kind == "stage" and MEMORY in span.facts:
@@ -48,7 +48,7 @@ class ResourceUse:
                 self._moves[stage][step] = max(seconds, self._moves[stage].get(step, 0.0))
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        """Of every stage whose memory was measured, in the order of the plan."""
+        """Return the memory of every stage that was measured, in the order of the plan."""
         return tuple(
             MemoryUse(stage=p.stage, planned_bytes=_planned_bytes(self._plan, p), measured_bytes=self._bytes[p.stage])
             for p in sorted(self._plan.placements, key=lambda p: p.start_seconds)
@@ -56,7 +56,7 @@ class ResourceUse:
         )
 
     def offloads(self) -> tuple[Comparison, ...]:
-        """Seconds per turn that each offloaded state takes to come and go: the slowest rank's, median over turns."""
+        """Return the seconds per period to reload and offload state: slowest rank, median over periods."""
         return tuple(
             Comparison(
                 name=f"{p.stage} offload",
@@ -69,7 +69,7 @@ class ResourceUse:
 
 
 def _planned_bytes(plan: Plan, stage: Placement) -> float:
-    """On the fullest of its ranks: what all stages keep there, and what this one needs while it runs."""
+    """Return the predicted peak on the stage's fullest rank: state resident for all stages, plus its own transients."""
     residents = [
         sum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
         for rank in plan.pool(stage.pool).ranks

@@ -1,4 +1,4 @@
-"""What became of a run that was started again: when, why, what was lost, and under which plan it went on."""
+"""The restarts of a run: why it was restarted, how many steps were lost, and under which plan it continued."""
 
 from __future__ import annotations
 
@@ -16,63 +16,64 @@ _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """One of a run. Each node that takes part writes its own, by the same number, counted from 1, over resumes too."""
+    """A restart of a run. Every node writes one, under the same number, counted from 1 across resumes."""
 
     number: int
     host: str
     reason: str
     reached: int
-    """Steps that were recorded."""
+    """Steps recorded before the restart."""
     saved: int
-    """Updates that the newest checkpoint had seen, from which it went on."""
+    """Number of updates in the checkpoint from which the run continued."""
     planned_again: str = ""
-    """That it went on under another plan, in words; only rank 0 writes this. Without a reason nothing had failed."""
+    """Message about the other plan under which it continued, if any, written by rank 0; `reason` is empty unless the
+    run failed."""
 
     @property
     def lost(self) -> int:
-        """Steps that were done again."""
+        """Number of steps that ran again."""
         return max(0, self.reached - self.saved)
 
     @property
     def told(self) -> str:
-        """In one sentence."""
+        """The restart as a message."""
         why = "; ".join(text for text in (self.reason.rstrip("."), self.planned_again) if text)
         return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {printable(why)}"
 
 
 _TYPES = (int, str, str, int, int, str)
-"""Of its fields."""
+"""Types of the fields of Restart."""
 
 
 def write_restart(out: Path, restart: Restart) -> None:
-    """Appends it to those of a run."""
+    """Append a restart to those of a run."""
     with (out / _RESTARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(restart), sort_keys=True) + "\n")
 
 
 def read_restarts(out: Path) -> tuple[Restart, ...]:
-    """Those of a run, as one for each number: what was lost is what any node saw lost, and all reasons are told."""
+    """Return the restarts of a run, the nodes' entries of each merged into one with all their reasons."""
     if not (out / _RESTARTS).exists():
         return ()
-    found: dict[int, list[Restart]] = {}
-    for place, line in enumerate(read_text(out / _RESTARTS, "restarts").split("\n")[:-1], start=1):
-        one = _restart(line, f"{out / _RESTARTS} line {place}")
-        found.setdefault(one.number, []).append(one)
-    return tuple(_merged(of_nodes) for _, of_nodes in sorted(found.items()))
+    by_number: dict[int, list[Restart]] = {}
+    for number, line in enumerate(read_text(out / _RESTARTS, "restarts").split("\n")[:-1], start=1):
+        one = _restart(line, f"{out / _RESTARTS} line {number}")
+        by_number.setdefault(one.number, []).append(one)
+    return tuple(_merged(of_nodes) for _, of_nodes in sorted(by_number.items()))
 
 
 def steps_recorded(out: Path) -> int:
-    """The steps whose metrics a run has written."""
+    """Return the number of steps whose metrics a run has written."""
     return sum(1 for line in lines_of(*files_of(out / _METRICS)) if line.is_whole)
 
 
-def _restart(line: str, told: str) -> Restart:
+def _restart(line: str, label: str) -> Restart:
     try:
-        one = Restart(**json_value(line, told))
+        one = Restart(**json_value(line, label))
     except TypeError:
-        raise BadInput(f"{told} is no restart; if the file is damaged, delete that line.") from None
+        raise BadInput(f"{label} is not a restart; if the file is damaged, delete that line.") from None
     if not all(isinstance(value, field_type) for value, field_type in zip(astuple(one), _TYPES, strict=True)):
-        raise BadInput(f"{told} is no restart; if the file is damaged, delete that line.")
+        raise BadInput(f"{label} is not a restart; if the file is damaged, delete that line.")
     return one
 
 

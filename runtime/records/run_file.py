@@ -1,4 +1,4 @@
-"""What a run was asked, kept beside what it wrote, so that a resume and an export know it without the user."""
+"""The run file: the job of a run, kept in its directory for resumes and exports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN_FILE = "run.json"
 
 
 class RunFile(Document):
-    """The job of a run as it was given last; its plan is in `plan.json` beside it."""
+    """The job with which a run was last started or resumed; its plan is in `plan.json` beside it."""
 
     job: Job
     directory: str = Field(description="where the job's relative paths start, absolute on the node of rank 0")
@@ -22,13 +22,13 @@ class RunFile(Document):
 
 
 def write_run_file(out: Path, asked: RunFile) -> None:
-    """Keeps what a run was asked in its directory."""
+    """Write the run file into the directory of a run."""
     write_atomically(out / RUN_FILE, canonical_json(asked))
 
 
 def read_run_file(out: Path) -> RunFile:
-    """What the run in a directory was asked. Raises BadInput where that is not kept."""
+    """Read the run file of a directory. Raises BadInput if there is none."""
     path = out / RUN_FILE
     if not path.exists():
-        raise BadInput(f"{path} does not exist, which says what the run was asked; name the directory of a run.")
+        raise BadInput(f"{path}, which holds the job of a run, does not exist; name the directory of a run.")
     return read_json(RunFile, path, "run")

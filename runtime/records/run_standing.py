@@ -1,4 +1,4 @@
-"""A run as it stands, read from its directory while it goes on: it asks nothing of the run and needs no torch."""
+"""The status of a run, read from its directory while it continues. It needs neither the run's processes nor torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from meshwright.runtime.records.lock import is_held
 from meshwright.runtime.records.tail import Tail
 
 RECENT = 20
-"""Steps that are told about: medians and shares are over so many at most."""
+"""Most recent steps over which medians and shares are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStanding:
-    """Where a run stands. Medians, means and shares are over its last `num_recent` steps.
+    """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
-    `quiet_seconds` have gone since it wrote last. `learned` are the means of what its training reported, by the names
-    in metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the time.
+    `quiet_seconds` is the time since its last write. `learned` are the mean training metrics by their names in
+    metrics.jsonl, `held_out` the evaluations, and `uses` how all ranks, then those of each pool, spent the time.
     """
 
     directory: str
@@ -47,7 +47,7 @@ class RunStanding:
 
 
 class Watching:
-    """Looks at the directory of a run again and again, and reads only what is new."""
+    """Reads the status of a run repeatedly, each time only the new lines."""
 
     def __init__(self, directory: Path) -> None:
         """Raises BadInput for a directory that holds no plan of a run."""
@@ -62,19 +62,19 @@ class Watching:
         self._held_out: list[dict[str, Any]] = []
 
     def look(self) -> RunStanding:
-        """The run as it stands now. Raises BadInput for a line that is none of a run's."""
+        """Return the present status of the run. Raises BadInput for a line that no run writes."""
         try:
             self._read()
-            return self._standing()
+            return self._status()
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError):
             raise BadInput(
                 f"{self._directory} has lines that no run writes; give the --out of `meshwright run`."
             ) from None
 
-    def _standing(self) -> RunStanding:
+    def _status(self) -> RunStanding:
         lines, plan = self._lines, self._plan
         recent = lines[-RECENT:]
-        standing = RunStanding(
+        status = RunStanding(
             directory=str(self._directory),
             is_running=is_held(self._directory),
             updates=lines[-1]["step"] + 1 if lines else 0,
@@ -84,14 +84,14 @@ class Watching:
             held_out=tuple(_numbers(line) for line in self._held_out),
         )
         if not lines:
-            return standing
+            return status
         ends = step_ends(plan.graph, self._spans)
         window = sorted(ends.values())[-RECENT - 1 :]
         begin = window[0] if len(ends) > len(recent) else min(span.start_seconds for span in self._spans)
         seconds = {line["step"]: line["seconds"] for line in recent}
         comparisons = compare(plan, self._spans, seconds)
         return replace(
-            standing,
+            status,
             num_recent=len(recent),
             quiet_seconds=max(0.0, time.time() - (self._directory / "metrics.jsonl").stat().st_mtime),
             step_seconds=comparisons[-1].measured_seconds,
@@ -104,8 +104,8 @@ class Watching:
         begins, lines = self._metrics.read()
         self._lines = [*([] if begins else self._lines), *map(_line, lines)][-RECENT:]
         begins, lines = self._evaluations.read()
-        found = [_line(line, "mean_score", "standard_error") for line in lines]
-        self._held_out = [*([] if begins else self._held_out), *found]
+        evaluations = [_line(line, "mean_score", "standard_error") for line in lines]
+        self._held_out = [*([] if begins else self._held_out), *evaluations]
         if self._trace.skip():
             self._spans = list(read_last_spans(self._directory / "trace.jsonl", RECENT + 2 * MOST_AHEAD))
         _, lines = self._trace.read()
@@ -114,16 +114,16 @@ class Watching:
         self._spans = [span for span in spans if span.step >= oldest]
 
 
-def _line(text: str, *needed: str) -> dict[str, Any]:
-    """What a run has written of a step, with these numbers. Raises ValueError, TypeError or KeyError for others."""
-    found: dict[str, Any] = json.loads(text)
-    if not isinstance(found["step"], int) or not all(is_number(found[name]) for name in ("step", *needed)):
+def _line(text: str, *required: str) -> dict[str, Any]:
+    """Parse a line with a step and these numbers. Raises ValueError, TypeError or KeyError for any other."""
+    line: dict[str, Any] = json.loads(text)
+    if not isinstance(line["step"], int) or not all(is_number(line[name]) for name in ("step", *required)):
         raise TypeError
-    return found
+    return line
 
 
 def _means(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Of every number, over the lines that have it."""
+    """Return the mean of every number over the lines that have it."""
     names = {name: None for line in lines for name in _numbers(line) if name != "step"}
     return {name: statistics.fmean(line[name] for line in lines if name in _numbers(line)) for name in names}
 

@@ -1,14 +1,14 @@
-"""What a run says that stops before its last step: because it was asked, or to go on under another plan."""
+"""The result of a run that stops before its last step, on request or to continue under another plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 STOPPED = 75
-"""The exit code of a run that stopped because it was asked and goes on with --resume; EX_TEMPFAIL of sysexits(3)."""
+"""Exit code of a run that stopped on request and continues with --resume; EX_TEMPFAIL of sysexits(3)."""
 
 NEXT_PLAN = "next_plan.json"
-"""In the directory of a run: the plan under which one goes on that has stopped for it."""
+"""File in the directory of a run with the plan for which it has stopped, and under which it continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class Stopped:
     """A run that has stopped before its last step."""
 
     done: int
-    """Updates behind which it stopped."""
+    """Number of updates after which it stopped."""
     saved: int | None
-    """Those of its newest checkpoint."""
+    """Number of updates in its newest checkpoint."""
     goes_on: bool = False
-    """Under the plan that it has left behind: nobody has asked it to stop."""
+    """True if it stopped by itself, to continue under the plan in `NEXT_PLAN`."""

@@ -1,4 +1,4 @@
-"""A file of lines that another process appends to, read as it grows."""
+"""Reading a file of lines while another process appends to it."""
 
 from __future__ import annotations
 
@@ -12,67 +12,65 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.segments import MOST_LINE_BYTES, numbered_lines
 from meshwright.profiles.values import require_file
 
-_BLOCK_BYTES = 2**16
-"""Read at once where a file is gone through from its end."""
+_CHUNK_BYTES = 2**16
+"""Bytes read at a time when a file is searched from its end."""
 
 
 class Tail:
-    """Gives the lines that are new since it was asked last, of many the last `most`.
+    """Returns the complete lines that are new since the last call, at most the last `most`.
 
-    A line counts when it is whole. A file that was replaced, as a resume does and a log that has become a segment,
-    begins again.
+    A file that was replaced, by a resume or because the log started a new segment, is read from its beginning.
     """
 
     def __init__(self, path: Path, most: int = 100_000) -> None:
-        self._most = most
+        self._max_lines = most
         self._path, self._offset, self._file = path, 0, 0
 
     def read(self) -> tuple[bool, list[str]]:
-        """(whether the file begins again, new lines); nothing of a file that does not exist."""
+        """Return (True if the file was replaced, new lines); (False, []) if it does not exist."""
         if not self._path.exists():
             return False, []
         require_file(self._path, "the record of a run", sys.maxsize)
         file = self._path.open("rb")
         with file:
-            begins = self._is_another(file.fileno())
-            if begins:
+            is_replaced = self._is_replaced(file.fileno())
+            if is_replaced:
                 self._offset = 0
             file.seek(self._offset)
-            found: deque[bytes] = deque(maxlen=self._most)
+            lines: deque[bytes] = deque(maxlen=self._max_lines)
             for _, line in numbered_lines(self._path, file):
                 if line.endswith(b"\n"):
                     self._offset += len(line)
-                    found.append(line[:-1])
-        return begins, [line.decode("utf-8", errors="replace") for line in found]
+                    lines.append(line[:-1])
+        return is_replaced, [line.decode("utf-8", errors="replace") for line in lines]
 
     def skip(self) -> bool:
-        """Whether the file begins again; if so, its lines are passed over, so that another reader may take the last of
-        them."""
+        """Return True if the file was replaced; then its lines are skipped, as the caller reads them in another way."""
         if not self._path.exists():
             return False
         require_file(self._path, "the record of a run", sys.maxsize)
         with self._path.open("rb") as file:
-            begins = self._is_another(file.fileno())
-            if begins:
+            is_replaced = self._is_replaced(file.fileno())
+            if is_replaced:
                 self._offset = _end_of_lines(self._path, file)
-        return begins
+        return is_replaced
 
-    def _is_another(self, descriptor: int) -> bool:
-        found = os.fstat(descriptor)
-        is_known, self._file = found.st_ino == self._file, found.st_ino
-        return not is_known or found.st_size < self._offset
+    def _is_replaced(self, descriptor: int) -> bool:
+        status = os.fstat(descriptor)
+        is_known, self._file = status.st_ino == self._file, status.st_ino
+        return not is_known or status.st_size < self._offset
 
 
 def _end_of_lines(path: Path, file: BinaryIO) -> int:
-    """Where the last whole line ends. Raises BadInput where none does for longer than a line may be."""
+    """Return the offset at which the last complete line ends. Raises BadInput if the last line is too long."""
     end = size = file.seek(0, os.SEEK_END)
     while end > 0:
         if size - end >= MOST_LINE_BYTES:
             raise BadInput(f"{path}: its last line is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
-        begin = max(0, end - _BLOCK_BYTES)
+        begin = max(0, end - _CHUNK_BYTES)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            return begin + found + 1
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
         end = begin
     return 0

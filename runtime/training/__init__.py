@@ -1,1 +1,1 @@
-"""What changes weights: losses, optimizers, refits, copies, checkpoints, and the versions of all of them."""
+"""Training: losses, optimizers, weight synchronisation (refit), weight copies and versions, and checkpoints."""

@@ -1,7 +1,7 @@
-"""Steps with numbers that are not finite: what is looked at, what is kept of them, and when a run ends for them.
+"""Steps with numbers that are not finite: detection, the batch saved for a replay, and when the run ends.
 
-An update whose loss, metrics or gradient norm are not finite is not done, nor any of a step whose experience is not,
-scores among it. All ranks of a stage see the same numbers, so they skip alike.
+An update whose loss, metrics or gradient norm is not finite is skipped, and so are all updates of a step whose
+experience is not finite. All ranks of a stage see the same numbers, so all skip the same updates.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from meshwright.runtime.messages.packed_tensors import packed
 from meshwright.runtime.messages.step_experience import StepExperience
 
 SKIPPED = "skipped"
-"""In the directory of a run: where batches of skipped updates go."""
+"""The directory of skipped batches, in the directory of a run."""
 
-_MOST_BYTES = 2**36
-"""Of a file that is read."""
+_MAX_BYTES = 2**36
+"""Largest file of a skipped batch that is read."""
 
-_MOST_KEPT = 8
-"""Files of a stage that stay, the newest, so that a run of days does not fill its disk with them."""
+_MAX_FILES = 8
+"""Number of files of a stage that are kept, the newest, so that a run of days does not fill its disk with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedBatch:
-    """A batch as a stage trained on it, why it skipped updates, and what the updates follow from beside the weights."""
+    """A batch whose updates a stage skipped, the reasons, and all that determines the updates besides the weights."""
 
     stage: str
     batch: StepExperience
@@ -48,25 +48,25 @@ class SkippedBatch:
 
 
 class BadSteps:
-    """Of one trained stage on one rank."""
+    """The count of consecutive bad steps of one trained stage, on one rank."""
 
     def __init__(self, out: Path, *, limit: int, is_writer: bool) -> None:
-        """After `limit` bad steps in a row the run ends. One rank of the stage is the writer."""
+        """After `limit` bad steps in a row the run ends. One rank of the stage is the writer of batches."""
         self._out, self._limit, self._is_writer = out, limit, is_writer
-        self._in_a_row = 0
+        self._num_consecutive = 0
 
     def after(self, found: SkippedBatch) -> None:
-        """Of every step, with no reasons where it was good.
+        """Records the outcome `found` of a step, which has no reasons if all its updates were made.
 
-        Raises RunFailed after too many bad ones in a row, on every rank of the stage alike.
+        Raises RunFailed after too many bad steps in a row, on every rank of the stage.
         """
         if not found.reasons:
-            self._in_a_row = 0
+            self._num_consecutive = 0
             return
-        self._in_a_row += 1
+        self._num_consecutive += 1
         if self._is_writer:
             write_skipped(self._out, found)
-        if self._in_a_row == self._limit:
+        if self._num_consecutive == self._limit:
             steps = "a step" if self._limit == 1 else f"{self._limit} steps in a row"
             raise RunFailed(
                 f"{found.stage} skipped updates in {steps}, the last in step {found.batch.step}: {found.reasons[0]}; "
@@ -76,30 +76,30 @@ class BadSteps:
 
 
 def reasons_of(batch: StepExperience) -> list[str]:
-    """What of a batch is not finite, a sentence for each field."""
-    found = []
+    """One sentence for each field of a batch that has numbers that are not finite."""
+    reasons = []
     for field, rows in sorted(batch.experience.fields().items()):
         if torch.isfinite(torch.cat(tuple(rows.values()))).all():
             continue
         bad = [row for row, values in sorted(rows.items()) if not torch.isfinite(values).all()]
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-        found.append(f"{field} of rows {', '.join(map(str, bad[:5]))}{more} are not finite")
-    return found
+        reasons.append(f"{field} of rows {', '.join(map(str, bad[:5]))}{more} are not finite")
+    return reasons
 
 
 def reason_of(metrics: Mapping[str, float], update: int) -> str | None:
-    """What of an update, counted from 0, is not finite."""
+    """A sentence on the first metric of an update, counted from 0, that is not finite; None if all are."""
     bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
     return f"{bad} of update {update} is {metrics[bad]}" if bad else None
 
 
 def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those that can be written down."""
+    """The metrics that are finite, which JSON can hold."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def write_skipped(out: Path, found: SkippedBatch) -> Path:
-    """Keeps a batch in the directory of a run, as a file of safetensors whose metadata says the rest."""
+    """Saves a batch in the directory of a run, as a safetensors file whose metadata has the rest; returns its path."""
     batch = found.batch
     tensors = batch.experience.tensors(batch.experience.fields(), batch.step)
     metadata = {
@@ -113,18 +113,18 @@ def write_skipped(out: Path, found: SkippedBatch) -> Path:
     directory.mkdir(exist_ok=True)
     path = directory / f"step-{batch.step:06d}-{found.stage}.safetensors"
     write_bytes_atomically(path, packed(tensors, metadata))
-    for old in sorted(directory.glob(f"step-*-{found.stage}.safetensors"))[:-_MOST_KEPT]:
+    for old in sorted(directory.glob(f"step-*-{found.stage}.safetensors"))[:-_MAX_FILES]:
         old.unlink()
     return path
 
 
 def read_skipped(path: Path) -> SkippedBatch:
-    """What `write_skipped` wrote. Raises BadInput for any other file."""
-    require_file(path, "batch", _MOST_BYTES)
+    """Reads a batch that `write_skipped` wrote. Raises BadInput for any other file."""
+    require_file(path, "batch", _MAX_BYTES)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is not a mapping
         experience = Experience()
         step = experience.take(tensors)
         kind = type(DEFAULT_SETTINGS[metadata["algorithm"]])
@@ -140,5 +140,6 @@ def read_skipped(path: Path) -> SkippedBatch:
         )
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise BadInput(
-            f"{path} is no batch that a run has kept ({type(error).__name__}); name a file under {SKIPPED} of a run."
+            f"{path} is not a skipped batch of a run ({type(error).__name__}); give a file from a run's {SKIPPED} "
+            "directory."
         ) from None

@@ -1,7 +1,7 @@
-"""What a stage runs on a model: forward passes over micro-batches, and an optimizer step.
+"""The stage functions that run a model: forward passes over micro-batches, and a training step.
 
-The executor runs these functions and the profiler times them. Micro-batches go through megatron's pipeline schedules,
-which with one stage are a plain loop. Every rank of a replica passes the same micro-batches in the same order.
+The executor runs these functions and the profiler times them. Micro-batches go through Megatron's pipeline schedules,
+which with one pipeline stage are a plain loop. Every rank of a replica passes the same micro-batches in the same order.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from meshwright.runtime.training.ppo import LossShare
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that go through the model together, one behind the other and nothing between them."""
+    """Packed rows that go through the model together, without padding between them."""
 
     tokens: Tensor
-    """[T] int64."""
+    """Tokens of all rows, [T] int64."""
     next_tokens: Tensor
-    """[T], the token after each; behind the last one of a row stands one of no meaning."""
+    """The token after each token, [T]; meaningless at the last token of a row."""
     lengths: tuple[int, ...]
     """Tokens of each row; they sum to T."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a loss needs, [T] each; a forward pass needs none."""
+    """Per-token inputs of a loss by name, [T] each; a forward pass needs none."""
 
     @classmethod
     def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
-        """From the tokens of each row, [T] with T its own, and in each field as many values."""
+        """Packs rows from the tokens of each, [T_row], and as many values of each row in every field."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
         tokens = torch.cat(rows)
         return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
 
     def of_rank(self, mesh: Mesh) -> MicroBatch:
-        """The tokens that this rank computes, which are all where sequences are whole; padding has zeros."""
+        """This rank's shard under context parallelism, zero where padded; the micro-batch itself without it."""
         parts = parts_of(self.lengths, mesh)
         if parts is None:
             return self
@@ -63,12 +63,12 @@ class MicroBatch:
         return MicroBatch(parts.of(self.tokens), parts.of(self.next_tokens), (parts.num_tokens,), fields)
 
     def of_rows(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Values [T], one for each token, cut into those of each row."""
+        """Splits values [T], one for each token, into those of each row."""
         return values.split(self.lengths)
 
 
 Output = Callable[[Tensor, MicroBatch], Any]
-"""What the last stage makes of the model's output for a micro-batch."""
+"""A function that the last pipeline stage applies to the model's output for a micro-batch."""
 
 
 def forward_logprobs(
@@ -76,30 +76,30 @@ def forward_logprobs(
 ) -> list[Tensor]:
     """Log-probabilities [T] fp32 of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
 
-    Element t of a row is of its token t + 1 given those up to t; its last element, which has no next token, is zero.
+    Element t of a row is log p(token t + 1 | tokens up to t); the last element of a row has no next token and is zero.
     """
 
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
         next_tokens = micro_batch.of_rank(mesh).next_tokens.to(logits.device).unsqueeze(0)
-        of_next, _ = token_logprobs(
+        next_logprobs, _ = token_logprobs(
             logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
         )
         ends = torch.tensor(micro_batch.lengths, device=logits.device).cumsum(0) - 1
-        return _of_all_ranks(of_next[0], micro_batch, mesh).index_fill(0, ends, 0.0)
+        return _unshard(next_logprobs[0], micro_batch, mesh).index_fill(0, ends, 0.0)
 
     return _forward(model, mesh, micro_batches, logprobs)
 
 
 def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-    """The scalar head's numbers [T] fp32 of each micro-batch, values or scores, on the ranks of the last stage.
+    """Outputs [T] fp32 of the scalar head for each micro-batch, values or scores, on the ranks of the last stage.
 
     Elsewhere an empty list.
     """
-    return _forward(model, mesh, micro_batches, lambda numbers, block: _of_all_ranks(numbers[0], block, mesh))
+    return _forward(model, mesh, micro_batches, lambda values, micro_batch: _unshard(values[0], micro_batch, mesh))
 
 
-def _of_all_ranks(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
-    """Values [T] of all tokens from those of the tokens that this rank computes."""
+def _unshard(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
+    """Values [T] of all tokens, gathered from the shards of the context-parallel ranks."""
     parts = parts_of(micro_batch.lengths, mesh)
     return parts.joined(values) if parts else values
 
@@ -117,12 +117,11 @@ def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], ou
 def run_schedule(
     chunks: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
 ) -> list[Any]:
-    """What `output` made of each micro-batch, on the ranks of the last stage; elsewhere an empty list.
+    """Runs the micro-batches through the pipeline; returns each result of `output` on the ranks of the last stage.
 
-    Several chunks take their turns in megatron's interleaved schedule, for which micro-batches are a multiple of the
-    pipeline's stages.
-
-    When gradients are wanted, `output` returns the loss, a count that is not used, and what to keep.
+    On other ranks the list is empty. Several chunks run in Megatron's interleaved schedule, which needs a number of
+    micro-batches that is a multiple of the pipeline stages. Unless `forward_only`, `output` returns the loss, a token
+    count that is not used, and what to keep.
     """
     if not micro_batches:
         return []
@@ -130,13 +129,13 @@ def run_schedule(
     def step(remaining: Iterator[MicroBatch], model: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
         micro_batch = next(remaining)
         result = model(micro_batch.tokens.to(host.device()).unsqueeze(0), micro_batch.lengths)
-        made_of = _dropping(output) if forward_only else output
-        return result, lambda result, **_: made_of(result, micro_batch)
+        reduce = _freeing(output) if forward_only else output
+        return result, lambda result, **_: reduce(result, micro_batch)
 
     config: Any = chunks[0].config
     sizes = {num_tokens_of_rank(micro_batch.lengths, mesh) for micro_batch in micro_batches}
     length = max(sizes)
-    # Only when micro-batches differ must stages tell each other the shape of every message.
+    # Pipeline stages send the shape of every message only if micro-batches differ in length.
     config.variable_seq_lengths = len(sizes) > 1
     vpp = mesh.layout.vpp if mesh.layout.vpp > 1 else None
     run = get_forward_backward_func(pp_size=mesh.layout.pp, vp_size=vpp)
@@ -145,7 +144,7 @@ def run_schedule(
         data_iterator=[iter(micro_batches) for _ in chunks] if vpp else iter(micro_batches),
         model=list(chunks) if vpp else chunks[0],
         num_microbatches=len(micro_batches),
-        seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides what it is told
+        seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides it by cp
         micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,
@@ -155,31 +154,31 @@ def run_schedule(
     return results
 
 
-def _dropping(output: Output) -> Output:
-    """The same, which takes the model's output away: megatron would hold it until the next micro-batch has its own, and
-    the logits of both would lie side by side.
+def _freeing(output: Output) -> Output:
+    """Wraps `output` to free the model's output afterwards.
 
+    Megatron would hold it until the next micro-batch has its own, so the logits of both would be in memory together.
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/pipeline_parallel/schedules.py#L596
     """
 
-    def made(result: Tensor, micro_batch: MicroBatch) -> Any:
-        found = output(result, micro_batch)
-        result.data = result.new_empty(0)  # what `found` reads of it stays
-        return found
+    def output_and_free(result: Tensor, micro_batch: MicroBatch) -> Any:
+        reduced = output(result, micro_batch)
+        result.data = result.new_empty(0)  # storage that `reduced` is a view of stays alive
+        return reduced
 
-    return made
+    return output_and_free
 
 
 Loss = Callable[[Tensor, MicroBatch], LossShare]
-"""The share that this rank's tokens of a micro-batch have in the loss, already divided by a denominator that every rank
-knows, and in the metrics."""
+"""A function that returns the share of this rank's tokens of a micro-batch in the loss and the metrics, already divided
+by the denominator of the whole minibatch."""
 
 Condition = Callable[[Mapping[str, float]], bool]
-"""Whether an update is done, from its metrics over all micro-batches and replicas."""
+"""A function that decides from the metrics over all micro-batches and replicas if an update is applied."""
 
 
 class Trainer:
-    """A model with AdamW, its moments and fp32 weights cut over the ranks that hold the same weights.
+    """A model with AdamW, whose moments and fp32 main weights are sharded over the ranks that hold the same weights.
 
     Gradients are summed over micro-batches and over those ranks, never averaged: with losses that are shares of one
     global mean, neither the layout nor the micro-batches nor recomputation changes the update.
@@ -197,9 +196,9 @@ class Trainer:
         epsilon: float = 1e-8,
         buckets: Buckets | None = None,
     ) -> None:
-        """Takes over the weights that `model` has now; weight decay spares norms and biases.
+        """Copies the present weights of `model` as main weights; weight decay excludes norms and biases.
 
-        With `buckets` what replicas exchange overlaps computing.
+        With `buckets` gradient reduction and weight gathering overlap with computation.
         """
         self.mesh = mesh
         self.model = model
@@ -208,7 +207,7 @@ class Trainer:
             for chunk in model_chunks_of(model)
         )
         self._exchange = ReplicaExchange(self.ddp_chunks) if buckets else None
-        self._goes_on = False
+        self._has_next_update = False
         if self._exchange:
             contexts = [chunk.no_sync for chunk in self.ddp_chunks]
             model.config.no_sync_func = contexts if len(contexts) > 1 else contexts[0]
@@ -229,64 +228,67 @@ class Trainer:
         self._clear_gradients()
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """For the updates to come."""
+        """Sets the learning rate of the updates to come."""
         set_learning_rate(self.optimizers, learning_rate)
 
     @contextmanager
     def successive_updates(self) -> Iterator[None]:
-        """Within it the weights may still be on their way when an update is done: the next one waits for them layer by
-        layer, and nothing else reads them."""
-        self._goes_on = True
+        """Context of consecutive updates: each returns while weights are still being gathered.
+
+        The next update waits for them layer by layer; nothing else may read the weights inside the context.
+        """
+        self._has_next_update = True
         yield
-        self._goes_on = False
+        self._has_next_update = False
         if self._exchange:
             self._exchange.finish_weights()
 
     def train_step(
         self, micro_batches: Sequence[MicroBatch], loss: Loss, *, condition: Condition = lambda _: True
     ) -> dict[str, float]:
-        """One update from this replica's micro-batches, of which there may be none while other replicas have some, but
-        not where they hold experts together: those have as many each.
+        """Makes one update from this replica's micro-batches.
 
+        A replica may have none while others have some, except that replicas which share experts have equally many.
         Returns the metrics summed over micro-batches and replicas, and `grad_norm` before clipping; the same on every
-        rank. Where the `condition` refuses these metrics, or one of them or the norm is not finite, the weights stay as
-        they are.
+        rank. The weights do not change if `condition` rejects the metrics, or if a metric or the norm is not finite.
         """
         sums = self._sum(self.accumulate(micro_batches, loss))
-        is_done = all(map(math.isfinite, sums.values())) and condition(sums)
-        return sums | {"grad_norm": self.update() if is_done else self._discard()}
+        is_accepted = all(map(math.isfinite, sums.values())) and condition(sums)
+        return sums | {"grad_norm": self.update() if is_accepted else self._discard()}
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses.
 
-        With several replicas once before each update.
+        With several replicas it may be called only once before each update.
         """
         if micro_batches:
-            return run_schedule(self.ddp_chunks, self.mesh, micro_batches, _kept(loss, self.mesh), forward_only=False)
+            return run_schedule(
+                self.ddp_chunks, self.mesh, micro_batches, _loss_output(loss, self.mesh), forward_only=False
+            )
         if self._exchange:
             self._exchange.start_gradients()
         self._finalize(list(self.ddp_chunks))
         return []
 
     def update(self) -> float:
-        """Clips the gradients, steps, and leaves the gradients at zero; returns their norm before clipping.
+        """Clips the gradients, steps the optimizer and zeroes the gradients; returns their norm before clipping.
 
-        Without the step if the norm is not finite, which all ranks see alike: it is one number of the whole model.
+        The step is skipped if the norm is not finite; all ranks agree on that, since it is the norm of the whole model.
         """
         grad_norm = self._clip()
         if self._exchange:
-            self._exchange.finish_weights()  # of the update before, where this rank had no rows and read none
+            self._exchange.finish_weights()  # of the previous update, if this rank had no rows and so did not wait
         for optimizer in self.optimizers if math.isfinite(grad_norm) else ():
             optimizer.step_with_ready_grads()
         if self._exchange and math.isfinite(grad_norm):
             self._exchange.start_weights()
-            if not self._goes_on:
+            if not self._has_next_update:
                 self._exchange.finish_weights()
         self._clear_gradients()
         return grad_norm
 
     def _discard(self) -> float:
-        """As an update without its step."""
+        """Zeroes the gradients without a step; returns their norm before clipping."""
         grad_norm = self._clip()
         self._clear_gradients()
         return grad_norm
@@ -303,29 +305,29 @@ class Trainer:
             optimizer.zero_grad()
 
     def _finalize(self, model: list[nn.Module], *_: Any, **__: Any) -> None:
-        """Sums gradients: over replicas, over sequence-parallel ranks, over both ends of tied embeddings.
+        """Sums gradients over replicas, over sequence-parallel ranks and over both copies of tied embeddings.
 
-        Megatron would divide them by a count of tokens; they come divided.
+        Megatron could also divide them by a token count; here the losses are already divided.
         """
         finalize_model_grads(model, None, pg_collection=self.mesh.groups)
 
     def _sum(self, shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """The shares' sums over the mesh, from one tensor-parallel rank of each last stage, in the order of ranks."""
-        mine: dict[str, float] = {}
+        """Metrics summed over the mesh in rank order, counting one tensor-parallel rank of each last stage."""
+        local: dict[str, float] = {}
         for share in shares if self.mesh.tp_rank == 0 else ():
             for name, value in share.items():
-                mine[name] = mine.get(name, 0.0) + float(value)
-        everyone: list[dict[str, float]] = [{}] * self.mesh.layout.num_ranks
-        dist.all_gather_object(everyone, mine, group=self.mesh.groups.intra_dist_opt)
+                local[name] = local.get(name, 0.0) + float(value)
+        per_rank: list[dict[str, float]] = [{}] * self.mesh.layout.num_ranks
+        dist.all_gather_object(per_rank, local, group=self.mesh.groups.intra_dist_opt)
         totals: dict[str, float] = {}
-        for part in everyone:
-            for name, total in part.items():
+        for sums in per_rank:
+            for name, total in sums.items():
                 totals[name] = totals.get(name, 0.0) + total
         return totals
 
 
-def _kept(loss: Loss, mesh: Mesh) -> Output:
-    """The loss as megatron's schedules take it: with a count of tokens that nobody divides by, and what to keep."""
+def _loss_output(loss: Loss, mesh: Mesh) -> Output:
+    """The loss in the form of Megatron's schedules: with an unused token count, and the metrics to keep."""
 
     def output(result: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         share = loss(result, micro_batch.of_rank(mesh))

@@ -1,4 +1,7 @@
-"""Trainers on disk: weights, fp32 weights, moments and update counts, in a format that survives a change of layout."""
+"""Sharded checkpoints of trainers, which may be loaded in another layout than they were saved in.
+
+A checkpoint holds weights, fp32 main weights, moments and update counts. `saving` writes what `state_of` returns.
+"""
 
 from __future__ import annotations
 
@@ -20,47 +23,47 @@ from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.plain_pickles import require_plain
 
 ANY_ERROR = (Exception, CheckpointException)
-"""The latter, torch's, is no Exception."""
+"""Any error of loading or saving; torch's CheckpointException does not derive from Exception."""
 
-_WAY_OUT = "it was cut short or is of another job, so remove it, or begin again in another directory"
+_REMEDY = "it is incomplete or of another job, so remove it, or start again in another directory"
 
 
 def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
-    """Fills trainers from a directory that `saving` wrote, whatever the layouts they had then.
+    """Loads trainers from a directory that `saving` wrote, in whatever layouts they were then.
 
-    Collective over the world. Raises BadInput if the directory is not such a checkpoint, and what a collective raises
-    if another rank ends meanwhile.
+    Collective over the world. Raises BadInput if the directory is not such a checkpoint, and the error of the
+    collective if another rank exits meanwhile.
     """
     host.install()
     if not directory.is_dir():
         raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
     require_plain(directory)
-    wanted = {name: state_of(name, trainer, is_loading=True) for name, trainer in trainers.items()}
+    state = {name: state_of(name, trainer, is_loading=True) for name, trainer in trainers.items()}
     try:
-        loaded = dist_checkpointing.load(wanted, str(directory))
-    except ANY_ERROR as error:  # megatron, torch and pickle raise what they like at a file that was cut or is foreign
+        loaded = dist_checkpointing.load(state, str(directory))
+    except ANY_ERROR as error:  # megatron, torch and pickle raise errors of any type for a truncated or foreign file
         if lost := lost_partner(error):
             raise lost from None
-        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_WAY_OUT}.") from error
+        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_REMEDY}.") from error
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):
-            state = loaded[name][f"model{number}"]
-            trained = {key.removeprefix(f"{name}."): value for key, value in state.items()}
-            chunk.load_state_dict(trained, strict=chunk.spec.adapter is None)
+            chunk_state = loaded[name][f"model{number}"]
+            weights = {key.removeprefix(f"{name}."): value for key, value in chunk_state.items()}
+            chunk.load_state_dict(weights, strict=chunk.spec.adapter is None)
         for number, optimizer in enumerate(trainer.optimizers):
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error; of one that gathers those of all ranks, of the first of these."""
+    """The type and first line of an error; for a CheckpointException those of its first rank's error."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}{f': {said[0][:200]}' if said else ''}".rstrip(".")
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}".rstrip(".")
 
 
 def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
-    """A trainer's state as megatron's sharded tensors and objects, with keys that begin with `name`."""
+    """A trainer's state as Megatron's sharded tensors and objects, whose keys start with `name`."""
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
     chunks = {
@@ -68,10 +71,11 @@ def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]
         for number, chunk in enumerate(model_chunks_of(trainer.model))
     }
     optimizers = [
-        part.sharded_state_dict(chunks, is_loading=is_loading, metadata=metadata) for part in trainer.optimizers
+        optimizer.sharded_state_dict(chunks, is_loading=is_loading, metadata=metadata)
+        for optimizer in trainer.optimizers
     ]
     param_states = {number: optimizer.pop("param_state") for number, optimizer in enumerate(optimizers)}
-    # Megatron would write these from rank 0 of the world, which may hold no trainer, or another.
+    # Megatron would write the settings from rank 0 of the world, which may not hold this trainer.
     replica = (0, groups.mp.rank(), groups.dp_cp.rank())
     # The settings of all optimizers of a trainer are the same.
     settings = ShardedObject(f"{name}.settings", optimizers[0], (1,), (0,), replica_id=replica)
@@ -79,24 +83,28 @@ def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]
 
 
 def trained_state_of(chunk: Decoder, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    """What training changes of a model, as megatron's sharded tensors: its adapter where it has one, else all."""
+    """The trained weights of a chunk as Megatron's sharded tensors: its adapter if it has one, else all."""
     state: dict[str, Any] = chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
     return {key: value for key, value in state.items() if chunk.spec.adapter is None or is_of_adapter(key)}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:
-    """Megatron's loading, but for learning rates and the like, which are the job's, and for the count of updates.
+    """Loads an optimizer with Megatron's functions, but keeps the job's learning rate and other settings, and the count
+    of updates.
 
-    It takes the former from the checkpoint. It looks for the count of torch's AdamW among the tensors, where it did not
-    save it, and gives all parameters one tensor to count in, so that each update would count once per parameter:
+    Megatron would take the settings from the checkpoint. It looks for the step count of torch's AdamW among the
+    tensors, where it was not saved, and gives all parameters one shared tensor for it, so each update would be counted
+    once per parameter:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/distrib_optimizer.py#L818
     """
-    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    job_settings = [
+        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(settings)
-    for group, kept in zip(optimizer.param_groups, own, strict=True):
-        group.update(kept)
-    of_parameters = optimizer.optimizer.state.values()
-    counts = [state.pop("step") for state in of_parameters]
+    for group, group_settings in zip(optimizer.param_groups, job_settings, strict=True):
+        group.update(group_settings)
+    parameter_states = optimizer.optimizer.state.values()
+    counts = [state.pop("step") for state in parameter_states]
     optimizer.load_parameter_state_from_fully_reshardable(param_state)
-    for state, count in zip(of_parameters, counts, strict=True):
+    for state, count in zip(parameter_states, counts, strict=True):
         state["step"] = count.clone()

@@ -1,4 +1,4 @@
-"""The models that a rank holds: one copy of a role's weights for each pool and layout that its stages use.
+"""The models on a rank: one copy of a role's weights for each pool and layout that its stages use.
 
 The training stage's copy owns the weights and the optimizer; every other copy of a trained role is refit from it.
 """
@@ -31,10 +31,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class WeightCopy:
-    """One copy as this rank sees it: `model` is None outside its mesh, `trainer` where it is not trained."""
+    """One copy on this rank: `model` is None outside its mesh, `trainer` is None if the copy is not trained."""
 
-    stage: str  # the stage that the copy is named for, Plan.copy_of
-    spec: ModelSpec  # whose vocabulary is what may be drawn
+    stage: str  # the stage that the copy is named after, Plan.copy_of
+    spec: ModelSpec  # its vocabulary is that of the tokenizer
     is_trained: bool
     mesh: Mesh
     model: Held | None
@@ -43,7 +43,7 @@ class WeightCopy:
 
     @property
     def decoder(self) -> Decoder:
-        """The model on a member of a copy that is not cut in chunks, as only a trained one is."""
+        """The model of a copy without interleaved chunks, which only a trained copy has, on a member of its mesh."""
         assert isinstance(self.model, Decoder), f"{self.stage} is {self.mesh.layout}"
         return self.model
 
@@ -51,14 +51,14 @@ class WeightCopy:
 def build_copies(
     plan: Plan, job: Job, directory: Path, num_tokens: int, kernels: ChosenKernels
 ) -> dict[str, WeightCopy]:
-    """Every copy of the plan by the stage it is named for, in the same order on every rank.
+    """Builds every copy of the plan, by the stage it is named after, in the same order on every rank.
 
-    What is refit at the start of a step is left as it was built: all weights of a copy, or its adapter. A language
-    model gives its first `num_tokens` tokens all the probability that there is, in the generator and in the trainer
-    alike: no other model needs a row for the others, whose number differs from model to model.
+    Weights that a refit fills at the start of a step are not loaded: all of a copy's, or its adapter. A language model
+    gives all probability to its first `num_tokens` tokens, in the generator and in the trainer alike, because models of
+    one job may pad the tokenizer's vocabulary to different sizes.
     """
     names = {p.stage: plan.copy_of(p.stage) for p in plan.placements}
-    refitted = {refit.target for refit in plan.refits}
+    refit_targets = {refit.target for refit in plan.refits}
     copies = {}
     for name in sorted(set(names.values())):
         placement, role = plan.placement(name), plan.stage(name).role
@@ -66,41 +66,41 @@ def build_copies(
         spec = stored if stored.scalar_head else drawing_spec(stored, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
-        trained = plan.stage(name).trains
+        is_trained = plan.stage(name).trains
         if mesh.is_member:
             model = build_model(
                 spec,
                 mesh,
                 dtype=DTYPES[plan.facts.precision],
                 recompute=placement.schedule.recompute.value,
-                trainable=trained,
+                trainable=is_trained,
                 kernels=kernels,
             )
             if plan.stage(name).is_quantised:
                 assert isinstance(model, Decoder), f"{name} is {mesh.layout}"
                 quantise_linears(model)
-            if name not in refitted or spec.adapter:
+            if name not in refit_targets or spec.adapter:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
-            if name not in refitted and spec.adapter:
+            if name not in refit_targets and spec.adapter:
                 start_adapter(
                     dict(named_in_whole(model)), job.settings.seed, tp=placement.layout.tp, tp_rank=mesh.tp_rank
                 )
-            if trained:
+            if is_trained:
                 trainer = build_trainer(model, mesh, role, job, kernels)
-        version = Version(name, None if name in refitted else 0)
+        version = Version(name, None if name in refit_targets else 0)
         copies[name] = WeightCopy(
-            stage=name, spec=spec, is_trained=trained, mesh=mesh, model=model, trainer=trainer, version=version
+            stage=name, spec=spec, is_trained=is_trained, mesh=mesh, model=model, trainer=trainer, version=version
         )
     return copies
 
 
 def drawing_spec(spec: ModelSpec, num_tokens: int) -> ModelSpec:
-    """The model with the rows of its vocabulary behind the first `num_tokens` as padding."""
+    """The model with all rows of its vocabulary after the first `num_tokens` treated as padding."""
     return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
 
 
 def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str, str], RefitCopy]:
-    """The plan's refits by (source, target); every rank of the world takes part in each."""
+    """Builds the plan's refits, by (source, target). Collective over the world."""
     refits = {}
     for number, refit in enumerate(plan.refits):
         source, target = copies[refit.source], copies[refit.target]
@@ -116,14 +116,14 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
 
 
 def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
-    """What is trained was restored as it was after `step` steps; refits bring the version to the other copies."""
+    """Sets the version of trained copies restored from a checkpoint after `step` steps; refits set that of others."""
     for copy in copies.values():
         if copy.is_trained:
             copy.version.number = step
 
 
 def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job, kernels: ChosenKernels) -> Trainer:
-    """With the settings that a job has for a role, the learning rate that of its first step."""
+    """A trainer with the job's optimizer settings for a role, at the learning rate of its first step."""
     return Trainer(
         model,
         mesh,

@@ -1,7 +1,7 @@
-"""The batch as a training stage sees it: targets over all rows, cut into minibatches and micro-batches.
+"""The batch of a training stage: targets over all rows, then minibatches and micro-batches with their losses.
 
-Every training rank computes the targets of the whole batch by itself, from the same numbers in the same order, so that
-neither the layout nor the micro-batches can change them.
+Every training rank computes the targets of the whole batch by itself, from the same numbers in the same order, so
+neither the layout nor the micro-batch size can change them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from meshwright.runtime.training.ppo import (
 from meshwright.runtime.training.told_tokens import ClosedColumns, drawn_mask
 
 _READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
-"""Fields of tokens that a batch has under some algorithms."""
+"""Per-token fields that a batch has under some algorithms only."""
 
 
 class Learning:
     """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
 
-    With `weighs_draws` tokens are weighted by how likely the policy before the update is to draw them against the one
-    that drew them: an older one, or one whose weights are in 8 bits.
+    With `weighs_draws` each token is weighted by the ratio of its probability under the policy before the update to
+    that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Learning:
         self._settings, self._workload, self._lengths = settings, workload, lengths
         self._tokens = experience.padded("tokens", rows, width)
         self._scores = torch.cat([batch.score(row) for row in rows])
-        self._num_behind_prompts = int((totals - prompts).sum())
+        self._num_response_tokens = int((totals - prompts).sum())
         self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
         self._paid = self._pay(batch, totals - prompts)
         self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
@@ -82,7 +82,10 @@ class Learning:
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
 
     def _pay(self, batch: StepExperience, num_tokens: Tensor) -> Paid | None:
-        """What rows are paid, whose `num_tokens` [B] behind their prompts are drawn and told; None where none is."""
+        """The reward of each row; None for algorithms without scores.
+
+        `num_tokens` [B] are the tokens after the prompt, sampled tokens and tool tokens together.
+        """
         if not isinstance(self._settings, PaidSettings):
             return None
         return pay(
@@ -95,19 +98,19 @@ class Learning:
         )
 
     def _targets_of_turns(self, batch: StepExperience, width: int) -> dict[str, Tensor]:
-        """As `_targets`, and the mask of the tokens that were drawn: those that a tool told carry no loss, and what is
-        earned behind them counts for what was drawn before."""
+        """Targets of multi-turn rollouts: tool tokens are masked out of the loss, and a reward after them is credited
+        to the tokens sampled before them."""
         response = self._fields["mask"]
         self._fields["mask"] = drawn_mask(response, batch.experience.padded("versions", batch.rows, width))
-        columns = ClosedColumns(response, self._fields["mask"])
-        return columns.opened(self._targets(columns.closed(self._fields)))
+        compaction = ClosedColumns(response, self._fields["mask"])
+        return compaction.opened(self._targets(compaction.closed(self._fields)))
 
     def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the losses aim at."""
+        """Advantages [B, S], and what else the loss of this algorithm needs."""
         settings = self._settings
         if isinstance(settings, Distill):
-            of_teachers = list(_of_teachers(fields).values())
-            return {"advantages": advantages_of_teachers(of_teachers, fields["old_logprobs"], fields["mask"], settings)}
+            teachers = list(_teacher_fields(fields).values())
+            return {"advantages": advantages_of_teachers(teachers, fields["old_logprobs"], fields["mask"], settings)}
         if isinstance(settings, CriticFreeSettings):
             assert self._paid is not None
             advantages = critic_free_advantages(
@@ -132,34 +135,34 @@ class Learning:
         return {"advantages": goals.advantages, "returns": goals.returns}
 
     def metrics(self) -> dict[str, float]:
-        """What is reported of the batch, before any update."""
-        fields, reported = self._fields, self._reported()
+        """Metrics of the batch before any update."""
+        fields, metrics = self._fields, self._experience_metrics()
         if self._workload.turns:
-            reported["told_tokens"] = self._num_behind_prompts / len(self._scores) - reported["response_tokens"]
+            metrics["told_tokens"] = self._num_response_tokens / len(self._scores) - metrics["response_tokens"]
         if "weights" in fields:
-            reported["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
-        return reported
+            metrics["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
+        return metrics
 
-    def _reported(self) -> dict[str, float]:
-        """What the scores and the divergences of the batch are."""
+    def _experience_metrics(self) -> dict[str, float]:
+        """Scores, divergences and lengths of the batch."""
         fields, settings = self._fields, self._settings
         logprobs, mask = fields["old_logprobs"], fields["mask"]
         if isinstance(settings, Distill):
-            return distillation_metrics(fields["advantages"], _of_teachers(fields), logprobs, mask, self._truncated)
+            return distillation_metrics(fields["advantages"], _teacher_fields(fields), logprobs, mask, self._truncated)
         assert self._paid is not None
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
-        reported = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, paid=self._paid)
-        if group_size > 1 and not self._workload.dynamic_sampling:  # which tells it of all that was drawn
-            reported["groups_with_signal"] = share_with_signal(self._paid, group_size)
-        return reported
+        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, paid=self._paid)
+        if group_size > 1 and not self._workload.dynamic_sampling:  # which reports it over all sampled groups
+            metrics["groups_with_signal"] = share_with_signal(self._paid, group_size)
+        return metrics
 
     def num_tokens(self, rows: Sequence[int]) -> int:
-        """Response tokens of these rows: the denominator of their metrics, and of their losses where these say no
-        other."""
+        """Number of sampled response tokens of these rows: the denominator of their metrics, and of their losses unless
+        `divisor` differs."""
         return int(self._fields["mask"][list(rows)].sum())
 
     def divisor(self, rows: Sequence[int]) -> float:
-        """That of the actor's loss of these rows."""
+        """The denominator of the actor's loss over these rows, by `loss_mean` of the settings."""
         mean = getattr(self._settings, "loss_mean", "token")
         if mean == "token":
             return self.num_tokens(rows)
@@ -172,13 +175,13 @@ class Learning:
         return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
 
 
-def _of_teachers(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that the teachers wrote, in their order."""
+def _teacher_fields(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The log-probabilities of each teacher by field, in the order of teachers."""
     return {name: fields[name] for name in TEACHER_LOGPROBS.values() if name in fields}
 
 
 def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tensor]:
-    """Where the loss is a mean over responses: one over the tokens of each."""
+    """Weights [B, S] of 1 / (tokens of the response) where the loss is a mean over responses; empty otherwise."""
     if settings.loss_mean != "sequence":
         return {}
     return {"loss_weights": torch.where(mask, 1.0 / mask.sum(1, keepdim=True).clamp(min=1), 0.0)}
@@ -187,10 +190,10 @@ def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tenso
 def training_loss(
     spec: ModelSpec, mesh: Mesh, settings: LearningSettings, num_tokens: int, divisor: float | None = None
 ) -> Callable[[Tensor, MicroBatch], LossShare]:
-    """The loss that trains a model: the critic's where it has a scalar head, else the actor's.
+    """The loss function that trains a model: the critic's if it has a scalar head, else the actor's.
 
-    Of values [1, T], or of logits [T, 1, V / tp]; `num_tokens` is the denominator of the metrics, and of the loss
-    unless the actor's has another `divisor`.
+    The function takes the model's output, values [1, T] or logits [T, 1, V / tp], and the micro-batch. `num_tokens` is
+    the denominator of the metrics, and of the loss unless a `divisor` is given for the actor's.
     """
     if spec.scalar_head:
         assert isinstance(settings, PPO)
@@ -215,7 +218,7 @@ def _actor_share(
     divisor: float,
     settings: LearningSettings,
 ) -> LossShare:
-    """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] cut over `group`."""
+    """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] sharded over `group`."""
     logprobs, entropy = token_logprobs(
         output,
         block.next_tokens.to(output.device).unsqueeze(0),
@@ -240,7 +243,7 @@ def _actor_share(
 
 
 def _reference(fields: Mapping[str, Tensor], settings: LearningSettings) -> Reference | None:
-    """What GRPO's loss keeps to, where there is a reference; the others have it in the reward."""
+    """The reference of GRPO's KL loss; None without one, and for algorithms whose KL penalty is in the reward."""
     if not isinstance(settings, GRPO) or "ref_logprobs" not in fields:
         return None
     return Reference(fields["ref_logprobs"], settings.kl_coefficient)
@@ -253,14 +256,14 @@ def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PP
 
 
 def _fields(block: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """[1, T] each, on the device."""
+    """The fields of a micro-batch on the device, [1, T] each."""
     return {name: values.to(device).unsqueeze(0) for name, values in block.fields.items()}
 
 
 def minibatches(
     rows: Sequence[int], *, step: int, num_epochs: int, num_minibatches: int, seed: int
 ) -> Iterator[list[int]]:
-    """The rows of each update of a step: every epoch visits all rows once, in an order of its own."""
+    """Yields the rows of each update of a step: every epoch visits all rows once, in its own random order."""
     size = len(rows) // num_minibatches
     for epoch in range(num_epochs):
         order = list(rows)

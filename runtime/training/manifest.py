@@ -1,7 +1,7 @@
-"""What the files of a checkpoint are: their sizes and SHA-256, so that one which was cut, flipped or swapped is found.
+"""The manifest of a checkpoint: sizes and SHA-256 of its files, to detect truncated, corrupt and swapped ones.
 
-Every rank sums the files that it wrote, and has the disk take them. When a checkpoint is read the files are dealt over
-the ranks.
+Every rank hashes the files that it wrote and flushes them to disk. When a checkpoint is read, the files are split over
+the ranks to be verified.
 """
 
 from __future__ import annotations
@@ -18,52 +18,54 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import is_file_name
 
 MANIFEST = "manifest.json"
-"""The last file of a checkpoint: where it is, the others are whole."""
+"""The last file of a checkpoint to be written: if it exists, the others are complete."""
 
-_OF_RANK = re.compile(r"(?:__|underway-)0*([0-9]+)[_.]")
-"""Names of files that carry the rank which wrote them."""
+_RANK_IN_NAME = re.compile(r"(?:__|underway-)0*([0-9]+)[_.]")
+"""Matches the names of files that contain the rank which wrote them."""
 
 
 class FileSum(Document):
-    """Of one file."""
+    """The size and SHA-256 of one file."""
 
     num_bytes: int
     sha256: str
 
 
 class Manifest(Document):
-    """Of all files of a checkpoint, by name."""
+    """The sizes and hashes of all files of a checkpoint, by name."""
 
     files: dict[str, FileSum]
 
 
 def seal(directory: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Writes the manifest of a directory that all ranks have written to. Collective over the world, or over a group of
-    all its ranks."""
+    """Writes the manifest of a directory that all ranks have written to.
+
+    Collective over the world, or over a group of all its ranks.
+    """
     dist.barrier(group)
     rank = dist.get_rank()
-    mine = {path.name: _sum(path, is_new=True) for path in directory.iterdir() if _writer(path.name) == rank}
-    parts: list[dict[str, FileSum]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(parts, mine, group=group)
+    local = {path.name: _sum(path, is_new=True) for path in directory.iterdir() if _writer(path.name) == rank}
+    per_rank: list[dict[str, FileSum]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(per_rank, local, group=group)
     if rank == 0:
-        found = {name: one for part in parts for name, one in part.items()}
-        write_atomically(directory / MANIFEST, canonical_json(Manifest(files=found)))
+        sums = {name: file_sum for rank_sums in per_rank for name, file_sum in rank_sums.items()}
+        write_atomically(directory / MANIFEST, canonical_json(Manifest(files=sums)))
         sync(directory)
 
 
 def damage(directory: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, the same on every rank; None where they are as they were written.
+    """A sentence on the first damaged file of a checkpoint, the same on every rank; None if all match the manifest.
 
     Collective over the world.
     """
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    parts: list[str | None] = [None] * num_ranks
-    dist.all_gather_object(parts, _damage_of_share(directory, rank, num_ranks))
-    return next((part for part in parts if part), None)
+    per_rank: list[str | None] = [None] * num_ranks
+    dist.all_gather_object(per_rank, _damage_of_share(directory, rank, num_ranks))
+    return next((sentence for sentence in per_rank if sentence), None)
 
 
 def sync(directory: Path) -> None:
-    """Has the disk take the names in a directory."""
+    """Flushes the entries of a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -72,41 +74,41 @@ def sync(directory: Path) -> None:
 
 
 def _damage_of_share(directory: Path, rank: int, num_ranks: int) -> str | None:
-    """As far as one of several ranks looks: at every so many of the files, in the order of their names."""
+    """The first damage among the files that this rank verifies: every `num_ranks`-th one in the order of names."""
     try:
         files = read_json(Manifest, directory / MANIFEST, "manifest").files
     except BadInput as error:
         return str(error).rstrip(".")
     for name in sorted(files)[rank::num_ranks]:
-        if found := _damage_of(directory, name, files[name]):
-            return found
+        if sentence := _damage_of(directory, name, files[name]):
+            return sentence
     return None
 
 
-def _damage_of(directory: Path, name: str, known: FileSum) -> str | None:
+def _damage_of(directory: Path, name: str, recorded: FileSum) -> str | None:
     path = directory / name
     if not is_file_name(name):
-        return f"{MANIFEST} names {name}, which is no file beside it"
+        return f"{MANIFEST} names {name}, which is not a file in its directory"
     if path.exists() and not path.is_file():
-        return f"{path} is no file"
+        return f"{path} is not a file"
     try:
-        found = _sum(path)
+        actual = _sum(path)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
-    if found.num_bytes != known.num_bytes:
-        return f"{path} has {found.num_bytes} bytes and was written with {known.num_bytes}"
-    return None if found == known else f"{path} is not what was written: its SHA-256 differs"
+    if actual.num_bytes != recorded.num_bytes:
+        return f"{path} has {actual.num_bytes} bytes and was written with {recorded.num_bytes}"
+    return None if actual == recorded else f"{path} is not what was written: its SHA-256 differs"
 
 
 def _sum(path: Path, *, is_new: bool = False) -> FileSum:
     with path.open("rb") as file:
         if is_new:
             os.fsync(file.fileno())
-        found = hashlib.file_digest(file, "sha256")
-        return FileSum(num_bytes=os.fstat(file.fileno()).st_size, sha256=found.hexdigest())
+        digest = hashlib.file_digest(file, "sha256")
+        return FileSum(num_bytes=os.fstat(file.fileno()).st_size, sha256=digest.hexdigest())
 
 
 def _writer(name: str) -> int:
-    """The rank that wrote a file; the first where its name says nothing."""
-    found = _OF_RANK.match(name)
-    return int(found[1]) if found else 0
+    """The rank that wrote a file, from its name; 0 if the name has none."""
+    match = _RANK_IN_NAME.match(name)
+    return int(match[1]) if match else 0

@@ -1,8 +1,8 @@
-"""State that waits in host memory while its stage does not run; its storage on the device is given up meanwhile.
+"""Offload of a stage's state to host memory while the stage does not run; its device storage is freed meanwhile.
 
-Tensors stay the objects that they are, so that all views of them hold again when their storage is back: megatron's
-buffers of gradients do the same. What megatron moves of an optimizer it replaces by new tensors, which would no longer
-be views of the fp32 weights of a model.
+Tensor objects are kept and only their storages are resized, so all views are valid again after a reload; Megatron's
+gradient buffers do the same. Megatron's optimizer offload makes new tensors instead, which would no longer be views of
+the fp32 weights of a model.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distributed/param_and_grad_buffer.py#L964
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/optimizer.py#L344
 """
@@ -25,43 +25,43 @@ from meshwright.runtime.training.copies import WeightCopy
 
 
 class Hosted(Protocol):
-    """State of one stage, in host memory from its making on."""
+    """State of one stage that is kept in host memory from construction on."""
 
     def reload(self) -> int:
-        """Brings it to the device; returns the bytes read."""
+        """Copies the state to the device; returns the bytes read."""
         ...
 
     def offload(self) -> int:
-        """Gives up its storage on the device; returns the bytes written to the host before."""
+        """Writes the state to the host and frees its device storage; returns the bytes written."""
         ...
 
 
 class HostedWeights:
-    """The weights of a model that is not trained: what the host holds never changes, so nothing is written back."""
+    """The weights of a model that is not trained; the host copy never changes, so nothing is written back."""
 
     def __init__(self, model: nn.Module) -> None:
         self._weights = [parameter.data for parameter in model.parameters()]
-        self._kept = [_room_for(weight) for weight in self._weights]
-        _write(self._weights, self._kept)
-        _give_up(self._weights)
+        self._host_copies = [_host_buffer(weight) for weight in self._weights]
+        _write(self._weights, self._host_copies)
+        _free(self._weights)
 
     def reload(self) -> int:
-        """Brings the weights to the device; returns the bytes read."""
-        return _read(self._kept, self._weights)
+        """Copies the weights to the device; returns the bytes read."""
+        return _read(self._host_copies, self._weights)
 
     def offload(self) -> int:
-        """Gives up their storage on the device; returns 0, for nothing is written to the host."""
-        _give_up(self._weights)
+        """Frees their device storage; returns 0, since nothing is written to the host."""
+        _free(self._weights)
         return 0
 
 
 class HostedOptimizer:
-    """The fp32 main weights, moments and gradients of a trainer. Gradients are zero between updates: none are kept."""
+    """The fp32 main weights, moments and gradients of a trainer; gradients are zero between updates and not copied."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._state = _optimizer_state(trainer)
-        self._kept = [_room_for(tensor) for tensor in self._state]
+        self._host_copies = [_host_buffer(tensor) for tensor in self._state]
         buffers = [
             buffer for chunk in trainer.ddp_chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         ]
@@ -69,24 +69,24 @@ class HostedOptimizer:
         self.offload()
 
     def reload(self) -> int:
-        """Brings weights and moments to the device and makes room for gradients; returns the bytes read."""
+        """Copies weights and moments to the device and allocates zero gradients; returns the bytes read."""
         for gradient in self._gradients:
-            _take_up(gradient)
+            _allocate(gradient)
             gradient.zero_()
-        return _read(self._kept, self._state)
+        return _read(self._host_copies, self._state)
 
     def offload(self) -> int:
-        """Writes weights and moments to the host and gives up all storage; returns the bytes written."""
-        num_bytes = _write(self._state, self._kept)
-        _give_up([*self._state, *self._gradients])
+        """Writes weights and moments to the host and frees all device storage; returns the bytes written."""
+        num_bytes = _write(self._state, self._host_copies)
+        _free([*self._state, *self._gradients])
         return num_bytes
 
 
 class HostMemory:
-    """What one rank offloads, by stage."""
+    """The offloaded state of one rank, by stage."""
 
     def __init__(self, plan: Plan, copies: Mapping[str, WeightCopy]) -> None:
-        """Moves all of it to the host: trainers are to be loaded before."""
+        """Offloads every stage whose schedule says so; trainers must be loaded before."""
         self._hosted: dict[str, Hosted] = {}
         for placement in plan.placements:
             copy, offload = copies[plan.copy_of(placement.stage)], placement.schedule.offload
@@ -97,7 +97,10 @@ class HostMemory:
 
     @contextmanager
     def reloaded(self, stage: str) -> Iterator[dict[str, float]]:
-        """Within it the stage's state is on the device. The facts it gives are complete when it is left."""
+        """Context in which the stage's state is on the device.
+
+        Yields the bytes and seconds of reload and offload, complete once the context is left.
+        """
         facts: dict[str, float] = {}
         hosted = self._hosted.get(stage)
         if hosted is None:
@@ -113,7 +116,7 @@ class HostMemory:
 
     @contextmanager
     def trainers_reloaded(self) -> Iterator[None]:
-        """Within it the state of all trainers is on the device, as it must be to save it."""
+        """Context in which the state of all trainers is on the device, which saving needs."""
         with ExitStack() as stack:
             for stage, hosted in self._hosted.items():
                 if isinstance(hosted, HostedOptimizer):
@@ -122,45 +125,45 @@ class HostMemory:
 
 
 def _optimizer_state(trainer: Trainer) -> list[Tensor]:
-    """Main weights, which a model in fp32 has none of beside its own, and moments."""
-    found: list[Tensor] = []
+    """Moments and main weights; a model in fp32 has no main weights besides its own weights."""
+    tensors: list[Tensor] = []
     for optimizer in trainer.optimizers:
-        found += [weight.data for group in optimizer.shard_fp32_from_float16_groups for weight in group]
-        found += [state[name] for state in optimizer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    return found
+        tensors += [weight.data for group in optimizer.shard_fp32_from_float16_groups for weight in group]
+        tensors += [state[name] for state in optimizer.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return tensors
 
 
-def _room_for(tensor: Tensor) -> Tensor:
+def _host_buffer(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=host.on_cuda())
 
 
-def _write(tensors: Iterable[Tensor], kept: Iterable[Tensor]) -> int:
-    """Copies from the device; returns the bytes."""
+def _write(tensors: Iterable[Tensor], host_copies: Iterable[Tensor]) -> int:
+    """Copies tensors to the host; returns the bytes."""
     num_bytes = 0
-    for tensor, room in zip(tensors, kept, strict=True):
-        room.copy_(tensor, non_blocking=True)
-        num_bytes += room.nbytes
+    for tensor, on_host in zip(tensors, host_copies, strict=True):
+        on_host.copy_(tensor, non_blocking=True)
+        num_bytes += on_host.nbytes
     host.synchronise()
     return num_bytes
 
 
-def _read(kept: Iterable[Tensor], tensors: Iterable[Tensor]) -> int:
-    """Copies to the device, into storage taken up anew; returns the bytes."""
+def _read(host_copies: Iterable[Tensor], tensors: Iterable[Tensor]) -> int:
+    """Copies tensors from the host into newly allocated device storage; returns the bytes."""
     num_bytes = 0
-    for tensor, room in zip(tensors, kept, strict=True):
-        _take_up(tensor)
-        tensor.copy_(room, non_blocking=True)
-        num_bytes += room.nbytes
+    for tensor, on_host in zip(tensors, host_copies, strict=True):
+        _allocate(tensor)
+        tensor.copy_(on_host, non_blocking=True)
+        num_bytes += on_host.nbytes
     return num_bytes
 
 
-def _give_up(tensors: Iterable[Tensor]) -> None:
+def _free(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         tensor.untyped_storage().resize_(0)
 
 
-def _take_up(tensor: Tensor) -> None:
-    """Storage for a tensor that begins where its storage does and gave it up."""
+def _allocate(tensor: Tensor) -> None:
+    """Allocates the storage of a tensor again that `_free` has freed."""
     assert tensor.storage_offset() == 0
     tensor.untyped_storage().resize_(tensor.nbytes)
 

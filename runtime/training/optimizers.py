@@ -1,7 +1,7 @@
-"""Megatron's distributed optimizers of one model, over torch's AdamW.
+"""The Megatron distributed optimizers of one model, over torch's AdamW.
 
-Where experts are spread, fewer replicas hold one of them than hold the rest of the model. Its gradients are summed and
-its moments cut over those, which takes an optimizer of its own.
+With expert parallelism fewer replicas hold an expert than hold the rest of the model. Gradients of experts are summed,
+and their moments sharded, over those replicas only, so experts have a separate optimizer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from meshwright.runtime.training.distributed_optimizer import DirectlySavedOptim
 def distributed_optimizers(
     chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig
 ) -> list[DistributedOptimizer]:
-    """One for what every replica holds and, where experts are spread, one for those."""
-    return [_distributed_optimizer(chunks, mesh, config, shared) for shared in _shared(chunks, mesh)]
+    """One optimizer for the parameters on every replica and, with expert parallelism, one for the experts."""
+    return [
+        _distributed_optimizer(chunks, mesh, config, parameter_set) for parameter_set in _parameter_sets(chunks, mesh)
+    ]
 
 
 def clip_gradients(optimizers: Sequence[DistributedOptimizer]) -> float:
-    """Scales all gradients to the largest norm that is allowed; returns the norm that they had together."""
+    """Clips all gradients to the maximum norm of the settings; returns their total norm before."""
     norm = ChainedOptimizer([*optimizers]).get_grad_norm()
     for optimizer in optimizers:
         megatron_optimizer.clip_grad_by_total_norm_fp32(optimizer.get_parameters(), optimizer.config.clip_grad, norm)
@@ -39,50 +41,54 @@ def clip_gradients(optimizers: Sequence[DistributedOptimizer]) -> float:
 
 
 def set_learning_rate(optimizers: Sequence[DistributedOptimizer], learning_rate: float) -> None:
-    """Gives all parameters this learning rate."""
+    """Sets the learning rate of all parameters."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["lr_mult"]
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """Parameters that the same replicas hold, and the buffers of each chunk in which they and their gradients lie."""
+class _ParameterSet:
+    """Parameters that are on the same replicas, and the buffers of each chunk that hold them and their gradients."""
 
     parameters: list[nn.Parameter]
     buffers: list[list[Any]]
     replicas: dist.ProcessGroup
     position: int
-    """Of this rank among those that hold other parts of the model."""
+    """This rank's position among those that hold other parts of the model."""
 
 
-def _shared(chunks: Sequence[DistributedDataParallel], mesh: Mesh) -> Iterator[_Shared]:
-    """What every replica holds and, where experts are spread, those."""
-    groups, spread = mesh.groups, [chunk.expert_parallel_buffers for chunk in chunks]
-    experts = {parameter for buffers in spread for buffer in buffers for parameter in buffer.params}
+def _parameter_sets(chunks: Sequence[DistributedDataParallel], mesh: Mesh) -> Iterator[_ParameterSet]:
+    """Yields the parameters on every replica and, with expert parallelism, those of the experts."""
+    groups, expert_buffers = mesh.groups, [chunk.expert_parallel_buffers for chunk in chunks]
+    experts = {parameter for buffers in expert_buffers for buffer in buffers for parameter in buffer.params}
     parameters = [parameter for chunk in chunks for parameter in chunk.parameters() if parameter.requires_grad]
-    common = [parameter for parameter in parameters if parameter not in experts]
-    yield _Shared(common, [chunk.buffers for chunk in chunks], groups.dp_cp, groups.mp.rank())
+    dense = [parameter for parameter in parameters if parameter not in experts]
+    yield _ParameterSet(dense, [chunk.buffers for chunk in chunks], groups.dp_cp, groups.mp.rank())
     if experts:
-        mine = [parameter for parameter in parameters if parameter in experts]
-        yield _Shared(mine, spread, groups.expt_dp, groups.tp_ep_pp.rank())
+        of_experts = [parameter for parameter in parameters if parameter in experts]
+        yield _ParameterSet(of_experts, expert_buffers, groups.expt_dp, groups.tp_ep_pp.rank())
 
 
 def _distributed_optimizer(
-    chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig, shared: _Shared
+    chunks: Sequence[DistributedDataParallel], mesh: Mesh, config: OptimizerConfig, parameter_set: _ParameterSet
 ) -> DirectlySavedOptimizer:
-    """Megatron's distributed optimizer over torch's AdamW, for a part of the model's parameters.
+    """Megatron's distributed optimizer over torch's AdamW, for one set of the model's parameters.
 
-    Made here because megatron's own maker has all ranks of the world compare their parameters, and a pool cannot wait
-    for the ranks of another:
+    It is not built by Megatron's factory because that compares parameters over all ranks of the world, and a pool
+    cannot wait for the ranks of another:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/optimizer/__init__.py
     """
     groups = [
-        {"params": [p for p in shared.parameters if p.ndim > 1], "weight_decay": config.weight_decay, "wd_mult": 1.0},
-        {"params": [p for p in shared.parameters if p.ndim == 1], "weight_decay": 0.0, "wd_mult": 0.0},
+        {
+            "params": [p for p in parameter_set.parameters if p.ndim > 1],
+            "weight_decay": config.weight_decay,
+            "wd_mult": 1.0,
+        },
+        {"params": [p for p in parameter_set.parameters if p.ndim == 1], "weight_decay": 0.0, "wd_mult": 0.0},
     ]
-    # What megatron's checkpoints tell groups of parameters by. Those of experts bear no mark: a layout that spreads
-    # them reads what one that does not has written.
+    # The keys by which Megatron's checkpoints identify parameter groups. Groups of experts are not marked, so that a
+    # layout with expert parallelism can read a checkpoint of one without.
     for group in groups:
         group |= {"lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "default_config": True}
     adam = torch.optim.AdamW(
@@ -98,10 +104,10 @@ def _distributed_optimizer(
         grad_scaler=None,
         init_state_fn=_start_moments,
         model_chunks=list(chunks),
-        per_model_buffers=dict(enumerate(shared.buffers)),
-        data_parallel_group=shared.replicas,
+        per_model_buffers=dict(enumerate(parameter_set.buffers)),
+        data_parallel_group=parameter_set.replicas,
         data_parallel_group_gloo=None,
-        data_parallel_group_idx=shared.position,
+        data_parallel_group_idx=parameter_set.position,
         distributed_optimizer_instance_id=0,
     )
     optimizer.grad_stats_parallel_group = mesh.groups.intra_dist_opt
@@ -111,7 +117,7 @@ def _distributed_optimizer(
 
 
 def _start_moments(optimizer: torch.optim.Optimizer, _: OptimizerConfig | None = None) -> None:
-    """Gives every parameter its moments, which AdamW would make in its first update and checkpoints ask for before."""
+    """Allocates all moments, which AdamW would do only in its first update; checkpoints need them before it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:

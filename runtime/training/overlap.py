@@ -1,9 +1,8 @@
-"""Gradients that are summed over replicas while the backward pass goes on, and weights that are gathered while the next
-forward pass does.
+"""Overlap of gradient reduction with the backward pass, and of weight gathering with the next forward pass.
 
-Both go by buckets, which megatron fills from the last layer to the first. Every rank starts the same exchanges in the
-same order: gradients bucket after bucket, as the backward pass comes to the end of each, or without one all at once;
-weights right behind the update, the first layers' first. Only waiting depends on what a rank computes.
+Both work by buckets, which Megatron fills from the last layer to the first. Every rank starts the same collectives in
+the same order: gradients bucket by bucket as the backward pass completes each, or all at once on a rank without rows;
+weights right after the update, from the first layers on. Only waiting depends on what a rank computes.
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, Held
 
-_ALIGNED = 64
-"""Elements to which megatron rounds the beginning of a parameter in its buffer.
+_ALIGNMENT = 64
+"""Number of elements that Megatron aligns the start of a parameter in its buffer to.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distributed/param_and_grad_buffer.py
 """
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """How what replicas exchange is cut so that it overlaps computing."""
+    """The bucket size of overlapped gradient reduction and weight gathering."""
 
     least_params: int
-    """Parameters of a bucket at least, so that bandwidth and not latency decides its time. No bucket is smaller than a
-    layer, but for what is left at the bottom and for tied embeddings: of two that lie in one layer, the backward pass
-    may come to the end of the later one first."""
+    """Minimum number of parameters of a bucket, so that bandwidth and not latency dominates its time. A bucket has at
+    least one whole layer, except the last bucket and tied embeddings: the backward pass might complete two buckets
+    within one layer in the opposite order."""
 
     def size(self, chunk: Decoder) -> int:
-        """Parameters of a bucket of this chunk, at least."""
-        layers = (sum(map(_room, layer.parameters())) for layer in chunk.decoder.layers)
+        """Minimum number of parameters of a bucket of this chunk."""
+        layers = (sum(map(_padded_numel, layer.parameters())) for layer in chunk.decoder.layers)
         return max(self.least_params, *layers)
 
 
-def _room(parameter: nn.Parameter) -> int:
-    return -(-parameter.numel() // _ALIGNED) * _ALIGNED
+def _padded_numel(parameter: nn.Parameter) -> int:
+    return -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
 
 
 def own_buckets(model: Held, mesh: Mesh, kernels: ChosenKernels) -> Buckets | None:
-    """Those of a trained model; None where its replicas exchange in one piece, when all is computed.
+    """The buckets of a trained model; None if its replicas reduce all gradients at once, after the backward pass.
 
-    An expert that no token met has no gradient to announce, and an adapter has too few parameters to cut.
-    The least size is megatron's own:
+    Models with experts are not bucketed because an expert without tokens has no gradient that would complete its
+    bucket, and adapters because they have too few parameters. The minimum size is Megatron's:
     https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distributed/distributed_data_parallel.py
     """
     num_replicas = mesh.groups.dp_cp.size()
@@ -59,7 +58,7 @@ def own_buckets(model: Held, mesh: Mesh, kernels: ChosenKernels) -> Buckets | No
 
 
 def ddp_config(chunk: Decoder, buckets: Buckets | None) -> DistributedDataParallelConfig:
-    """How megatron keeps and exchanges the gradients and weights of a chunk."""
+    """Megatron's settings for the gradient buffers and collectives of a chunk."""
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
@@ -70,10 +69,10 @@ def ddp_config(chunk: Decoder, buckets: Buckets | None) -> DistributedDataParall
 
 
 class ReplicaExchange:
-    """What the replicas of one trainer have on its way between them.
+    """The overlapped collectives between the replicas of one trainer.
 
-    Megatron's own hooks gather weights when a forward pass asks for them, which a replica without rows does not run,
-    and learn from the first backward pass how often each gradient comes. Here that is known: once.
+    Megatron's own hooks start to gather weights in the forward pass, which a replica without rows does not run, and
+    count in the first backward pass how often each gradient is produced. Here that is known to be once.
     """
 
     def __init__(self, chunks: Sequence[DistributedDataParallel]) -> None:
@@ -84,27 +83,27 @@ class ReplicaExchange:
         for chunk in chunks:
             chunk.disable_forward_pre_hook(param_sync=False)
             for module in chunk.module.modules():
-                own = module.parameters(recurse=False)
-                groups = dict.fromkeys(chunk.param_to_bucket_group[parameter] for parameter in own)
+                parameters = module.parameters(recurse=False)
+                groups = dict.fromkeys(chunk.param_to_bucket_group[parameter] for parameter in parameters)
                 if groups:
                     module.register_forward_pre_hook(functools.partial(_wait, tuple(groups)))
 
     def start_gradients(self) -> None:
-        """Takes part in the sums of an update for which this rank has nothing to add."""
+        """Starts the gradient reduction of an update to which this rank adds nothing."""
         for group in self._groups:
             group.start_grad_sync()
 
     def start_weights(self) -> None:
-        """Begins to gather the weights that each rank has updated its part of."""
+        """Starts to gather the updated weights, of which each rank has a shard."""
         for group in reversed(self._groups):
             group.start_param_sync()
 
     def finish_weights(self) -> None:
-        """Waits for all weights; without effect where none are on their way."""
+        """Waits until all weights are gathered; returns at once if no gather is in progress."""
         _wait(self._groups)
 
 
 def _wait(groups: Sequence[Any], *_: Any) -> None:
     for group in groups:
         if group.param_gather_handle is not None:
-            group.start_param_sync(force_sync=True)  # which, of one that is on its way, waits for it
+            group.start_param_sync(force_sync=True)  # this waits for a gather in progress

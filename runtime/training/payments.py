@@ -1,8 +1,8 @@
-"""What each response is paid for its score, and which groups of samples were all paid alike.
+"""The reward of each response from its score, and which groups of samples all have the same reward.
 
-A group is compared by what is paid, after scale, clip and penalties, and by one threshold wherever it is asked whether
-its samples differ: advantages, `groups_with_signal` and dynamic sampling. A score is known to the rounding of float32,
-and the sum of several terms to that of the largest of them, however small the sum is. All is computed in float64.
+Samples of a group are compared by their rewards after scale, clip and penalties, with one threshold for advantages,
+`groups_with_signal` and dynamic sampling. A score is exact up to the rounding of float32, and a sum of several terms up
+to that of the largest term, however small the sum is. All is computed in float64.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from meshwright.planner.plan.critic_free_settings import CriticFreeSettings
 from meshwright.planner.plan.learning_settings import PaidSettings
 
 SAME_SHARE = 1e-5
-"""Amounts that differ by no more than this share of their size are the same: some 80 units in the last place of
-float32, which is what a forward pass and a sum of rewards are off by. A difference that a reward means is larger."""
+"""Amounts that differ by at most this share of their size are equal: about 80 units in the last place of float32, the
+rounding error of a forward pass and a sum of rewards. A difference that a reward function intends is larger."""
 
 SMALLEST_SIZE = torch.finfo(torch.float32).tiny
-"""No amount is taken to be known better than the smallest float32 of full precision."""
+"""Lower bound on the size of an amount: the smallest normal float32."""
 
 
 class Paid(NamedTuple):
-    """The amount that each response is paid, and the size of the largest term that it was made of: float64 [B] each."""
+    """The reward of each response, and the size of the largest term that it was computed from: float64 [B] each."""
 
     amounts: Tensor
     sizes: Tensor
@@ -39,29 +39,32 @@ def pay(
     num_tokens: Tensor | None = None,
     max_response: int = 0,
 ) -> Paid:
-    """What each response is paid, from its score [B], the size of that [B] and whether it was truncated [B].
+    """The reward of each response, from its score [B], the size of the score [B] and if it was truncated [B].
 
-    A response that ended is paid its score, times `reward_scale` and then held within `reward_clip` of zero. So is one
-    that was truncated while `truncation` is terminal, unless the settings give a missing end a score of its own or a
-    penalty (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it is paid 0: what it
-    would have earned is left to the critic, and nothing is paid twice. A penalty for length, where the settings have
-    one, is taken off all of them: `num_tokens` [B] are those behind the prompt, `max_response` the most there can be.
+    The reward of a complete response is its score, times `reward_scale` and then clipped to +-`reward_clip`. With
+    terminal `truncation` a truncated response gets the same, unless the settings have a score or a penalty for a
+    missing end (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it gets 0: its
+    return is estimated by the critic. A penalty for length, if the settings have one, is subtracted from all rewards;
+    `num_tokens` [B] are the tokens after the prompt, and `max_response` is their maximum.
     """
-    paid = scores.double() * settings.reward_scale
-    paid_sizes = (scores if sizes is None else sizes).double().abs() * settings.reward_scale
+    ended = scores.double() * settings.reward_scale
+    ended_sizes = (scores if sizes is None else sizes).double().abs() * settings.reward_scale
     if settings.reward_clip is not None:
-        paid_sizes = torch.where(paid.abs() > settings.reward_clip, settings.reward_clip, paid_sizes)
-        paid = paid.clamp(-settings.reward_clip, settings.reward_clip)
+        ended_sizes = torch.where(ended.abs() > settings.reward_clip, settings.reward_clip, ended_sizes)
+        ended = ended.clamp(-settings.reward_clip, settings.reward_clip)
     if not settings.pays_cut:
-        cut = cut_sizes = torch.zeros_like(paid)
+        unended = unended_sizes = torch.zeros_like(ended)
     elif settings.missing_end_score is not None:
-        cut = torch.full_like(paid, settings.missing_end_score)
-        cut_sizes = cut.abs()
+        unended = torch.full_like(ended, settings.missing_end_score)
+        unended_sizes = unended.abs()
     else:
-        cut = paid - settings.missing_end_penalty
-        cut_sizes = paid_sizes.clamp(min=settings.missing_end_penalty)
-    is_cut = truncated.bool()
-    amounts, sizes = torch.where(is_cut, cut, paid), torch.where(is_cut, cut_sizes, paid_sizes)
+        unended = ended - settings.missing_end_penalty
+        unended_sizes = ended_sizes.clamp(min=settings.missing_end_penalty)
+    is_truncated = truncated.bool()
+    amounts, sizes = (
+        torch.where(is_truncated, unended, ended),
+        torch.where(is_truncated, unended_sizes, ended_sizes),
+    )
     if not isinstance(settings, CriticFreeSettings) or not settings.overlong_tokens:
         return Paid(amounts, sizes)
     assert num_tokens is not None, "a penalty for length needs lengths"
@@ -70,31 +73,31 @@ def pay(
 
 
 def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFreeSettings) -> Tensor:
-    """The amount taken off for length [B]: nothing up to `overlong_tokens` before the longest response, then in a line
-    up to `overlong_penalty` at it (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4).
+    """The penalty for length [B]: 0 up to `overlong_tokens` before the longest response, then rising linearly to
+    `overlong_penalty` at it (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4).
 
-    `num_tokens` [B] and `max_response` count the same tokens, all behind the prompt: what a tool told fills a response
-    as what was drawn does, and it is that whole which is truncated.
+    `num_tokens` [B] and `max_response` count all tokens after the prompt, tool tokens included, since the length limit
+    applies to both.
     """
     beyond = (num_tokens.double() - (max_response - settings.overlong_tokens)) / max(1, settings.overlong_tokens)
     return settings.overlong_penalty * beyond.clamp(0.0, 1.0)
 
 
 def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
-    """Whether the samples of each group [P, N] were paid apart: bool [P].
+    """True [P] for groups [P, N] whose samples have different rewards.
 
-    They were where the largest and the smallest amount differ by more than `SAME_SHARE` of the largest size. A number
-    that is not finite differs from all others: it is not hidden, and ends the update that it would be part of.
+    That is if the largest and the smallest amount differ by more than `SAME_SHARE` of the largest size. An amount that
+    is not finite always differs, so that it is not hidden and the update is skipped.
     """
     spread = amounts.amax(1) - amounts.amin(1)
     return ~((spread <= SAME_SHARE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
 
 
 def groups_that_differ(paid: Paid, group_size: int) -> Tensor:
-    """`differ` for groups that lie one behind the other: bool [B / group_size]."""
+    """`differ` for rows [B] that are consecutive groups: bool [B / group_size]."""
     return differ(*(values.view(-1, group_size) for values in paid))
 
 
 def share_with_signal(paid: Paid, group_size: int) -> float:
-    """The share of the groups whose samples were paid apart: the others teach nothing."""
+    """The share of groups whose samples have different rewards; other groups have no advantage to learn from."""
     return float(groups_that_differ(paid, group_size).double().mean())

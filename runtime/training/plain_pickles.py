@@ -1,8 +1,8 @@
-"""The pickles in a checkpoint, which megatron and torch read without care, are looked through before they do.
+"""Checks of the pickles in a checkpoint before Megatron and torch load them.
 
-A pickle can run what its writer chose, by naming it. These name nothing but the classes of torch's own bookkeeping, in
-`.metadata`, and plain values and tensors, in `common.pt` and in objects among the tensors: any other name is refused,
-and nothing is run.
+A pickle can execute any function that it names. A checkpoint's pickles may name only torch's metadata classes, in
+`.metadata`, and plain values and tensors, in `common.pt` and in objects among the tensors. Any other name is refused,
+and nothing is executed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import require_file
 
 _METADATA, _COMMON = ".metadata", "common.pt"
-_MOST_BYTES = 2**32
-_PLAIN = {
+_MAX_BYTES = 2**32
+_ALLOWED = {
     "torch": ("Size", *(name for name, kind in vars(torch).items() if isinstance(kind, torch.dtype))),
     "torch.serialization": ("_get_layout",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
@@ -33,48 +33,53 @@ _PLAIN = {
     "collections": ("OrderedDict",),
     "pathlib": ("PosixPath",),
 }
-"""What `.metadata` may name, by module."""
+"""The names that `.metadata` may use, by module."""
 
 
-class _Plain(pickle.Unpickler):
+class _RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if name not in _PLAIN.get(module, ()):
+        if name not in _ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
 def require_plain(directory: Path) -> None:
-    """Raises BadInput for a checkpoint whose pickles name anything else, or that cannot be read; runs none of it."""
+    """Raises BadInput if a checkpoint's pickles name anything else, or cannot be read; executes none of them."""
     try:
         for name in (_METADATA, _COMMON):
-            require_file(directory / name, "checkpoint file", _MOST_BYTES)
-        metadata = _loaded((directory / _METADATA).read_bytes())
+            require_file(directory / name, "checkpoint file", _MAX_BYTES)
+        metadata = _load_metadata((directory / _METADATA).read_bytes())
         torch.load(directory / _COMMON, weights_only=True)
         for stored in _objects(metadata):
             path = directory / stored.relative_path
             if path.parent != directory:
-                raise pickle.UnpicklingError(f"it names {stored.relative_path}, which is no file beside it")
+                raise pickle.UnpicklingError(f"it names {stored.relative_path}, which is not a file in its directory")
             with path.open("rb") as file:
                 file.seek(stored.offset)
                 torch.load(io.BytesIO(file.read(stored.length)), weights_only=True)
-    except Exception as error:  # torch and pickle raise what they like at a file that was cut or is foreign
-        said = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
+    except Exception as error:  # torch and pickle raise errors of any type for a truncated or foreign file
+        message = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
         raise BadInput(
-            f"checkpoint {directory} cannot be read: {type(error).__name__}: {said}; it was cut short or is of another "
-            "job or program, so remove it, or begin again in another directory."
+            f"checkpoint {directory} cannot be read: {type(error).__name__}: {message}; it is incomplete or of "
+            "another job or program, so remove it, or start again in another directory."
         ) from None
 
 
-def _loaded(data: bytes) -> Metadata:
-    """The metadata in a pickle. CPython makes room for a bytearray before it reads it, and complains at standard error
-    where there is none; no metadata holds one."""
+def _load_metadata(data: bytes) -> Metadata:
+    """Loads the metadata in a pickle.
+
+    Bytearrays are refused, since CPython allocates one before it reads it and writes to stderr if that fails; no
+    metadata has any.
+    """
     if pickle.BYTEARRAY8 in data and any(code.name == "BYTEARRAY8" for code, _, _ in pickletools.genops(data)):
         raise pickle.UnpicklingError("it holds a bytearray")
-    found: Metadata = _Plain(io.BytesIO(data)).load()
-    return found
+    metadata: Metadata = _RestrictedUnpickler(io.BytesIO(data)).load()
+    return metadata
 
 
 def _objects(metadata: Metadata) -> list[Any]:
-    """Where the objects lie that are no tensors."""
+    """The storage locations of the objects that are not tensors."""
     kinds = metadata.state_dict_metadata
-    return [one for index, one in metadata.storage_data.items() if isinstance(kinds[index.fqn], BytesStorageMetadata)]
+    return [
+        stored for index, stored in metadata.storage_data.items() if isinstance(kinds[index.fqn], BytesStorageMetadata)
+    ]

@@ -1,9 +1,9 @@
-"""The losses of PPO and their metrics, the actor's also of algorithms without a critic: pure functions of tensors.
+"""The policy and value losses of PPO and their metrics; the policy loss also serves algorithms without a critic.
 
-Shapes and the meaning of an index are those of `meshwright.runtime.training.advantages`. Every loss and every metric is
-a sum over masked tokens divided by the number of response tokens of the whole minibatch (`num_tokens`, over all
-micro-batches and data-parallel ranks), or by what `Mean` says. Shares therefore add up: neither the micro-batch nor the
-layout changes the result.
+All are pure functions of tensors, with the shapes and index meaning of `meshwright.runtime.training.advantages`. Every
+loss and every metric is a sum over masked tokens divided by the number of response tokens of the whole minibatch
+(`num_tokens`, over all micro-batches and data-parallel ranks), or by the divisor of `Mean`. Shares therefore add up:
+neither the micro-batch size nor the layout changes the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwright.runtime.training.payments import Paid, pay
 
 
 class Targets(NamedTuple):
-    """What the two losses aim at, [B, S] each and zero outside the mask."""
+    """The targets of the policy and the value loss, [B, S] each and zero outside the mask."""
 
     advantages: Tensor
     returns: Tensor  # advantages before whitening, plus values
@@ -35,20 +35,22 @@ class LossShare(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """What an actor's loss is a mean over: terms are multiplied by `weights` [B, S], one when absent, and their sum is
-    divided by `divisor`, which is that of the whole minibatch."""
+    """The weighted mean of an actor's loss: terms times `weights` [B, S] (1 if absent), summed, over `divisor`.
+
+    The divisor is that of the whole minibatch.
+    """
 
     divisor: float
     weights: Tensor | None = None
 
     def of(self, x: Tensor, mask: Tensor) -> Tensor:
-        """This micro-batch's share."""
+        """The share of this micro-batch [] in the mean of `x` [B, S] over the mask."""
         weighted = x if self.weights is None else x * self.weights
         return torch.where(mask.bool(), weighted, 0.0).sum() / self.divisor
 
 
 class Reference(NamedTuple):
-    """The log-probabilities [B, S] of the policy that a loss keeps to, and how much it counts."""
+    """The reference log-probabilities [B, S] of a KL loss, and its coefficient."""
 
     logprobs: Tensor
     coefficient: float
@@ -66,8 +68,8 @@ def targets(
 ) -> Targets:
     """Advantages and returns of a whole batch: rewards, then GAE, then whitening.
 
-    `scores` [B] are the reward model's, and `truncated` [B] the rows that were cut by length; `settings.truncation`
-    says what that means.
+    `scores` [B] are those of the reward model; `truncated` [B] marks rows truncated at the length limit, which
+    `settings.truncation` says how to reward.
     """
     paid = pay(scores, truncated, settings)
     amounts = paid.amounts.to(values.dtype)
@@ -78,16 +80,17 @@ def targets(
     )
     returns = torch.where(mask.bool(), advantages + values, 0.0)
     if settings.whiten_advantages:
-        said = values[mask.bool()].double().abs()
-        advantages = whiten(advantages, mask, size=float(torch.cat([paid.sizes, said]).max()))
+        value_sizes = values[mask.bool()].double().abs()
+        advantages = whiten(advantages, mask, size=float(torch.cat([paid.sizes, value_sizes]).max()))
     return Targets(advantages, returns)
 
 
 def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor, *, cap: float) -> Tensor:
-    """min(pi / mu, cap) [B, S], zero outside the mask: what corrects for tokens sampled by an older policy mu.
+    """Truncated importance weights min(pi / mu, cap) [B, S] for tokens sampled by an older policy mu; zero outside the
+    mask.
 
-    `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's,
-    both over all tokens as `runtime.generation.sampling` says: filters of sampling change no weight.
+    `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's.
+    Both are over the whole vocabulary (see `runtime.generation.sampling`), so top-k and top-p do not change a weight.
     """
     log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
     return torch.where(mask.bool(), log_ratio.exp().clamp(max=cap), 0.0)
@@ -106,20 +109,21 @@ def policy_loss(
     mean: Mean | None = None,
     reference: Reference | None = None,
 ) -> LossShare:
-    """The clipped surrogate (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
+    """The clipped surrogate loss (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
 
         rho_i = exp(log pi(i) - log old(i))
         L = -1/N sum_i w_i min(rho_i A_i, clip(rho_i, 1 - eps, 1 + eps') A_i) - c/N sum_i H_i + b/N sum_i K_i
         K_i = exp(log ref(i) - log pi(i)) - (log ref(i) - log pi(i)) - 1
 
-    eps' is eps but where clip-higher is asked for (DAPO, arXiv:2503.14476, section 3.1), and K, the k3 estimate of
-    KL(pi || ref), counts by b where a `reference` is given (GRPO, arXiv:2402.03300, equations 3 and 4). `mean` replaces
-    1/N: by 1/R sum over R responses of 1/|o| sum over the tokens of one (GRPO, equation 3), or by 1/(R M) sum over all
-    tokens, M being the longest response (Dr. GRPO, arXiv:2503.20783, section 3.2). 1/N is DAPO's, section 3.3.
+    eps' equals eps unless clip-higher is set (DAPO, arXiv:2503.14476, section 3.1). K is the k3 estimate of
+    KL(pi || ref), weighted by b if a `reference` is given (GRPO, arXiv:2402.03300, equations 3 and 4). `mean` replaces
+    1/N sum_i by the mean over R responses of 1/|o| times the sum over the tokens of one (GRPO, equation 3), or by
+    1/(R M) times the sum over all tokens, where M is the longest response (Dr. GRPO, arXiv:2503.20783, section 3.2).
+    1/N is that of DAPO, section 3.3.
 
-    `old_logprobs` are those of the policy at the start of the update; `weights` w [B, S], one when absent, are the
-    `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is needed when c > 0.
-    `approx_kl` is the k3 estimate of KL(old || pi), rho - 1 - log rho, which is never negative.
+    `old_logprobs` [B, S] are those of the policy at the start of the update; `weights` w [B, S], 1 if absent, are the
+    `importance_weights` of stale tokens (decoupled PPO, arXiv:2110.00641). `entropy` H [B, S] is required if c > 0.
+    The metric `approx_kl` is the k3 estimate of KL(old || pi), rho - 1 - log rho, which is never negative.
     """
     assert entropy is not None or settings.entropy_coefficient == 0, "an entropy bonus needs the entropy"
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
@@ -149,19 +153,20 @@ def policy_loss(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, num_tokens: int, settings: PPO
 ) -> LossShare:
-    """Half the squared error, the worse of the value and of the value held near its old one, of tensors [B, S].
+    """The clipped value loss: half the larger squared error of the value and of the value clipped near its old one.
 
         L = 1/2N sum_i max((V_i - R_i)^2, (clip(V_i, V_i^old - c, V_i^old + c) - R_i)^2)
 
-    It is the form of the PPO authors' code (openai/baselines, ppo2) that RLHF trainers kept; c is `value_clip`.
+    All tensors are [B, S]. This is the form of the PPO authors' code (openai/baselines, ppo2) that RLHF trainers kept;
+    c is `value_clip`.
     """
-    held = values.clamp(old_values - settings.value_clip, old_values + settings.value_clip)
+    clipped = values.clamp(old_values - settings.value_clip, old_values + settings.value_clip)
     error = torch.where(mask.bool(), values - returns, 0.0)
-    held_error = torch.where(mask.bool(), held - returns, 0.0)
-    loss = _share(0.5 * torch.maximum(error.square(), held_error.square()), mask, num_tokens)
+    clipped_error = torch.where(mask.bool(), clipped - returns, 0.0)
+    loss = _share(0.5 * torch.maximum(error.square(), clipped_error.square()), mask, num_tokens)
     sums = {
         "value_loss": loss,
-        "value_clip_fraction": _share((held_error.square() > error.square()).double(), mask, num_tokens),
+        "value_clip_fraction": _share((clipped_error.square() > error.square()).double(), mask, num_tokens),
         "value": _share(values, mask, num_tokens),
         "return": _share(returns.double(), mask, num_tokens),
         "return_square": _share(returns.double().square(), mask, num_tokens),
@@ -172,11 +177,10 @@ def value_loss(
 
 
 def within_target(metrics: Mapping[str, float], settings: LearningSettings) -> bool:
-    """Whether an update is done whose metrics over its whole minibatch are these, taken before its step.
+    """False once `approx_kl` exceeds 1.5 x `target_kl`; then this update and the rest of the step are skipped.
 
-    Not where the policy is already further from that of the start of the step than 1.5 times `target_kl`: then neither
-    it nor the updates after it in the step are done, as in Spinning Up and Stable-Baselines3, whose estimator
-    `approx_kl` is. A critic's metrics have none.
+    `metrics` are those of the whole minibatch before its update; a critic's have no `approx_kl`. The rule and the
+    estimator are those of Spinning Up and Stable-Baselines3.
     https://github.com/DLR-RM/stable-baselines3/blob/v2.6.0/stable_baselines3/ppo/ppo.py
     """
     return settings.target_kl is None or metrics.get("approx_kl", 0.0) <= 1.5 * settings.target_kl
@@ -191,7 +195,7 @@ def explained_variance(sums: Mapping[str, float]) -> float:
 
 
 def final_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """What is reported of one update, from metrics already summed over micro-batches and data-parallel ranks.
+    """Metrics to report for one update, from those already summed over micro-batches and data-parallel ranks.
 
     Means stay as they are; the moments of returns and errors become `explained_variance`.
     """
@@ -211,11 +215,11 @@ def experience_metrics(
     *,
     paid: Paid,
 ) -> dict[str, float]:
-    """What is reported of a whole batch of experience: means over its rows [B], the divergence also per token.
+    """Metrics of a whole batch of experience: means over its rows [B], the divergence also per token.
 
-    `score` is what rewards and the reward model said and `paid_score` what the rows were paid for it, see `pay`.
-    `kl_to_ref` is the k1 estimate log pi - log ref, summed over each row's response: what the reward is charged for;
-    there is none without a reference.
+    `score` is the score before, and `paid_score` after scale, clip and penalties (see `pay`). `kl_to_ref` is the k1
+    estimate log pi - log ref, summed over each response, which the reward is penalised by; it is absent without a
+    reference.
     """
     num_tokens = mask.bool().sum()
     divergence = {}
@@ -233,7 +237,7 @@ def experience_metrics(
 
 
 def _share(x: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
-    """The masked entries' sum over `num_tokens`."""
+    """The sum of the masked entries, divided by `num_tokens`."""
     assert num_tokens > 0, "a minibatch has at least one response token"
     return torch.where(mask.bool(), x, 0.0).sum() / num_tokens
 

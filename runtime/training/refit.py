@@ -1,10 +1,11 @@
-"""Moving weights from one layout to another, between the same ranks, nested ones, or disjoint pools.
+"""Weight synchronisation (refit) from one layout to another: on the same ranks, on nested ones or on disjoint pools.
 
-Megatron plans which slices go where; the transfers are made here, because megatron's end in a barrier of the world
-and a pool that has no part in a refit has other work to do.
+Megatron plans which slices go where. The transfers are made here, because Megatron's end in a barrier of the world,
+and a pool that takes no part in a refit has other work to do.
 
-Between pools without a common rank the source need not meet the target: it gives its weights away as soon as they are
-new and goes on. On a GPU a send would occupy the device until the target comes; there both meet.
+Between pools without a common rank the source does not wait for the target on a CPU: it starts to send its weights as
+soon as they are updated and continues. On a GPU a send would occupy the device until the target receives; there both
+sides run the refit together.
 https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/resharding/execution.py
 """
 
@@ -31,14 +32,14 @@ from meshwright.runtime.model.quantised import quantised_in_whole, take_over
 from meshwright.runtime.training.versions import Version
 
 BUCKET_BYTES = 64 * 2**20
-"""How much one rank sends to another at once."""
+"""Largest message of weights between two ranks, unless a single slice is larger."""
 
 Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceTransfer:
-    """A slice of a parameter, named as in the whole model, on its way between two ranks of the world."""
+    """The transfer of a slice of a parameter, named as in the whole model, between two ranks of the world."""
 
     parameter: str
     source: int
@@ -46,11 +47,11 @@ class SliceTransfer:
     source_slices: Slices
     target_slices: Slices
     dtype: torch.dtype
-    """The target's; the source converts."""
+    """The dtype of the target; the source converts."""
 
 
 class RefitCopy:
-    """The copying of a source model's weights into a target model of the same shape, converted to its dtype."""
+    """Copies a source model's weights into a target model of the same shape, converted to its dtype."""
 
     def __init__(
         self,
@@ -62,128 +63,137 @@ class RefitCopy:
         number: int = 0,
         versions: tuple[Version, Version] | None = None,
     ) -> None:
-        """Collective over the world; a rank passes None for the side whose mesh it is not in. Refits that may be under
-        way at one time have numbers of their own. `versions` are the source's and the target's; every message of
-        weights says of which version they are."""
+        """Plans the transfers. Collective over the world; a rank passes None for the side whose mesh it is not in.
+
+        Refits that may run at the same time need different numbers. `versions` are the source's and the target's; every
+        message of weights carries its version.
+        """
         self._number = number
         self._version, self._target_version = versions or (Version("source"), Version("target"))
         self._sends_ahead = not host.on_cuda() and not {*source_mesh.ranks} & {*target_mesh.ranks}
-        self._giving: Future[None] | None = None
-        self._is_given = False
+        self._sending: Future[None] | None = None
+        self._is_sent = False
         self._source, self._target = _Side(source, source_mesh), _Side(target, target_mesh, tied_twice=True)
         plan = build_centralized_reshard_plan(self._source, self._target)
-        concerned = sorted({*source_mesh.ranks, *target_mesh.ranks})
-        self._group = group_of(concerned)
-        everyones: list[list[SliceTransfer]] = [[]] * len(concerned)
-        if dist.get_rank() in concerned:
-            mine = [_nearest(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]
-            dist.all_gather_object(everyones, mine, group=self._group)
-        self._share_out([transfer for transfers in everyones for transfer in transfers])
+        ranks = sorted({*source_mesh.ranks, *target_mesh.ranks})
+        self._group = group_of(ranks)
+        per_rank: list[list[SliceTransfer]] = [[]] * len(ranks)
+        if dist.get_rank() in ranks:
+            receives = [_choose_source(op, source_mesh, target_mesh, self._target.dtype) for op in plan.recv_ops]
+            dist.all_gather_object(per_rank, receives, group=self._group)
+        self._split_transfers([transfer for transfers in per_rank for transfer in transfers])
 
-    def _share_out(self, transfers: Sequence[SliceTransfer]) -> None:
-        """Keeps this rank's part: copies within the rank, and buckets by peer, cut alike on both sides."""
+    def _split_transfers(self, transfers: Sequence[SliceTransfer]) -> None:
+        """Keeps this rank's transfers: copies within the rank, and buckets by peer, the same on both sides."""
         rank = dist.get_rank()
         sends: dict[int, list[SliceTransfer]] = defaultdict(list)
-        receipts: dict[int, list[SliceTransfer]] = defaultdict(list)
+        receives: dict[int, list[SliceTransfer]] = defaultdict(list)
         for transfer in transfers:
             if transfer.source == rank != transfer.target:
                 sends[transfer.target].append(transfer)
             if transfer.target == rank != transfer.source:
-                receipts[transfer.source].append(transfer)
+                receives[transfer.source].append(transfer)
         self._copies = [transfer for transfer in transfers if transfer.source == transfer.target == rank]
         self._sends = {peer: _buckets(sends[peer], self._source.outgoing) for peer in sends}
-        self._receipts = {peer: _buckets(receipts[peer], self._target.sized) for peer in receipts}
+        self._receives = {peer: _buckets(receives[peer], self._target.sized) for peer in receives}
 
     @property
     def num_messages(self) -> int:
-        """Messages that this rank sends or receives in one run."""
-        return sum(len(buckets) for buckets in (*self._sends.values(), *self._receipts.values()))
+        """Number of messages that this rank sends or receives in one run."""
+        return sum(len(buckets) for buckets in (*self._sends.values(), *self._receives.values()))
 
     def give(self) -> None:
-        """Begins to send the weights as they are now, where the source need not meet the target: its next `run` has
-        nothing to do, and the weights must not change before `settle`."""
+        """Starts to send the present weights in a thread, if the source need not wait for the target.
+
+        The next `run` then has nothing to do, and the weights must not change before `settle`.
+        """
         if self._sends_ahead and self._sends:
             sender = ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,))
-            self._giving, self._is_given = sender.submit(self._exchange_all), True
+            self._sending, self._is_sent = sender.submit(self._exchange_all), True
             sender.shutdown(wait=False)
 
     def settle(self) -> None:
-        """Returns when what was given has arrived; raises what went wrong with it."""
-        if self._giving is not None:
-            self._giving.result()
-            self._giving = None
+        """Waits for the send that `give` started; raises its error, if any."""
+        if self._sending is not None:
+            self._sending.result()
+            self._sending = None
 
     def run(self) -> None:
-        """Copies the weights as they are now, or as they were given. The ranks of both meshes call it; on others it
-        does nothing."""
-        if self._is_given:
-            self._is_given = False
+        """Copies the present weights, unless `give` has sent them already.
+
+        The ranks of both meshes call it; on others it does nothing.
+        """
+        if self._is_sent:
+            self._is_sent = False
             return
         self._exchange_all()
 
     @torch.no_grad()
     def _exchange_all(self) -> None:
-        found: list[int] = []
+        versions: list[int] = []
         for transfer in self._copies:
             self._target.incoming(transfer).copy_(self._source.outgoing(transfer))
-            found.append(self._given_version)
-        num_rounds = max((len(buckets) for buckets in (*self._sends.values(), *self._receipts.values())), default=0)
+            versions.append(self._source_version)
+        num_rounds = max((len(buckets) for buckets in (*self._sends.values(), *self._receives.values())), default=0)
         for number in range(num_rounds):
-            found += self._exchange(
+            versions += self._exchange(
                 {peer: buckets[number] for peer, buckets in self._sends.items() if number < len(buckets)},
-                {peer: buckets[number] for peer, buckets in self._receipts.items() if number < len(buckets)},
+                {peer: buckets[number] for peer, buckets in self._receives.items() if number < len(buckets)},
             )
         self._target.quantise()
-        self._target_version.arrive(found)
+        self._target_version.arrive(versions)
 
     @property
-    def _given_version(self) -> int:
+    def _source_version(self) -> int:
         assert self._version.number is not None, "weights that are trained were loaded"
         return self._version.number
 
     def _exchange(
-        self, sends: Mapping[int, list[SliceTransfer]], receipts: Mapping[int, list[SliceTransfer]]
+        self, sends: Mapping[int, list[SliceTransfer]], receives: Mapping[int, list[SliceTransfer]]
     ) -> list[int]:
-        """Sends one bucket to each peer and receives one, each a flat tensor of its slices in order with the bits of
-        their version behind them; the versions that came."""
-        messages, arriving = [], []
+        """Sends one bucket to each peer and receives one from each; returns the versions received.
+
+        A message is the slices of a bucket as one flat tensor, followed by the bits of their version.
+        """
+        messages, received = [], []
         for peer, bucket in sends.items():
-            parts = [self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket]
-            flat = torch.cat([*parts, _bits(self._given_version, parts[0])])
+            slices = [self._source.outgoing(transfer).flatten().to(transfer.dtype) for transfer in bucket]
+            flat = torch.cat([*slices, _version_bits(self._source_version, slices[0])])
             messages.append(dist.P2POp(dist.isend, flat, peer, group=self._group, tag=self._number))
-        for peer, bucket in receipts.items():
+        for peer, bucket in receives.items():
             views = [self._target.incoming(transfer) for transfer in bucket]
-            sizes = [*(view.numel() for view in views), len(_bits(0, views[0]))]
+            sizes = [*(view.numel() for view in views), len(_version_bits(0, views[0]))]
             buffer = views[0].new_empty(sum(sizes))
             messages.append(dist.P2POp(dist.irecv, buffer, peer, group=self._group, tag=self._number))
-            arriving.append((views, buffer.split(sizes)))
+            received.append((views, buffer.split(sizes)))
         for work in dist.batch_isend_irecv(messages):
             work.wait()
-        for views, (*slices, _) in arriving:
-            for view, part in zip(views, slices, strict=True):
-                view.copy_(part.view(view.shape))
-        return [int(parts[-1].clone().view(torch.int64)) for _, parts in arriving]
+        for views, (*slices, _) in received:
+            for view, values in zip(views, slices, strict=True):
+                view.copy_(values.view(view.shape))
+        return [int(parts[-1].clone().view(torch.int64)) for _, parts in received]
 
 
-def _bits(version: int, like: Tensor) -> Tensor:
-    """A version as so many elements of a tensor's type as have its bits; no number of that type is meant."""
+def _version_bits(version: int, like: Tensor) -> Tensor:
+    """The bits of an int64 version, reinterpreted as elements of the dtype of `like`."""
     return torch.tensor([version], device=like.device).view(like.dtype)
 
 
 class _Side:
-    """One model of a refit as megatron's planner sees it: parameters named as in the whole model."""
+    """The source or target model of a refit in the form of Megatron's planner: parameters named as in the whole
+    model."""
 
     def __init__(self, model: Held | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
-        """With `tied_twice` the copy of a tied embedding on the last stage is a parameter too, of the same name."""
+        """With `tied_twice` the copy of a tied embedding on the last stage is listed too, under the same name."""
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
         self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
         self._quantised = dict(quantised_in_whole(model)) if model is not None else {}
-        self._arrived: dict[str, Tensor] = {}
+        self._received: dict[str, Tensor] = {}
         for name, parameter in named_in_whole(model) if model is not None else ():
             assert model is not None
             if model.spec.adapter and not is_of_adapter(name):
-                continue  # what is frozen is the same in every copy
+                continue  # frozen weights are the same in every copy
             if name == OUTPUT and model_chunks_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter
@@ -196,46 +206,46 @@ class _Side:
         return self._parameters.items()
 
     def named_modules(self) -> Iterable[tuple[str, nn.Module]]:
-        """None: the planner would look among them for the layers' numbers, which the names have already."""
+        """Returns no modules: the planner would take layer numbers from them, which the names have already."""
         return ()
 
     def outgoing(self, transfer: SliceTransfer) -> Tensor:
         return self._parameters[transfer.parameter].data[transfer.source_slices]
 
     def incoming(self, transfer: SliceTransfer) -> Tensor:
-        """Where it is to be written: of a weight in 8 bits beside it, until all of it is there."""
+        """The view to write a received slice to; for an 8-bit weight a buffer, until all of the weight is received."""
         name = transfer.parameter
         if name not in self._quantised:
             return self._parameters[name].data[transfer.target_slices]
-        if name not in self._arrived:
+        if name not in self._received:
             quantised = self._quantised[name]
-            self._arrived[name] = torch.empty_like(quantised.stands_for, device=quantised.device)
-        return self._arrived[name][transfer.target_slices]
+            self._received[name] = torch.empty_like(quantised.stands_for, device=quantised.device)
+        return self._received[name][transfer.target_slices]
 
     def sized(self, transfer: SliceTransfer) -> Tensor:
-        """A tensor as large as what arrives, to be counted."""
+        """A tensor of the size of the received slice, for counting its bytes."""
         return self._parameters[transfer.parameter].data[transfer.target_slices]
 
     def quantise(self) -> None:
-        """Makes 8-bit floats of what has arrived for weights in 8 bits, and forgets it."""
-        if self._arrived:
-            arrived = {name: self._arrived[name] for name in self._quantised}
-            take_over(arrived, self._quantised, self.pg_collection.tp)
-            self._arrived.clear()
+        """Converts the received 8-bit weights to 8-bit floats, and frees the buffers."""
+        if self._received:
+            received = {name: self._received[name] for name in self._quantised}
+            take_over(received, self._quantised, self.pg_collection.tp)
+            self._received.clear()
 
 
-def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> SliceTransfer:
-    """What this rank is to receive, from itself if it can, else from the replica that other replicas do not ask.
+def _choose_source(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.dtype) -> SliceTransfer:
+    """The transfer for a slice that this rank needs, from itself if it holds it, else spread over source replicas.
 
-    The planner may name the same replica for all; any other that holds the same shard is as good, and so is each
-    context-parallel rank of a replica.
+    The planner may name the same replica for all targets; every other replica that holds the same shard, and every
+    context-parallel rank of one, can serve it as well.
     """
     rank = dist.get_rank()
     holders = source_mesh.holders(op.peer_rank, of_experts=expert_of(op.param_name) is not None)
-    mine = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
+    target_replica = target_mesh.dp_rank * target_mesh.layout.cp + target_mesh.cp_rank
     return SliceTransfer(
         parameter=op.param_name,
-        source=rank if rank in holders else holders[mine % len(holders)],
+        source=rank if rank in holders else holders[target_replica % len(holders)],
         target=rank,
         source_slices=op.peer_slice,
         target_slices=op.my_slice,
@@ -244,14 +254,14 @@ def _nearest(op: TransferOp, source_mesh: Mesh, target_mesh: Mesh, dtype: torch.
 
 
 def _buckets(transfers: Sequence[SliceTransfer], view: Callable[[SliceTransfer], Tensor]) -> list[list[SliceTransfer]]:
-    """The transfers between two ranks, in their order, in buckets of at most `BUCKET_BYTES` or one transfer."""
+    """Splits the transfers between two ranks, in order, into buckets of at most `BUCKET_BYTES` or one transfer."""
     buckets: list[list[SliceTransfer]] = []
-    held = BUCKET_BYTES
+    num_bytes = BUCKET_BYTES
     for transfer in transfers:
         size = view(transfer).numel() * transfer.dtype.itemsize
-        if held + size > BUCKET_BYTES:
+        if num_bytes + size > BUCKET_BYTES:
             buckets.append([])
-            held = 0
+            num_bytes = 0
         buckets[-1].append(transfer)
-        held += size
+        num_bytes += size
     return buckets

@@ -1,7 +1,7 @@
-"""Trainers on their way to disk: copied to host memory while all ranks wait, written while training goes on.
+"""Asynchronous checkpoints: trainers are copied to host memory while all ranks wait, and written during training.
 
-A checkpoint is first a directory with another name, to which every rank writes a file. When the disk has all of them
-and a manifest, it is renamed: so one that was cut short, whatever ended the run, is never taken for whole.
+A checkpoint is first written under another directory name, one file by every rank. When all files and a manifest are on
+disk, the directory is renamed, so an incomplete checkpoint is never mistaken for a complete one.
 """
 
 from __future__ import annotations
@@ -39,59 +39,59 @@ from meshwright.runtime.training.manifest import seal, sync
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What this rank has to write of a checkpoint, in memory that nobody changes."""
+    """This rank's part of a checkpoint, in host memory that training does not change."""
 
     directory: Path
     writer: FileSystemWriterAsync
     metadata: Metadata | None
-    """Of all ranks; on rank 0 alone."""
+    """Metadata of all ranks' files; only on rank 0."""
     beside: Callable[[Path], None]
 
     @property
     def partial(self) -> Path:
-        """Where it is written before it is whole."""
+        """The directory that is written to until the checkpoint is complete."""
         return _partial(self.directory)
 
 
 def take_snapshot(
     directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
 ) -> Snapshot:
-    """Copies the trainers that the ranks of the world hold, each under its own name, for a new directory.
+    """Copies the trainers of all ranks to host memory, each under its own name, to be saved to a new directory.
 
-    Collective over the world, over a file system that it shares: a rank passes the trainers it is a member of, and
-    what it writes `beside` them, given the directory as it comes to be. Raises BadInput if the directory exists, and
-    RunFailed where nothing can be written there.
+    Collective over the world, on a shared file system. A rank passes the trainers that it is a member of, and in
+    `beside` a function that writes further files to the directory that it is given. Raises BadInput if the directory
+    exists, and RunFailed if it cannot be written.
     """
     host.install()
     if directory.exists():
         raise BadInput(f"{directory} exists already; give a new directory for the checkpoint.")
-    dist.barrier()  # until every rank has looked, nothing may appear
+    dist.barrier()  # every rank checks that the directory does not exist before it is made
     if dist.get_rank() == 0:
-        for left in directory.parent.glob(_partial(Path("*")).name):
-            shutil.rmtree(left, ignore_errors=True)  # of a save that was cut short
+        for incomplete in directory.parent.glob(_partial(Path("*")).name):
+            shutil.rmtree(incomplete, ignore_errors=True)  # left by a save that was interrupted
         _partial(directory).mkdir(parents=True)
     dist.barrier()
-    # What a rank has written it tells itself; megatron would start a server on every rank for that, which takes 4 s.
+    # Results of writing stay within the process; megatron would start a server on every rank for them, which takes 4 s.
     # https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/dist_checkpointing/strategies/filesystem_async.py#L51
     vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
-    # What goes wrong is raised as well.
+    # Errors are raised as well, so logging them again is noise.
     logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
     state = {name: state_of(name, trainer, is_loading=False) for name, trainer in trainers.items()}
-    planned = _Planned()
+    strategy = _PlanOnly()
     try:
         _copy_to_host(state, set(_storages(trainers)))
-        dist_checkpointing.save(state, str(_partial(directory)), planned, async_sharded_save=True)
+        dist_checkpointing.save(state, str(_partial(directory)), strategy, async_sharded_save=True)
     except ANY_ERROR as error:
         raise _not_written(directory, error) from error
-    return Snapshot(directory=directory, writer=planned.writer, metadata=planned.metadata, beside=beside)
+    return Snapshot(directory=directory, writer=strategy.writer, metadata=strategy.metadata, beside=beside)
 
 
 def publish(
     snapshot: Snapshot, group: dist.ProcessGroup | None = None, behind: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes a snapshot, and renames the directory when all of it is on the disk; then rank 0 does what comes `behind`.
+    """Writes a snapshot and renames the directory when all of it is on disk; then rank 0 calls `behind`.
 
-    Collective over the group, of all ranks. Raises RunFailed on every rank where one cannot write.
+    Collective over the group, which has all ranks. Raises RunFailed on every rank if one of them cannot write.
     """
     is_first = dist.get_rank() == 0
     try:
@@ -107,27 +107,30 @@ def publish(
 
 
 class Saver:
-    """Publishes one rank's snapshots, one after another, in one thread of its own: the allocator has a heap for every
-    thread that is started and keeps what is free in it, so that a thread for each would cost more memory each time.
+    """Publishes one rank's snapshots, one after another, in a single thread.
 
-    Behind a checkpoint what has been freed on the host goes back to it: the copies, and what steps have left between
-    what stays, a few KiB each."""
+    The allocator makes a heap for every thread and keeps its free memory, so a new thread for each checkpoint would use
+    more memory each time. After a checkpoint freed host memory is returned to the system: the copies, and a few KiB of
+    fragments from every step.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        """`group` is of all ranks, over gloo, and carries nothing else."""
+        """`group` is a gloo group of all ranks that carries nothing else."""
         self._group = group
-        self._asked: queue.SimpleQueue[tuple[Snapshot, Callable[[], None]]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Snapshot, Callable[[], None]]] = queue.SimpleQueue()
         self._published = threading.Event()
         self._published.set()
         self._thread: threading.Thread | None = None
         self._error: MeshwrightError | None = None
         self._began = 0.0
         self.seconds: float | None = None
-        """From the snapshot of the last one until it was on the disk; None before there was one."""
+        """Seconds that the last checkpoint took, from its snapshot until it was on disk; None before the first."""
 
     def save(self, snapshot: Callable[[], Snapshot], behind: Callable[[], None]) -> None:
-        """Takes a snapshot when the one before is published, and has it published. Raises what `publish` has raised of
-        the one before."""
+        """Takes a snapshot once the previous one is published, and starts to publish it.
+
+        Raises the error of the previous `publish`, if it failed.
+        """
         self.wait()
         self._began = time.monotonic()
         taken = snapshot()
@@ -135,30 +138,30 @@ class Saver:
             self._thread = threading.Thread(target=self._publish, name="checkpoint", daemon=True)
             self._thread.start()
         self._published.clear()
-        self._asked.put((taken, behind))
+        self._requests.put((taken, behind))
 
     def wait(self) -> None:
-        """Until nothing is on its way any more. Raises what `publish` has raised, if it has."""
+        """Waits until no checkpoint is being written. Raises the error of `publish`, if it failed."""
         self._published.wait()
         if self._error is not None:
             raise self._error
 
     def _publish(self) -> None:
-        """One snapshot after another; the thread ends with the process."""
+        """Publishes one snapshot after another; the thread ends with the process."""
         while True:
-            snapshot, behind = self._asked.get()
+            snapshot, behind = self._requests.get()
             try:
                 publish(snapshot, self._group, behind)
             except MeshwrightError as error:
                 self._error = error
-            del snapshot, behind  # the next one is waited for without them
+            del snapshot, behind  # so that their memory is free while the thread waits for the next
             used_memory.return_freed()
             self.seconds = time.monotonic() - self._began
             self._published.set()
 
 
-class _Planned(TorchDistSaveShardedStrategy):
-    """Megatron's way of saving up to where ranks have agreed who writes what: a file for each of them."""
+class _PlanOnly(TorchDistSaveShardedStrategy):
+    """Megatron's saving strategy, stopped once ranks have agreed on what each writes: one file per rank."""
 
     writer: FileSystemWriterAsync
     metadata: Metadata | None
@@ -172,22 +175,25 @@ class _Planned(TorchDistSaveShardedStrategy):
 
 
 def _copy_to_host(state: dict[str, Any], live: set[int]) -> None:
-    """What this rank writes and the next update changes, by the storages it lies in; what was gathered for the
-    checkpoint stays as it is."""
+    """Replaces the tensors that this rank writes by copies on the host.
+
+    A host tensor whose storage is not in `live`, the storages that training changes, was gathered for the checkpoint
+    and needs no copy.
+    """
     apply_factories(state)
     tensors, _ = extract_sharded_tensors(state)
-    ours: list[ShardedTensor] = [
-        found
-        for found in nested_values(tensors)
-        if is_main_replica(found.replica_id)
-        and not (found.data.device.type == "cpu" and found.data.untyped_storage().data_ptr() not in live)
+    to_copy: list[ShardedTensor] = [
+        sharded
+        for sharded in nested_values(tensors)
+        if is_main_replica(sharded.replica_id)
+        and not (sharded.data.device.type == "cpu" and sharded.data.untyped_storage().data_ptr() not in live)
     ]
-    for found, copy in zip(ours, copied_to_host([found.data for found in ours]), strict=True):
-        found.data = copy
+    for sharded, copy in zip(to_copy, copied_to_host([sharded.data for sharded in to_copy]), strict=True):
+        sharded.data = copy
 
 
 def _storages(trainers: Mapping[str, Trainer]) -> Iterator[int]:
-    """Where weights, gradients and moments lie that training changes."""
+    """Yields the addresses of the storages that training changes: weights, gradients and moments."""
     for trainer in trainers.values():
         tensors: list[Tensor] = [*trainer.model.parameters(), *trainer.model.buffers()]
         for part in trainer.optimizers:
@@ -199,24 +205,24 @@ def _storages(trainers: Mapping[str, Trainer]) -> Iterator[int]:
 
 
 def _write(snapshot: Snapshot, group: dist.ProcessGroup | None) -> None:
-    """Every rank's file and what it has beside it, and what rank 0 says of all."""
+    """Writes every rank's file and what `beside` adds, and on rank 0 the metadata of all of them."""
     results, pending = queue.SimpleQueue(), queue.Queue()  # type: ignore[var-annotated]
     for number, bucket in enumerate(snapshot.writer.write_buckets):
         pending.put(number)
         snapshot.writer.write_preloaded_data(
             [snapshot.writer.transforms], number, bucket, results, pending, use_fsync=True
         )
-    found = [results.get()[1] for _ in snapshot.writer.write_buckets]
+    local = [results.get()[1] for _ in snapshot.writer.write_buckets]
     try:
         snapshot.beside(snapshot.partial)
     except BadInput as error:
-        found.append(error)
-    everyones: list[list[Any]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(everyones, found, group=group)
-    for result in (result for results in everyones for result in results if isinstance(result, Exception)):
+        local.append(error)
+    per_rank: list[list[Any]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(per_rank, local, group=group)
+    for result in (result for results in per_rank for result in results if isinstance(result, Exception)):
         raise result
     if snapshot.metadata is not None:
-        snapshot.writer.finish(snapshot.metadata, [one for results in everyones for one in results])
+        snapshot.writer.finish(snapshot.metadata, [result for results in per_rank for result in results])
         save_config(CheckpointingConfig("torch_dist", 1), str(snapshot.partial))
 
 

@@ -1,4 +1,4 @@
-"""`python -m meshwright` is the command line."""
+"""Entry point of `python -m meshwright`: the command line."""
 
 from meshwright.runtime.cli import main
 

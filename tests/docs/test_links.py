@@ -43,7 +43,7 @@ def test_what_does_not_exist_is_found(text: str, found: str) -> None:
         "[there](docs/results.md#the-demo), [elsewhere](https://example.org/gone.md)",
         "`runtime/` and `runtime/cli.py` and `job.py`",
         "`plan.json`, `out/plan.json`, `examples/tiny/build/plan.json`",
-        "`STAGES`, `_READERS`, `RankRun`, `a plain word`, `layout_rules`",
+        "`STAGES`, `_PARSERS`, `RankRun`, `a plain word`, `layout_rules`",
         "`python -m benchmarks.host --out DIR`, `meshwright.planner.plan`, `meshwright.planner.plan.job`",
         "```\nmeshwright plan job.yaml -o plan.json [--gap G]\nmake lint types    # both\n```",
     ],

@@ -111,7 +111,7 @@ def test_whole_experts_divide_among_their_ranks() -> None:
         "ep=16 does not divide the 24 experts of mixtral; use ep=8.",
     )
     assert layout_violations(Layout(tp=16, ep=16, etp=1), replace(mixture, num_kv_heads=16))[-1] == (
-        "etp=1 deals out the 24 experts of mixtral to tp=16 ranks; use etp=16."
+        "etp=1 needs whole experts, and the 24 of mixtral are no multiple of tp=16; use etp=16."
     )
 
 
@@ -246,7 +246,7 @@ def test_pieces_are_of_as_many_layers_each() -> None:
         f"vpp=4 does not divide the 15 layers that {model.name} has on each of pp=2 stages; use vpp=3.",
     )
     assert layout_violations(Layout(pp=4, vpp=2), model) == (
-        f"vpp=2 cuts stages of as many layers each, and pp=4 does not divide the 30 layers of {model.name}; use vpp=1.",
+        f"vpp=2 needs equal pipeline stages, and pp=4 does not divide the 30 layers of {model.name}; use vpp=1.",
     )
     with pytest.raises(BadInput, match="vpp with pp=1"):
         Layout(vpp=2)

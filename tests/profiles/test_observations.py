@@ -112,7 +112,7 @@ def test_a_step_that_lacks_a_span_does_not_count() -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_the_first_step_alone_calibrates_nothing(num_steps: int) -> None:
-    with pytest.raises(BadInput, match="no whole step after the first"):
+    with pytest.raises(BadInput, match="no complete step after the first"):
         observe(trace(num_steps), LAYOUTS, PPO_GRAPH, batch_size=32)
 
 

@@ -66,7 +66,7 @@ def test_a_partial_table_knows_more_than_the_finished_one_beside_it(table: Table
         ({"commit": "456def0"}, "commit 456def0 and this call has 0123abc"),
         ({"num_ranks": 4}, "num_ranks 4 and this call has 2"),
         ({"kernels": "attention varlen"}, "kernels attention varlen and this call has attention sdpa"),
-        ({"kernels": None}, "kernels that are not told and this call has attention sdpa"),
+        ({"kernels": None}, "kernels that were not recorded and this call has attention sdpa"),
     ],
 )
 def test_what_was_measured_otherwise_is_refused_with_the_reason(

@@ -82,7 +82,7 @@ GENERATE, SCORE, REF, VALUE, PROXIMAL, ACTOR, CRITIC = PPO_GRAPH.stages
         ((SCORE, GENERATE), "reward_score reads tokens before actor_generate writes it; put actor_generate first"),
         (
             (GENERATE, replace(SCORE, reads=("b",), writes=("a",)), replace(REF, reads=("a",), writes=("b",))),
-            r"reward_score reads b before ref_logprob writes it, .* in a circle \(reward_score -> ref_logprob -> "
+            r"reward_score reads b before ref_logprob writes it, .* in a cycle \(reward_score -> ref_logprob -> "
             r"reward_score\); let one of them read less",
         ),
         (

@@ -54,9 +54,9 @@ _MERGES = "m0: &m0 {k: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n -
         ("name: " + "[" * 5000, "nested too deep"),
         ("name: " + "[" * 100 + "]" * 100, "nested too deep"),
         ("name: &a [*a]", "name.0.0.0.0.0.0.0.0... is nested too deep"),
-        ('name: "\\ud800"', "bike has half a character"),
-        ("name: .inf", "name is inf, which is no text and no finite number"),
-        ("!!timestamp 2020-01-01: c", "a key of the document is 2020-01-01, which is no text"),
+        ('name: "\\ud800"', "bike has a lone surrogate"),
+        ("name: .inf", "name is inf, which is neither text nor a finite number"),
+        ("!!timestamp 2020-01-01: c", "a key of the document is 2020-01-01, which is neither text"),
     ],
 )
 def test_no_yaml_takes_the_machine_and_only_plain_values_are_read(text: str, says: str) -> None:
@@ -69,10 +69,10 @@ def test_no_yaml_takes_the_machine_and_only_plain_values_are_read(text: str, say
     ("text", "says"),
     [
         ("[" * 100_000, "bike is nested too deep"),
-        ('{"a": 1,\n"metres": 1e999}', "bike: 1e999 at line 2 is no finite number; write one"),
-        ('{"a": "-Infinity",\n"metres": -Infinity}', "-Infinity at line 2 is no finite number"),
+        ('{"a": 1,\n"metres": 1e999}', "bike: 1e999 at line 2 is not a finite number; write one"),
+        ('{"a": "-Infinity",\n"metres": -Infinity}', "-Infinity at line 2 is not a finite number"),
         ("{", "bike is not JSON"),
-        ('{"a": ["\\ud800"]}', "bike has half a character"),
+        ('{"a": ["\\ud800"]}', "bike has a lone surrogate"),
     ],
 )
 def test_json_beyond_reason_is_refused(text: str, says: str) -> None:

@@ -1,1 +1,1 @@
-"""The commands about a run that has been or is under way: a plan from what it has shown, a batch that it skipped."""
+"""Commands about a running or finished run: watch it, re-plan it, replay a batch that it skipped."""

@@ -1,4 +1,4 @@
-"""The command that plans anew in the middle of a run: reads plan and run, calls the planner, writes and shows it."""
+"""The command that re-plans a running job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.solver.result import Limits
 from meshwright.runtime.api.reading import resolve
-from meshwright.runtime.api.replanning import replan as planned_anew
+from meshwright.runtime.api.replanning import replan as replan_run
 from meshwright.runtime.commands import show_time
 from meshwright.runtime.commands.given_table import table_in
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Profile
@@ -33,39 +33,39 @@ def replan(
     plan: PlanPath,
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run` of this plan.")],
     *,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the new plan goes.")] = None,
-    job: Annotated[Path | None, typer.Option(help="A job to go on with; by default the plan's.")] = None,
-    lost_nodes: Annotated[int, typer.Option(min=0, help="Nodes that are no longer there.")] = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the new plan here.")] = None,
+    job: Annotated[Path | None, typer.Option(help="The job to continue with; by default that of the plan.")] = None,
+    lost_nodes: Annotated[int, typer.Option(min=0, help="Number of nodes that were lost.")] = 0,
     profile: Profile = None,
     gap: Gap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan anew from what a run has shown: the best plan from here, what moving costs, and when that is earned.
+    """Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.
 
-    The plan is looked for near the first one, at once; with --gap a search goes on until it is proven.
+    The search looks near the current plan and ends at once; with --gap it continues until the new plan is proven.
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
     document, table = read_plan(plan), table_in(profile)
     facts = resolve(read_job(job), job.parent, table) if job else None
     limits = None if gap is None else Limits(gap=gap)
     with within_memory():
-        found = planned_anew(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
+        replanned = replan_run(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
     if output:
-        write_plan(output, found.plan)
+        write_plan(output, replanned.plan)
     if as_json:
-        typer.echo(json.dumps(_told(found), indent=2))
+        typer.echo(json.dumps(_plain(replanned), indent=2))
     else:
-        show_time.replanned(found, output)
+        show_time.replanned(replanned, output)
 
 
-def _told(found: Replanned) -> dict[str, object]:
-    """The answer as plain data."""
+def _plain(replanned: Replanned) -> dict[str, object]:
+    """Return the answer as plain data."""
     return {
-        "period_seconds": found.plan.period_seconds,
-        "kept_seconds": found.kept_seconds,
-        "broken": found.broken,
-        "moving": [asdict(one) for one in found.moving],
-        "moving_seconds": found.moving_seconds,
-        "earned_after_steps": found.earned_after_steps,
-        "plan": found.plan.model_dump(mode="json"),
+        "period_seconds": replanned.plan.period_seconds,
+        "kept_seconds": replanned.kept_seconds,
+        "broken": replanned.broken,
+        "moving": [asdict(transfer) for transfer in replanned.moving],
+        "moving_seconds": replanned.moving_seconds,
+        "earned_after_steps": replanned.earned_after_steps,
+        "plan": replanned.plan.model_dump(mode="json"),
     }

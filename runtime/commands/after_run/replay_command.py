@@ -1,4 +1,4 @@
-"""The command that trains on a skipped batch again: reads the file, says what each of its updates is."""
+"""The command that trains again on a batch that a run skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.profiles.printable import printable
-from meshwright.runtime.api.replaying import replay as replayed
+from meshwright.runtime.api.replaying import replay as replay_batch
 from meshwright.runtime.commands.options import AsJson
 from meshwright.runtime.records.replayed import BatchReplay
 
@@ -19,32 +19,34 @@ EXAMPLES = "Example: meshwright replay run/skipped/step-000012-actor_train.safet
 
 
 def replay(
-    batch: Annotated[Path, typer.Argument(metavar="FILE", help="A batch under skipped/ in the directory of a run.")],
+    batch: Annotated[Path, typer.Argument(metavar="FILE", help="A file under skipped/ in the directory of a run.")],
     as_json: AsJson = False,
 ) -> None:
-    """Train again on a batch that a run skipped for numbers that are not finite, and say which rows are to blame.
+    """Train again on a batch that a run skipped because of numbers that are not finite, and name the rows.
 
-    It runs in one process on the CPU, with the weights of the newest checkpoint from before, and changes nothing.
+    It runs in one process on the CPU, with the weights of the newest earlier checkpoint, and changes nothing.
     """
-    found = replayed(batch)
+    replayed = replay_batch(batch)
     if as_json:
-        typer.echo(json.dumps(_plain(asdict(found)), indent=2))
+        typer.echo(json.dumps(_plain(asdict(replayed)), indent=2))
     else:
-        _show(found)
+        _show(replayed)
 
 
-def _show(found: BatchReplay) -> None:
-    typer.echo(f"{found.stage} of step {found.step}, with the weights after {found.weights_of_step} steps")
-    for reason in found.reasons:
+def _show(replayed: BatchReplay) -> None:
+    typer.echo(f"{replayed.stage} of step {replayed.step}, with the weights after {replayed.weights_of_step} steps")
+    for reason in replayed.reasons:
         typer.echo(f"skipped: {printable(reason)}")
-    for number, update in enumerate(found.updates):
-        bad = f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
+    for number, update in enumerate(replayed.updates):
+        rows = (
+            f"not finite alone: rows {', '.join(map(str, update.bad_rows))}" if update.bad_rows else "all rows finite"
+        )
         loss = next(value for name, value in update.metrics.items() if name.endswith("_loss"))
-        typer.echo(f"update {number}: loss {loss:.6g}, gradient norm {update.metrics['grad_norm']:.6g}; {bad}")
+        typer.echo(f"update {number}: loss {loss:.6g}, gradient norm {update.metrics['grad_norm']:.6g}; {rows}")
 
 
 def _plain(value: object) -> object:
-    """What JSON can hold: numbers that are not finite as text."""
+    """Return the value as JSON can hold it, with numbers that are not finite as text."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

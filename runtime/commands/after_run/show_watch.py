@@ -1,4 +1,4 @@
-"""How a run that goes on looks on a terminal. Nothing is computed here."""
+"""The tables of `watch`. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -15,101 +15,102 @@ from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PRO
 
 _SIGNALS = (
     ("score", "reward"),
-    ("kl_to_teachers", "KL to the teachers, k1 of a response"),
-    (KL_TO_TEACHERS, "the same of a token"),
-    ("kl_to_ref", "KL to the reference, k1 of a response"),
-    ("kl_to_ref_per_token", "the same of a token"),
+    ("kl_to_teachers", "KL to the teachers per response, k1"),
+    (KL_TO_TEACHERS, "KL to the teachers per token, k1"),
+    ("kl_to_ref", "KL to the reference per response, k1"),
+    ("kl_to_ref_per_token", "KL to the reference per token, k1"),
     ("entropy", "entropy"),
-    ("approx_kl", "KL of an update, k3"),
-    ("clip_fraction", "clipped share"),
-    ("actor_grad_norm", "gradient norm of the actor"),
+    ("approx_kl", "KL per update, k3"),
+    ("clip_fraction", "clip fraction"),
+    ("actor_grad_norm", "actor gradient norm"),
     ("explained_variance", "explained variance"),
-    ("response_tokens", "tokens of a response"),
-    ("truncated_fraction", "truncated share"),
+    ("response_tokens", "response tokens"),
+    ("truncated_fraction", "truncated fraction"),
     (PROB_ERROR, f"generator against trainer, {PROB_ERROR}"),
     (KL_ERROR, f"generator against trainer, {KL_ERROR}"),
 )
-"""What is shown of the metrics of training, and how it is called."""
+"""The training metrics that are shown, and their labels."""
 
-_TAKEN_FOR_FAULTS = {PROB_ERROR: 1.05, KL_ERROR: 0.02}
-"""Above these the generator and the trainer are taken to disagree, as NeMo-RL's own tests have it."""
+_FAULT_THRESHOLDS = {PROB_ERROR: 1.05, KL_ERROR: 0.02}
+"""Thresholds above which generator and trainer disagree, from NeMo-RL's tests."""
 
-_MOST_CAUSES, _LEAST_SHARE = 4, 0.001
+_MAX_CAUSES, _MIN_SHARE = 4, 0.001
 
-_LEAST_PART = 0.01
-"""Of a step: what takes less has no error beside it."""
+_MIN_STEP_SHARE = 0.01
+"""Share of a step below which no error is shown."""
 
 
 def view(found: RunStanding) -> RenderableType:
-    """Tables of what a run has shown lately."""
+    """The tables of a run's recent steps."""
     if not found.num_recent:
         return Text(f"{found.directory}: {_state(found)}, no step has been finished yet")
     return Group(Text(_head(found)), _times(found), _uses(found), _signals(found), *_held_out(found))
 
 
-def _state(found: RunStanding) -> str:
-    return "running" if found.is_running else "not running"
+def _state(standing: RunStanding) -> str:
+    return "running" if standing.is_running else "not running"
 
 
-def _head(found: RunStanding) -> str:
-    assert found.step_seconds is not None
-    assert found.tokens_per_second is not None
-    assert found.quiet_seconds is not None
-    learned = found.learned
-    stale = (
+def _head(standing: RunStanding) -> str:
+    assert standing.step_seconds is not None
+    assert standing.tokens_per_second is not None
+    assert standing.quiet_seconds is not None
+    learned = standing.learned
+    staleness = (
         f"; staleness {learned['staleness']:.2f} on average, {learned['max_staleness']:.0f} at most, "
-        f"{found.staleness_bound} allowed"
+        f"{standing.staleness_bound} allowed"
         if "staleness" in learned
         else ""
     )
     return (
-        f"{found.directory}: {_state(found)}, {found.updates} steps, the last {found.quiet_seconds:.0f} s ago\n"
-        f"{count(found.tokens_per_second)} response tokens/s, step {seconds(found.step_seconds)}, planned "
-        f"{seconds(found.plan_seconds)} (last {found.num_recent} steps){stale}"
+        f"{standing.directory}: {_state(standing)}, {standing.updates} steps, the last "
+        f"{standing.quiet_seconds:.0f} s ago\n"
+        f"{count(standing.tokens_per_second)} response tokens/s, step {seconds(standing.step_seconds)}, planned "
+        f"{seconds(standing.plan_seconds)} (last {standing.num_recent} steps){staleness}"
     )
 
 
-def _times(found: RunStanding) -> Table:
+def _times(standing: RunStanding) -> Table:
     table = Table(title="seconds of a step", box=box.SIMPLE)
     for heading in ("", "predicted", "measured", "error"):
         table.add_column(heading, justify="right" if heading else "left")
-    least = _LEAST_PART * max(row.measured_seconds for row in found.comparisons)
-    for row in found.comparisons:
-        error = difference(row.error) if row.measured_seconds > least else ""
+    min_seconds = _MIN_STEP_SHARE * max(row.measured_seconds for row in standing.comparisons)
+    for row in standing.comparisons:
+        error = difference(row.error) if row.measured_seconds > min_seconds else ""
         table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error)
     return table
 
 
-def _uses(found: RunStanding) -> Table:
+def _uses(standing: RunStanding) -> Table:
     table = Table(title="idle time", box=box.SIMPLE)
     for heading in ("", "idle", "waiting for"):
         table.add_column(heading, justify="right" if heading == "idle" else "left")
-    for use in found.uses[:1] + tuple(use for use in found.uses[1:] if use.ranks != found.uses[0].ranks):
-        causes = [f"{one.what} {percent(one.share)}" for one in use.waits[:_MOST_CAUSES] if one.share >= _LEAST_SHARE]
+    for use in standing.uses[:1] + tuple(use for use in standing.uses[1:] if use.ranks != standing.uses[0].ranks):
+        causes = [f"{one.what} {percent(one.share)}" for one in use.waits[:_MAX_CAUSES] if one.share >= _MIN_SHARE]
         table.add_row(use.name, percent(use.idle_share), ", ".join(causes) or "-")
     return table
 
 
-def _signals(found: RunStanding) -> Table:
-    table = Table(title=f"training, mean of {found.num_recent} steps", box=box.SIMPLE)
+def _signals(standing: RunStanding) -> Table:
+    table = Table(title=f"training, mean of {standing.num_recent} steps", box=box.SIMPLE)
     for heading in ("", "mean", ""):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, told in _SIGNALS:
-        if name in found.learned:
-            table.add_row(told, f"{found.learned[name]:.4g}", _fault(name, found.learned))
+    for name, label in _SIGNALS:
+        if name in standing.learned:
+            table.add_row(label, f"{standing.learned[name]:.4g}", _disagreement(name, standing.learned))
     return table
 
 
-def _fault(name: str, learned: Mapping[str, float]) -> str:
-    most = _TAKEN_FOR_FAULTS.get(name)
-    return f"above {most:g}: they disagree" if most is not None and learned[name] > most else ""
+def _disagreement(name: str, learned: Mapping[str, float]) -> str:
+    threshold = _FAULT_THRESHOLDS.get(name)
+    return f"above {threshold:g}: they disagree" if threshold is not None and learned[name] > threshold else ""
 
 
-def _held_out(found: RunStanding) -> Iterator[Text]:
-    if found.held_out:
-        first, last, by_teachers = found.held_out[0], found.held_out[-1], KL_TO_TEACHERS in found.learned
-        what, sign = ("KL to the teachers of a token", -1) if by_teachers else ("reward", 1)
+def _held_out(standing: RunStanding) -> Iterator[Text]:
+    if standing.held_out:
+        first, last, by_teachers = standing.held_out[0], standing.held_out[-1], KL_TO_TEACHERS in standing.learned
+        metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
         yield Text(
-            f"held-out {what} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
+            f"held-out {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
             f"{last['standard_error']:.3f}, {sign * first['mean_score']:.3f} at the first evaluation"
         )

@@ -1,4 +1,4 @@
-"""The command that shows a run while it goes on: looks at its directory again and again, and asks nothing of it."""
+"""The command that follows a run by reading its directory."""
 
 from __future__ import annotations
 
@@ -24,39 +24,37 @@ meshwright watch run --once --json
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run`.")],
-    once: Annotated[bool, typer.Option("--once", help="Show it as it stands and end.")] = False,
-    every: Annotated[
-        float, typer.Option(min=0.1, max=3600, callback=finite, help="Seconds from one look to the next.")
-    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, callback=finite, help="Seconds between updates.")] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run as it goes on: throughput, predicted beside measured, staleness, idle time, reward, KL.
+    """Follow a run: throughput, predicted and measured times, staleness, idle time, reward, KL.
 
-    It reads what the run writes, on this machine or over a file system, and ends when the run does or by Ctrl-C. With
-    --json it prints the standing once.
+    It reads the files of the run, on this machine or a shared file system, and ends with the run or on Ctrl-C. --json
+    prints the current state once.
     """
-    watching, console = Watching(run), Console()
-    standing = watching.look()
+    watcher, console = Watching(run), Console()
+    standing = watcher.look()
     if as_json:
-        typer.echo(json.dumps(_told(standing), indent=2, sort_keys=True))
+        typer.echo(json.dumps(_plain(standing), indent=2, sort_keys=True))
     elif once or not console.is_terminal:
         console.print(view(standing))
     else:
-        _follow(watching, standing, every, console)
+        _follow(watcher, standing, every, console)
 
 
-def _follow(watching: Watching, standing: RunStanding, every: float, console: Console) -> None:
+def _follow(watcher: Watching, standing: RunStanding, every: float, console: Console) -> None:
     with Live(view(standing), console=console, auto_refresh=False) as live:
         try:
             while standing.is_running:
                 time.sleep(every)
-                standing = watching.look()
+                standing = watcher.look()
                 live.update(view(standing), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _told(standing: RunStanding) -> dict[str, object]:
-    """The answer as plain data, each comparison with its error."""
+def _plain(standing: RunStanding) -> dict[str, object]:
+    """Return the state as plain data, each comparison with its error."""
     rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in standing.comparisons]
     return asdict(standing) | {"comparisons": rows}

@@ -1,2 +1,1 @@
-"""The commands that are asked before there is a plan: the devices and documents that are known, a first job,
-how many devices it needs."""
+"""Commands to use before there is a plan: known devices and documents, a first job, the number of devices."""

@@ -1,4 +1,4 @@
-"""The command that lists the devices and networks whose facts are known."""
+"""The command that lists the known devices and networks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIB, _GIGA, _TERA, _MICRO = 2**30, 1e9, 1e12, 1e-6
 
 
 def devices(as_json: AsJson = False) -> None:
-    """List the devices and networks that a job may name, with the facts they stand for."""
+    """List the devices and networks that a job may name, with their data."""
     if as_json:
         typer.echo(json.dumps(known_hardware(), indent=2))
     else:
@@ -57,7 +57,7 @@ def _network_table() -> Table:
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        is_text = place == 0 or heading == "source"
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=place == 0)
+    for column, heading in enumerate(headings):
+        is_text = column == 0 or heading == "source"
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=column == 0)
     return table

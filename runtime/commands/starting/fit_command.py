@@ -1,4 +1,4 @@
-"""The command that says how many devices a job needs, and what several numbers of them give."""
+"""The command that finds how many devices a job needs, and plans it on several sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.runtime.api.drawing import fit_plot
 from meshwright.runtime.api.planning import as_seen
-from meshwright.runtime.api.planning import fit as fitted
+from meshwright.runtime.api.planning import fit as fit_job
 from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.commands import show_plans
 from meshwright.runtime.commands.given_table import table_in
@@ -38,28 +38,30 @@ def fit(
     *,
     sizes: Annotated[
         str | None,
-        typer.Option(help="Numbers of devices to plan on, as 8,16,32; by default the least and its doublings."),
+        typer.Option(help="Numbers of devices to plan on, as 8,16,32; by default the smallest and its doublings."),
     ] = None,
     price: Price = None,
     gap: Gap = None,
     profile: Profile = None,
     from_trace: FromTrace = None,
     trace_field: TraceFields = None,
-    plot: Annotated[Path | None, typer.Option(help="An HTML page of step time against the number of devices.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write an HTML plot of step time against the number of devices here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many devices a job needs at least, and what the best plan gives on several numbers of them."""
+    """Find the smallest number of devices for a job, and the best plan on each of several sizes."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
-    table, asked, seen = table_in(profile), parse_sizes(sizes), lengths_in(from_trace, trace_field)
+    table, num_ranks, observed = table_in(profile), parse_sizes(sizes), lengths_in(from_trace, trace_field)
     facts = resolve(read_job(job), job.parent, table)
-    facts = as_seen(facts, seen) if seen else facts
+    facts = as_seen(facts, observed) if observed else facts
     with within_memory(), progress_bars() as progress:
-        found = fitted(facts, table, sizes=asked, price=price, limits=Limits(gap=gap), progress=progress)
-    if plot and found.answers:
-        write_atomically(plot, fit_plot(found))
+        result = fit_job(facts, table, sizes=num_ranks, price=price, limits=Limits(gap=gap), progress=progress)
+    if plot and result.answers:
+        write_atomically(plot, fit_plot(result))
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        typer.echo(json.dumps(asdict(result), indent=2))
     else:
-        show_plans.fit(found, plot)
-    if found.least_ranks is None:
+        show_plans.fit(result, plot)
+    if result.least_ranks is None:
         raise typer.Exit(3)

@@ -1,4 +1,4 @@
-"""The command that writes a first job: a model, a device and three numbers."""
+"""The command that writes a first job from a model, a device and three numbers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ EXAMPLES = """Example: meshwright init Llama-3.1-8B --device h100-sxm --batch 51
 then: meshwright plan job.yaml -o plan.json
 """
 
-_MOST = 2**20
+_MAX_NUMBER = 2**20
 
 
 def init(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face directory, or a config.json.")],
     *,
     device: Annotated[str, typer.Option(help="A device of `meshwright devices`, or local.")],
-    batch: Annotated[int, typer.Option(min=1, max=_MOST, help="Prompts in a step.")],
-    prompt: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of the longest prompt.")],
-    response: Annotated[int, typer.Option(min=1, max=_MOST, help="Tokens of the longest response.")],
-    gpus: Annotated[int, typer.Option(min=1, max=_MOST, help="Devices: whole nodes of 8, or a part of one.")] = 8,
-    network: Annotated[str, typer.Option(help="What joins nodes, of `meshwright devices`.")] = "ib-hdr-200",
-    algorithm: Annotated[Algorithm, typer.Option(help="What a step does.")] = "ppo",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the job goes; a new file.")] = Path("job.yaml"),
+    batch: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Sequences per step.")],
+    prompt: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of prompts, in tokens.")],
+    response: Annotated[int, typer.Option(min=1, max=_MAX_NUMBER, help="Length limit of responses, in tokens.")],
+    gpus: Annotated[
+        int, typer.Option(min=1, max=_MAX_NUMBER, help="Number of devices: whole nodes of 8, or part of one.")
+    ] = 8,
+    network: Annotated[str, typer.Option(help="The network between nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    algorithm: Annotated[Algorithm, typer.Option(help="The RL algorithm.")] = "ppo",
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the job here; a new file.")] = Path("job.yaml"),
 ) -> None:
     """Write a first job with a comment on every line; it can be planned as it is."""
     if os.path.lexists(output):

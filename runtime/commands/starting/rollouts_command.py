@@ -1,4 +1,4 @@
-"""The command that makes a workload of rollouts that agents have done."""
+"""The command that makes a workload from agent rollouts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ A line of the file is a rollout: {"messages": [{"role": "user", "content": ...},
 def rollouts(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON lines of chat messages.")],
     *,
-    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or the directory of one, that counts tokens.")],
+    tokenizer: Annotated[Path, typer.Option(help="The tokenizer.json, or its directory, to count tokens with.")],
 ) -> None:
-    """Print the lengths, turns and latencies of agents' rollouts, as the workload of a job has them."""
-    found = agent_workload(trace, tokenizer)
-    typer.echo(yaml.safe_dump({"workload": found}, sort_keys=False, default_flow_style=None, width=100).rstrip())
+    """Print the lengths, turns and latencies of agent rollouts as the workload of a job."""
+    workload = agent_workload(trace, tokenizer)
+    typer.echo(yaml.safe_dump({"workload": workload}, sort_keys=False, default_flow_style=None, width=100).rstrip())

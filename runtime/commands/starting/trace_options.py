@@ -1,4 +1,4 @@
-"""The options by which a job's lengths are those of a trace."""
+"""The options that take lengths from a trace."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FromTrace = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN_DIR|FILE.jsonl",
-        help="Take lengths, turns and latencies from a run, or from a rollout a line of any trainer.",
+        help="Take lengths, turns and latencies from a run, or from JSON lines with one rollout each.",
     ),
 ]
 TraceFields = Annotated[
     list[str] | None,
     typer.Option(
         "--trace-field",
-        help="A key of that file, as response=completion_length; prompt, response, result and latency are read.",
+        help="A key of that file, as response=completion_length; for prompt, response, result and latency.",
     ),
 ]
 
 
 def lengths_in(trace: Path | None, fields: list[str] | None) -> SeenLengths | None:
-    """The lengths that were asked for, if any. Raises BadInput for keys of no file."""
+    """Read the lengths of --from-trace, if it is given. Raises BadInput for --trace-field without it."""
     if trace is None:
         if fields:
-            raise BadInput("--trace-field names keys of the file of --from-trace; give that too.")
+            raise BadInput("--trace-field names keys of the file of --from-trace; give --from-trace too.")
         return None
     return seen_lengths(trace, parse_fields(fields or ()))

@@ -1,1 +1,1 @@
-"""What the command line says of other trainers: plans taken there, configurations brought from there."""
+"""The command line of other trainers: importing configurations, planning for them, exporting plans."""

@@ -1,4 +1,4 @@
-"""The part of `export` that takes a plan to another trainer."""
+"""The part of `export` that writes a plan as the configuration of another trainer."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from meshwright.runtime.commands.trainers import show_trainers
 
 
 def to_trainer(source: Path, job: Path | None, output: Path, *, to: str, profile: Path | None, as_json: bool) -> None:
-    """Writes the configuration and says what is in it. Raises typer.Exit where no plan fits."""
+    """Write the configuration and show what is in it. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
-        generated_alike = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
-        plan.require_of(generated_alike, job.parent)
+        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
+        plan.require_of(as_generated, job.parent)
     with progress_bars() as progress:
-        found = export_plan(
+        exported = export_plan(
             plan,
             output,
             to=to,
             job=document,
             directory=job.parent if job else Path(),
             table=table_in(profile),
-            progress=lambda done, total: progress(f"searching what {to} can say", done, total),
+            progress=lambda done, total: progress(f"searching within the settings of {to}", done, total),
         )
-    if isinstance(found, NoPlan):
-        typer.echo(json.dumps(asdict(found), indent=2)) if as_json else show.no_plan(found)
+    if isinstance(exported, NoPlan):
+        typer.echo(json.dumps(asdict(exported), indent=2)) if as_json else show.no_plan(exported)
         raise typer.Exit(3)
     if as_json:
-        typer.echo(found.told())
+        typer.echo(exported.told())
     else:
-        show_trainers.export(found, output)
+        show_trainers.export(exported, output)

@@ -1,4 +1,4 @@
-"""The command that reads another trainer's configuration: writes the job, costs it, says what would be faster."""
+"""The command that imports the configuration of another trainer."""
 
 from __future__ import annotations
 
@@ -37,47 +37,45 @@ SearchSeconds = Annotated[
         min=0.1,
         max=1e6,
         callback=finite,
-        help="Seconds for each of its three searches, which then answer with the best plan so far.",
+        help="Time limit of each of its three searches, which then return the best plan so far.",
     ),
 ]
 
 
 def import_(
-    configuration: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A script or a YAML file that configures it.")
-    ],
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG", help="The script or YAML file.")],
     *,
-    trainer: Annotated[TrainerName, typer.Option("--from", help="Whose configuration it is.")],
+    trainer: Annotated[TrainerName, typer.Option("--from", help="The trainer that it configures.")],
     device: Annotated[str, typer.Option(help="A device of `meshwright devices`.")],
-    network: Annotated[str, typer.Option(help="What joins nodes, of `meshwright devices`.")] = "ib-hdr-200",
+    network: Annotated[str, typer.Option(help="The network between nodes, of `meshwright devices`.")] = "ib-hdr-200",
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Where models are that are not here: PATH, or role=PATH; may be given several times."),
+        typer.Option(help="Local directory of a model: PATH, or role=PATH; may be given several times."),
     ] = None,
     changed: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A key of the configuration with another value; may be given several times.",
+            help="Override a key of the configuration; may be given several times.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the job goes; a new file.")] = Path("job.yaml"),
-    plan: Annotated[Path | None, typer.Option("--plan", help="Where the plan of the configuration goes.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the job here; a new file.")] = Path("job.yaml"),
+    plan: Annotated[Path | None, typer.Option("--plan", help="Write the plan of the configuration here.")] = None,
     profile: Profile = None,
     gap: Gap = None,
     time_limit: SearchSeconds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read another trainer's configuration: a job, its cost as it is, and what better plans would gain.
+    """Read the configuration of another trainer: write it as a job, cost it as configured, and show faster plans.
 
-    Nothing is fetched: models are directories or config.json files that are here.
+    Nothing is downloaded: models are local directories or config.json files.
     """
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and an import overwrites no job; name a new file with -o.")
     require_outputs(Output("--plan", plan, OutputKind.PLAN) if plan else None, inputs=(configuration, profile))
     with within_memory(), progress_bars() as progress:
-        text, found = import_configuration(
+        text, imported = import_configuration(
             configuration,
             output.parent,
             trainer=trainer,
@@ -91,18 +89,18 @@ def import_(
             progress=progress,
         )
     write_atomically(output, text)
-    if plan and found.plan:
-        write_plan(plan, found.plan)
+    if plan and imported.plan:
+        write_plan(plan, imported.plan)
     if as_json:
-        typer.echo(json.dumps(_told(found), indent=2))
+        typer.echo(json.dumps(_plain(imported), indent=2))
     else:
-        show_trainers.configuration(found, trainer)
-        typer.echo(f"{output}{f' and {plan}' if plan and found.plan else ''}")
+        show_trainers.configuration(imported, trainer)
+        typer.echo(f"{output}{f' and {plan}' if plan and imported.plan else ''}")
 
 
 def _shapes(texts: Sequence[str]) -> dict[str, Path]:
-    """Paths by role; one without a role under an empty name."""
-    found: dict[str, Path] = {}
+    """Return the paths by role; a path without a role has the empty name."""
+    paths: dict[str, Path] = {}
     for text in texts:
         role, equals, path = text.partition("=")
         if not equals:
@@ -111,16 +109,22 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
             raise BadInput(
                 f"--model {text}: there is no role {role!r}; {suggestion(role, [one.value for one in Role])}"
             )
-        if role in found:
-            of = f"the {role} model already has" if role else "models without a role already have"
-            raise BadInput(f"--model {text}: {of} {found[role]}; give one path.")
-        found[role] = Path(path)
-    return found
+        if role in paths:
+            already = f"the {role} model already has" if role else "models without a role already have"
+            raise BadInput(f"--model {text}: {already} {paths[role]}; give one path.")
+        paths[role] = Path(path)
+    return paths
 
 
-def _told(found: Imported) -> dict[str, object]:
-    """The answer as plain data."""
-    plans = {"step_seconds": found.plan, "within_seconds": found.within, "best_seconds": found.best}
+def _plain(imported: Imported) -> dict[str, object]:
+    """Return the answer as plain data."""
+    plans = {"step_seconds": imported.plan, "within_seconds": imported.within, "best_seconds": imported.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
-    deciding = [asdict(one) for one in found.deciding]
-    return {**seconds, "deciding": deciding, "notes": found.notes, "named": found.named, "unread": found.unread}
+    deciding = [asdict(setting) for setting in imported.deciding]
+    return {
+        **seconds,
+        "deciding": deciding,
+        "notes": imported.notes,
+        "named": imported.named,
+        "unread": imported.unread,
+    }

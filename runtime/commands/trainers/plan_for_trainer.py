@@ -1,4 +1,4 @@
-"""The part of `plan` that searches what another trainer can say."""
+"""The part of `plan --for`: a search within the settings of another trainer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from meshwright.runtime.commands.progress_bars import progress_bars
 
 
 class Kept(TypedDict):
-    """What a search has to keep to: choices that are fixed or forbidden, the plan that it starts from and the lengths
-    of a trace; and the job, which the plan names."""
+    """The constraints of a search: pinned and forbidden choices, the plan to start from, and the lengths of a trace.
+
+    The plan names the job.
+    """
 
     job: Job
     pins: Sequence[str]
@@ -28,16 +30,16 @@ class Kept(TypedDict):
 
 
 def best_for(trainer: str, facts: Facts, table: Table | None, wanted: Kept, limits: Limits) -> Plan | NoPlan:
-    """The best plan that the trainer can say; shows its ways as they are done."""
-    what = f"searching what {trainer} can say"
+    """Return the best plan within the settings of the trainer, with a progress bar."""
+    title = f"searching within the settings of {trainer}"
     with progress_bars() as progress:
-        return plan_for(trainer, facts, table, **wanted, limits=limits, progress=lambda *done: progress(what, *done))
+        return plan_for(trainer, facts, table, **wanted, limits=limits, progress=lambda *done: progress(title, *done))
 
 
 def structures_of(
     trainer: str, best: Plan, table: Table | None, wanted: Kept, *, count: int, limits: Limits
 ) -> tuple[Ranked, ...]:
-    """The best few plans that the trainer can say and that differ in structure; shows how the searches stand."""
+    """Return the best few plans of different structure within the settings of the trainer, with progress bars."""
     pins, forbid = wanted["pins"], wanted["forbid"]
     with progress_bars() as progress:
         return structures_for(

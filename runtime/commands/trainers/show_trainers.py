@@ -1,4 +1,4 @@
-"""How other trainers' configurations look on a terminal. Nothing is computed here."""
+"""The terminal output about configurations of other trainers. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.words import difference, percent
 from meshwright.profiles.stages import GENERATE
 
-_MOST_CLAUSES = 12
-"""Of what a trainer cannot say; export.json has them all."""
+_MAX_CLAUSES = 12
+"""Choices without a setting that are listed; export.json has them all."""
 
 
 def export(found: Exported, output: Path) -> None:
-    """What was written, what could not be said, and what that costs."""
+    """Print what was written, the choices that the trainer has no setting for, and what that costs."""
     console = Console(soft_wrap=True, highlight=False)
-    step = found.plan.period_seconds
-    console.print(f"{found.trainer}, {found.way}: step {step:.3f} s, predicted", markup=False)
+    step_seconds = found.plan.period_seconds
+    console.print(f"{found.trainer}, {found.way}: step {step_seconds:.3f} s, predicted", markup=False)
     if found.unsaid:
-        before = step - found.lost_seconds
+        plan_seconds = step_seconds - found.lost_seconds
         console.print(
-            f"it cannot say {len(found.unsaid)} of the plan's choices; the best plan that it can say is written, "
-            f"with a step {difference(found.lost_seconds / before)} that of the plan ({before:.3f} s):"
+            f"{found.trainer} has no setting for {len(found.unsaid)} of the plan's choices; the best plan that it has "
+            f"settings for is written, with a step {difference(found.lost_seconds / plan_seconds)} that of the plan "
+            f"({plan_seconds:.3f} s):"
         )
-        for clause in found.unsaid[:_MOST_CLAUSES]:
+        for clause in found.unsaid[:_MAX_CLAUSES]:
             console.print(f"- {clause}", markup=False)
-        if len(found.unsaid) > _MOST_CLAUSES:
-            console.print(f"- and {len(found.unsaid) - _MOST_CLAUSES} more; export.json has them all")
+        if len(found.unsaid) > _MAX_CLAUSES:
+            console.print(f"- and {len(found.unsaid) - _MAX_CLAUSES} more; export.json has them all")
     for remark in found.remarks:
         console.print(f"note: {remark}", markup=False)
     for name in (*found.files, "export.json"):
@@ -41,21 +42,21 @@ def export(found: Exported, output: Path) -> None:
 
 
 def configuration(found: Imported, trainer: str) -> None:
-    """The keys that decide the plan, the step as configured, and the steps of better plans."""
+    """Print the keys that decide the plan, the step as configured, and the steps of better plans."""
     console = Console(soft_wrap=True, highlight=False)
-    console.print("what decides the plan:")
-    for one in found.deciding:
-        others = f" and {len(one.keys) - 1} more" if len(one.keys) > 1 else ""
-        console.print(f"  {one.what} = {one.value}  ({one.keys[0]}{others})", markup=False)
-    steps = _table("predicted", "", "step s", "against", "generation", "idle")
-    free = "not found in time" if found.is_unfinished else "no plan fits"
+    console.print("settings that decide the plan:")
+    for setting in found.deciding:
+        others = f" and {len(setting.keys) - 1} more" if len(setting.keys) > 1 else ""
+        console.print(f"  {setting.what} = {setting.value}  ({setting.keys[0]}{others})", markup=False)
+    steps = _table("predicted", "", "step s", "difference", "generation", "idle")
+    best_missing = "not found in time" if found.is_unfinished else "no plan fits"
     rows = (
         ("as configured", found.plan, "does not fit"),
-        (f"best that {trainer} can say", found.within, "none found"),
-        ("best of all", found.best, free),
+        (f"best within the settings of {trainer}", found.within, "none found"),
+        ("best of all", found.best, best_missing),
     )
-    for name, plan, none in rows:
-        steps.add_row(name, *(_numbers(plan, found.plan) if plan else (none, "", "", "")))
+    for name, plan, reason_missing in rows:
+        steps.add_row(name, *(_numbers(plan, found.plan) if plan else (reason_missing, "", "", "")))
     console.print(steps)
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
@@ -65,10 +66,10 @@ def configuration(found: Imported, trainer: str) -> None:
         console.print(f"keys that a plan does not depend on: {', '.join(found.unread)}", markup=False)
 
 
-def _numbers(plan: Plan, before: Plan | None) -> tuple[str, ...]:
+def _numbers(plan: Plan, baseline: Plan | None) -> tuple[str, ...]:
     generation = plan.placement(GENERATE).cost.total / plan.period_seconds
-    against = difference(plan.period_seconds / before.period_seconds - 1) if before else ""
-    return f"{plan.period_seconds:.3f}", against, percent(generation), percent(outlook(plan).idle_share)
+    change = difference(plan.period_seconds / baseline.period_seconds - 1) if baseline else ""
+    return f"{plan.period_seconds:.3f}", change, percent(generation), percent(outlook(plan).idle_share)
 
 
 def _table(title: str, *headings: str) -> Table:

@@ -1,8 +1,8 @@
-"""The program for Python callers: each function takes and returns frozen documents, and a file where one is named.
+"""The Python API: each function takes and returns frozen documents, and reads or writes a file where one is named.
 
-A mistake raises BadInput with one sentence that says what is wrong and the way out; a job that no plan fits is
-answered with a NoPlan, which says what binds. Everything else is as the command of the same name does it. OR-Tools
-loads with the first search, torch with the first call that measures, rehearses, runs or exports models.
+A user's mistake raises BadInput, whose sentence says what is wrong and what to change. A job that no plan fits gets a
+NoPlan, which names the binding limits. Everything else works like the command of the same name. OR-Tools loads with the
+first search, torch with the first call that measures, rehearses, runs or exports models.
 
 >>> from meshwright import api
 
@@ -16,7 +16,7 @@ A job becomes the facts that planning needs, and facts become a plan:
 >>> f"{plan.period_seconds:.0f} s a step, proven to be within {plan.solver.gap:.0%} of the best"
 '280 s a step, proven to be within 8% of the best'
 
-What is read and returned can be looked into, and stays as it is:
+Documents can be inspected; they are immutable:
 
 >>> str(plan.placement("actor_train").layout)
 'tp1,pp4,dp1,vpp4'
@@ -24,7 +24,7 @@ What is read and returned can be looked into, and stays as it is:
 >>> facts.workload.response.fixed, shorter.workload.response.fixed
 (1024, 512)
 
-Where no plan fits, the answer says what binds and what would help:
+Where no plan fits, the answer names the binding limits and the changes that would help:
 
 >>> answer = api.plan(api.with_setting(facts, {"cluster.ranks_per_node": 1}))
 >>> isinstance(answer, api.NoPlan)

@@ -118,7 +118,7 @@ def test_a_plan_says_what_is_drawn_and_what_is_kept(plan: Plan, plain: Plan) -> 
     assert found is not None
     first, second = found.sentences
     assert first == (
-        "16 samples of each of 16 prompts are drawn and scored, and the best 4 are trained on: 256 and 64 a step"
+        "16 samples of each of 16 prompts are generated and scored, and the best 4 are trained on: 256 and 64 a step"
     )
     assert second.startswith("stages that see all 256 take 0.")
     assert found.all_seconds + found.kept_seconds == pytest.approx(sum(p.cost.total for p in plan.placements))
@@ -150,12 +150,12 @@ def test_what_delivers_samples_one_by_one_does_not_go_with_it(name: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"staleness": 1}, "workload.best_of with staleness=1 is not known yet: .*; use staleness 0"),
-        ({"workload.best_of": 4}, "best_of=4 is not above group_size=4, .*; draw more of them, or remove best_of"),
+        ({"staleness": 1}, "workload.best_of with staleness=1 is not supported: .*; use staleness 0"),
+        ({"workload.best_of": 4}, "best_of=4 is not above group_size=4, .*; sample more of them, or remove best_of"),
         ({"workload.best_of": 2**25}, None),
         (
             {"workload.dynamic_sampling": {"acceptance": 0.5}},
-            "best_of and dynamic_sampling are not known together yet; remove one",
+            "best_of and dynamic_sampling are not supported together yet; remove one",
         ),
     ],
 )
@@ -166,7 +166,7 @@ def test_what_is_not_possible_is_refused(changes: dict[str, object], sentence: s
         (document[first] if rest else document).update({rest or first: value})
     if sentence is None:
         found = parse(Facts, json.dumps(document), "facts")
-        with pytest.raises(BadInput, match=r"workload\.best_of=33554432 is above 16777216"):
+        with pytest.raises(BadInput, match=r"workload\.best_of=33554432 is above the limit of 16777216"):
             require_possible(found.models.by_name, found.cluster, found.workload, "job")
         return
     with pytest.raises(BadInput, match=sentence):

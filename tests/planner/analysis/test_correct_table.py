@@ -192,7 +192,7 @@ def test_a_stage_that_took_less_than_its_messages_is_refused() -> None:
 
 def test_a_plan_that_was_made_from_a_table_needs_it(plan: Plan) -> None:
     made = plan.model_copy(update={"digests": {**plan.digests, "profile": digest(TABLE)}})
-    with pytest.raises(BadInput, match="name it with --profile"):
+    with pytest.raises(BadInput, match="give it with --profile"):
         calibrate(made, trace(made, lambda _: 1.0), None, date=DATE)
 
 

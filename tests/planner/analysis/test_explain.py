@@ -22,7 +22,7 @@ def plan() -> Plan:
 
 def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: Plan) -> None:
     path = explain(plan).critical_path
-    assert path[0].because == "starts the turn"
+    assert path[0].because == "starts the period"
     assert path[-1].start_seconds + path[-1].seconds == pytest.approx(plan.period_seconds)
     for one, following in itertools.pairwise(path):
         assert one.start_seconds + one.seconds <= following.start_seconds + 1e-9

@@ -37,14 +37,14 @@ def test_what_a_run_does_not_show_yet_is_told_in_a_sentence(tmp_path: Path) -> N
     write_steps(PLAN, tmp_path / "trace.jsonl", range(1))
     found = ended(Look(PLAN, tmp_path, None))
     assert isinstance(found, str)
-    assert "no whole step after the first" in found
+    assert "no complete step after the first" in found
 
 
 def test_a_look_that_is_ended_from_outside_has_no_answer(tmp_path: Path) -> None:
     look = Look(OTHER, run_of_two_plans(tmp_path, before=1.0, now=1.0), None)
     [process] = multiprocessing.active_children()
     process.kill()
-    assert ended(look) == "looking for another plan ended without an answer."
+    assert ended(look) == "the search for another plan ended without an answer."
 
 
 def test_a_look_that_is_closed_ends(tmp_path: Path) -> None:

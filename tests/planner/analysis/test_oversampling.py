@@ -92,7 +92,7 @@ def test_chunks_and_batches_in_flight_do_not_go_with_waves() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"staleness": 1}, "dynamic_sampling with staleness=1 is not known yet"),
+        ({"staleness": 1}, "dynamic_sampling with staleness=1 is not supported"),
         ({"algorithm": "reinforce++"}, r"algorithm=reinforce\+\+ does not compare the samples of a group"),
     ],
 )

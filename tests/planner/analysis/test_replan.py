@@ -140,7 +140,7 @@ def test_lost_nodes_leave_the_others() -> None:
     assert isinstance(left, Cluster)
     assert left.nodes == 1
     assert facts_from(PLAN, FACTS, spans(PLAN)).cluster == FACTS.cluster
-    with pytest.raises(BadInput, match="--lost-nodes 2 leaves no node of 2; lose fewer"):
+    with pytest.raises(BadInput, match="--lost-nodes 2 leaves none of 2 nodes; use a smaller number"):
         facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=2)
 
 

@@ -56,7 +56,9 @@ def test_a_source_and_a_name_are_stated_too(plan: Plan) -> None:
 def test_tails_bytes_and_what_messages_cost_are_stated_too(plan: Plan) -> None:
     assert told(plan, tail_seconds=1.0)[0].startswith("actor_generate: its tail is stated as 1 s")
     for what in ("resident", "transient", "host"):
-        assert told(plan, **{what: Cost((Term("more", 1.0),))})[0].startswith(f"actor_generate: what is {what}")
+        assert told(plan, **{what: Cost((Term("more", 1.0),))})[0].startswith(
+            f"actor_generate: its memory of kind {what}"
+        )
     model = ToyModel(plan.facts)
     edge, refit = plan.edges[0], plan.refits[0]
     heavier = plan.model_copy(update={"edges": (edge.model_copy(update={"bytes": 1.0}), *plan.edges[1:])})

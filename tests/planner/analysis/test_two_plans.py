@@ -36,6 +36,6 @@ def test_costs_of_other_tables_and_loose_proofs_are_told() -> None:
     measured = plan.model_copy(update={"digests": {**plan.digests, "profile": "0" * 64}})
     notes = two_plans(plan, measured).notes
     assert any("different tables" in note for note in notes)
-    assert any("no nearer" in note for note in notes)
+    assert any("not closer" in note for note in notes)
     proven = plan.model_copy(update={"solver": plan.solver.model_copy(update={"gap": 0.01})})
     assert two_plans(proven, proven).notes == ()

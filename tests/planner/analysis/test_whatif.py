@@ -87,7 +87,7 @@ def test_a_device_that_is_too_small_does_not_fit_and_the_headroom_is_negative(pl
 
 def test_a_quantile_beyond_the_longest_length_is_told_to_be_cut(plan: Plan) -> None:
     answer = whatif(plan, parse_settings(["workload.response.p99=500"]), model_of).answers[0]
-    assert answer.notes == ("workload.response.p99=500 is cut at workload.response.max=128; set both.",)
+    assert answer.notes == ("workload.response.p99=500 is limited by workload.response.max=128; set both.",)
 
 
 def test_planning_again_is_never_slower_than_the_same_placements() -> None:
@@ -112,7 +112,7 @@ def test_a_job_that_no_plan_fits_says_what_binds(plan: Plan) -> None:
 
 def test_a_baseline_that_another_model_costs_otherwise_is_told(plan: Plan) -> None:
     other = plan.model_copy(update={"period_seconds": 2 * plan.period_seconds})
-    assert "s a step and is costed at" in whatif(other, (), model_of).notes[0]
+    assert "s a step and is evaluated at" in whatif(other, (), model_of).notes[0]
 
 
 def test_a_search_that_may_stop_short_of_the_best_is_told() -> None:
@@ -121,6 +121,6 @@ def test_a_search_that_may_stop_short_of_the_best_is_told() -> None:
     plan = compile_plan(small, model_of(small))
     assert isinstance(plan, Plan)
     (note,) = whatif(plan, asked, model_of, replan=True, limits=Limits(gap=0.01)).notes
-    assert note == "every new search stopped when it was proven to be within 0.01 of the best."
+    assert note == "every new search stopped once it was proven to be within 0.01 of the best."
     assert whatif(plan, asked, model_of, replan=True).notes == (note,)
     assert whatif(plan, asked, model_of, replan=True, limits=Limits(gap=0.0)).notes == ()

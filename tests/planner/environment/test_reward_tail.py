@@ -9,7 +9,7 @@ from meshwright.planner.environment import reward_tail
 from meshwright.planner.environment.reward_tail import (
     Seconds,
     Served,
-    _waits,
+    _elapsed_calls,
     drawn_tail_seconds,
     least_arrival_seconds,
     least_tail_seconds,
@@ -79,7 +79,7 @@ def drawn_case(seed: int) -> tuple[Seconds, list[Served], int]:
 
 def on_a_grid(ends: Seconds, served: list[Served], num_replicas: int, num_times: int = 20000) -> tuple[float, float]:
     """The integral of 1 - P^R by the middles of as many parts, and how long a part is."""
-    pairs, longest = _waits(ends, served)
+    pairs, longest = _elapsed_calls(ends, served)
     times = (np.arange(num_times) + 0.5) * (longest / num_times)
     done = np.ones_like(times)
     for wait, latencies in pairs:
@@ -104,7 +104,7 @@ def test_what_a_tail_is_at_least_is_never_above_it(seed: int) -> None:
 def test_steps_that_are_looked_at_in_parts_add_up_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     served = [Served(SLOW, 16), Served(SLOW, 64)]
     whole = tail_seconds(ENDS, served, 4)
-    monkeypatch.setattr(reward_tail, "_MOST_STEPS", 100)
+    monkeypatch.setattr(reward_tail, "_MAX_STEPS", 100)
     assert tail_seconds(ENDS, served, 4) == pytest.approx(whole, rel=1e-12)
 
 

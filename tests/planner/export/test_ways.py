@@ -41,9 +41,9 @@ def test_a_way_is_broken_by_pins_by_what_is_not_alike_and_by_working_ahead() -> 
         steps_ahead=1,
     )
     found = list(broken.broken(plan))
-    assert f"actor_train has pool={pool}, and it takes anything but {pool}" in found
-    assert "actor_generate has batches_in_flight=1, and it takes 2" in found
-    assert "actor_generate works 0 steps ahead, and it takes 1" in found
+    assert f"actor_train has pool={pool}, and the trainer requires anything but {pool}" in found
+    assert "actor_generate has batches_in_flight=1, and the trainer requires 2" in found
+    assert "actor_generate works 0 steps ahead, and the trainer requires 1" in found
     same = plan.choice("critic_value", "pool") == plan.choice("critic_train", "pool")
     assert any("takes that of critic_train" in clause for clause in found) is not same
 
@@ -53,7 +53,9 @@ def test_no_trainer_deals_rows_by_speed() -> None:
     dealt = [placement.stage for placement in plan.placements if placement.schedule.rows]
     assert dealt
     found = Way(name="any", pins=()).broken(plan)
-    assert list(found) == [f"{name} deals rows by speed, and it takes as many on every replica" for name in dealt]
+    assert list(found) == [
+        f"{name} splits rows by speed, and the trainer has as many on every replica" for name in dealt
+    ]
 
 
 def test_without_overlap_nothing_streams_and_no_sequence_runs_on() -> None:

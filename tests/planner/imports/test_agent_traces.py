@@ -86,10 +86,10 @@ def test_many_numbers_are_told_by_the_means_of_their_parts(tmp_path: Path) -> No
     ("rollouts", "told"),
     [
         ([], "has no rollouts"),
-        ([{"messages": ROLLOUT}, {"text": "a"}], "line 2 is no rollout"),
+        ([{"messages": ROLLOUT}, {"text": "a"}], "line 2 is not a rollout"),
         ([{"messages": ROLLOUT[:2]}], "line 1 has no message of an assistant"),
-        ([{"messages": [{"content": "a"}]}], "line 1 is no rollout"),
-        ([[1]], "line 1 is no rollout"),
+        ([{"messages": [{"content": "a"}]}], "line 1 is not a rollout"),
+        ([[1]], "line 1 is not a rollout"),
     ],
 )
 def test_what_is_no_rollout_is_refused_with_its_line(tmp_path: Path, rollouts: list[Any], told: str) -> None:

@@ -61,7 +61,7 @@ def test_searches_end_when_their_time_is_over_and_what_was_not_found_is_said(tmp
     found = imported(READERS["verl"], configured, facts_of(), model_of, search_seconds=1e-6)
     assert (found.plan, found.within, found.best) == (None, None, None)
     assert any(
-        "not known what a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
+        "not known how long a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
     )
     slower = imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS, search_seconds=60.0)
     assert slower.plan == imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS).plan
@@ -196,7 +196,7 @@ def test_where_rows_alone_decide_a_budget_is_read_as_the_rows_of_mean_length_tha
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
     assert (trained.layout.vpp, trained.schedule.micro_batch_size) == (2, 4)
-    assert any("is read as micro_batch_size=4: with this layout rows alone" in note for note in found.notes)
+    assert any("is read as micro_batch_size=4: this layout is costed by rows" in note for note in found.notes)
 
 
 def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ loss_fn: {reference_policy_kl_penalty: 0.0}
 
 
 def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"dpo.epochs: configuration .* is of another training"):
+    with pytest.raises(BadInput, match=r"dpo.epochs: configuration .* does not configure reinforcement learning"):
         configured(tmp_path, "dpo: {epochs: 1}\npolicy: {train_micro_batch_size: 2}\n")
-    with pytest.raises(BadInput, match=r"grpo.adv_estimator.name=gdpo is no algorithm of a job"):
+    with pytest.raises(BadInput, match=r"grpo.adv_estimator.name=gdpo is not an algorithm of a job"):
         configured(tmp_path, "grpo: {adv_estimator: {name: gdpo}}\npolicy: {train_micro_batch_size: 2}\n")
 
 
@@ -57,9 +57,13 @@ def test_other_trainings_and_estimators_are_refused_by_their_keys(tmp_path: Path
 def test_a_file_of_another_training_is_refused_where_it_is_not_beside_the_configuration(
     tmp_path: Path, defaults: str
 ) -> None:
-    with pytest.raises(BadInput, match=rf"defaults: {defaults}: configuration .* is of another training"):
+    with pytest.raises(
+        BadInput, match=rf"defaults: {defaults}: configuration .* does not configure reinforcement learning"
+    ):
         configured(tmp_path, f"defaults: {defaults}\npolicy: {{train_micro_batch_size: 2}}\n")
-    with pytest.raises(BadInput, match=r"teacher.model_name: configuration .* is of another training"):
+    with pytest.raises(
+        BadInput, match=r"teacher.model_name: configuration .* does not configure reinforcement learning"
+    ):
         configured(tmp_path, "policy: {train_micro_batch_size: 2}\nteacher: {model_name: t}\n")
 
 
@@ -125,7 +129,7 @@ policy:
 
 
 def test_a_minibatch_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are no minibatch; use 1 or more"):
+    with pytest.raises(BadInput, match=r"policy.train_global_batch_size=0 sequences are not a minibatch; use 1"):
         configured(tmp_path, "grpo: {}\npolicy: {train_global_batch_size: 0, train_micro_batch_size: 2}\n")
 
 

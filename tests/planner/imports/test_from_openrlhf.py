@@ -55,7 +55,7 @@ def test_models_that_are_not_there_have_no_ranks_of_their_own(tmp_path: Path) ->
 
 
 def test_an_estimator_that_no_job_has_is_refused_by_its_flag(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"algo.advantage.estimator=flash_reinforce is no algorithm of a job"):
+    with pytest.raises(BadInput, match=r"algo.advantage.estimator=flash_reinforce is not an algorithm of a job"):
         configured(tmp_path, "--algo.advantage.estimator flash_reinforce")
     with pytest.raises(BadInput, match=r"rollout.n_samples_per_prompt=1: rloo compares"):
         configured(tmp_path, "--algo.advantage.estimator rloo", "--rollout.n_samples_per_prompt=1")
@@ -67,5 +67,5 @@ def test_flags_that_are_not_known_and_zero_are_told(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text("python3 -m openrlhf.cli.train_ppo_ray --train.colocate_all --colour red --ds.zero_stage 3\n")
     notes = read_openrlhf(path).notes
-    assert any("colour is no key of openrlhf" in note for note in notes)
+    assert any("colour is not a key of openrlhf" in note for note in notes)
     assert any("--ds.zero_stage 3 is costed as ZeRO-1" in note for note in notes)

@@ -49,7 +49,7 @@ def test_gspo_is_read_as_grpo_and_told_and_others_are_refused(tmp_path: Path) ->
     found = configured(tmp_path, "--advantage-estimator gspo")
     assert found.algorithm == "grpo"
     assert any("--advantage-estimator gspo" in note for note in found.notes)
-    with pytest.raises(BadInput, match="advantage-estimator=on_policy_distillation is no algorithm of a job"):
+    with pytest.raises(BadInput, match="advantage-estimator=on_policy_distillation is not an algorithm of a job"):
         configured(tmp_path, "--advantage-estimator on_policy_distillation")
 
 

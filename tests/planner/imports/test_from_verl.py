@@ -73,7 +73,9 @@ def test_the_other_estimators_are_algorithms_too(tmp_path: Path, estimator: str,
 
 
 def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"algorithm.adv_estimator=gpg is no algorithm of a job; configure one of gae"):
+    with pytest.raises(
+        BadInput, match=r"algorithm.adv_estimator=gpg is not an algorithm of a job; configure one of gae"
+    ):
         configured(tmp_path, "algorithm.adv_estimator=gpg")
     with pytest.raises(BadInput, match=r"critic.enable=False"):
         configured(tmp_path, "algorithm.adv_estimator=gae", "critic.enable=False")
@@ -94,7 +96,7 @@ def test_keys_of_another_engine_are_known_though_this_version_does_not_list_them
     found = configured(
         tmp_path, f"{ACTOR}.fsdp_config.param_offload=True", f"{ACTOR}.fsdp_config.forward_prefetch=False"
     )
-    assert not any("is no key of verl" in note for note in found.notes)
+    assert not any("is not a key of verl" in note for note in found.notes)
     assert f"{ACTOR}.fsdp_config.param_offload=True" in found.named
     assert not any("forward_prefetch" in key for key in found.named)
 
@@ -135,5 +137,5 @@ def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> N
     found = read_verl(path)
     assert not any(one.what.endswith(".layout") for one in found.said)
     assert found.words["workload.batch_size"] == 4096
-    assert any("trainer.colour is no key of verl" in note for note in found.notes)
+    assert any("trainer.colour is not a key of verl" in note for note in found.notes)
     assert any("FSDP" in note for note in found.notes)

@@ -30,9 +30,9 @@ def test_products_of_references_are_computed() -> None:
 
 def test_a_key_that_is_no_number_is_named() -> None:
     given = GivenKeys(known=VERL, given={"trainer.nnodes": "$NODES", "algorithm.gamma": "high"})
-    with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is no whole number"):
+    with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is not a whole number"):
         given.whole("trainer.nnodes")
-    with pytest.raises(BadInput, match=r"algorithm.gamma='high' is no number"):
+    with pytest.raises(BadInput, match=r"algorithm.gamma='high' is not a number"):
         given.number("algorithm.gamma")
     assert GivenKeys(known=VERL, given={"trainer.nnodes": 2.0}).whole("trainer.nnodes") == 2
 
@@ -66,7 +66,7 @@ def test_what_a_branch_decides_is_told_once_it_is_asked_for_and_what_nobody_asks
     script = tmp_path / "run.sh"
     script.write_text("N=1\nif [ -f big ]; then\nN=8\nfi\nmain_ppo trainer.nnodes=$N trainer.total_epochs=$N\n")
     given = read_overrides(script, VERL)
-    branch = "whether [ -f big ] is not known from the script: each way was followed."
+    branch = "whether [ -f big ] is not known from the script: each branch was followed."
     assert list(given.notes) == [branch]
     assert given.whole("trainer.nnodes") == 8
     assert list(given.notes) == [branch, "trainer.nnodes=8 is read, and in another branch of the script it is 1."]
@@ -97,7 +97,7 @@ def test_words_that_yaml_stumbles_over_are_texts(tmp_path: Path) -> None:
 
 def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("defaults: [a.yaml, a.yaml]\n")
-    with pytest.raises(BadInput, match="goes on from more than 32 files; write it as one"):
+    with pytest.raises(BadInput, match="builds on more than 32 files; write it as one"):
         read_overrides(tmp_path / "a.yaml", NEMO)
     (tmp_path / "b.yaml").write_text("defaults: 5\npolicy: {precision: bfloat16}\n")
     assert read_overrides(tmp_path / "b.yaml", NEMO).missing == ("5",)
@@ -106,7 +106,7 @@ def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path
 def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> None:
     given = GivenKeys(known=NEMO, given={"a": 0, "b": [1], "c": 3})
     assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
-    with pytest.raises(BadInput, match=r"b=\[1\] is no whole number"):
+    with pytest.raises(BadInput, match=r"b=\[1\] is not a whole number"):
         given.whole_or("b", 7)
 
 
@@ -117,7 +117,7 @@ def test_a_value_that_the_script_does_not_say_is_no_default(tmp_path: Path) -> N
     )
     given = read_overrides(script, VERL)
     with pytest.raises(
-        BadInput, match=r"trainer.nnodes=.*\$\(nproc\) is what a command answers.*--set trainer.nnodes=VALUE"
+        BadInput, match=r"trainer.nnodes=.*\$\(nproc\) is the output of a command.*--set trainer.nnodes=VALUE"
     ):
         given.whole("trainer.nnodes")
     with pytest.raises(BadInput, match=r"data.train_batch_size=\$\{B\}: B is set by no line"):

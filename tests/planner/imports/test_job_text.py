@@ -77,7 +77,9 @@ def test_shapes_of_a_model_that_the_job_has_not_are_refused(tmp_path: Path) -> N
         replace(source, shapes={"teacher": small}).job(configured, tmp_path)
     path.write_text("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8\n")
     paid = READERS["verl"].read(path)
-    with pytest.raises(BadInput, match=r"--model reward=.* has no reward model, for a function pays; its models are a"):
+    with pytest.raises(
+        BadInput, match=r"--model reward=.* has no reward model, because a function scores; its models are a"
+    ):
         replace(source, shapes={"": small, "reward": small}).job(paid, tmp_path)
 
 

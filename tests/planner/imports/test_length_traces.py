@@ -45,14 +45,14 @@ def test_lists_are_of_turns_their_answers_and_their_latencies(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ([], "line 1 is no object"),
+        ([], "line 1 is not an object"),
         ({"prompt_tokens": 4}, r"has no 'response_tokens'; name the key that has it with --trace-field response=KEY\."),
         ({"prompt_tokens": [4], "response_tokens": 1}, "'prompt_tokens' is neither a number of 0 or more nor a list"),
         ({"prompt_tokens": 4, "response_tokens": "many"}, "'response_tokens' is neither a number"),
         ({"prompt_tokens": 4, "response_tokens": []}, "'response_tokens' is neither a number"),
         ({"prompt_tokens": 4, "response_tokens": True}, "'response_tokens' is neither a number"),
-        ({"prompt_tokens": 4, "response_tokens": 0}, "response_tokens has 0, which is no number of tokens"),
-        ({"prompt_tokens": 4, "response_tokens": 1.5}, r"response_tokens has 1\.5, which is no number of tokens"),
+        ({"prompt_tokens": 4, "response_tokens": 0}, "response_tokens has 0, which is not a number of tokens"),
+        ({"prompt_tokens": 4, "response_tokens": 1.5}, r"response_tokens has 1\.5, which is not a number of tokens"),
     ],
 )
 def test_a_line_that_does_not_tell_its_lengths_is_named(line: object, sentence: str, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_what_is_not_known_stays_as_it_is_written_and_says_why() -> None:
         (),
         ("HOME is set by no line of the script",),
         ("OTHER is set by no line of the script",),
-        ("$(date +%s) is what a command answers",),
+        ("$(date +%s) is the output of a command",),
         ("1 / 0 divides by 0",),
         ("argument 1 of the script is not given",),
     ]
@@ -100,7 +100,7 @@ def test_what_a_command_answers_leaves_undecided_all_that_is_made_of_it() -> Non
 
 @pytest.mark.parametrize("text", ["run 'x", 'run "x', "A=1\nrun 'x y\nB=2\n"])
 def test_a_quote_that_does_not_end_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="close its quotes"):
+    with pytest.raises(BadInput, match="unclosed quote"):
         words(text)
 
 
@@ -138,7 +138,7 @@ def test_a_script_that_is_sourced_is_read_where_it_is_there(tmp_path: Path) -> N
     assert words_of(text, tmp_path) == ["run", "--layers", "4"]
     (tmp_path / "models" / "one.sh").unlink()
     found = read_script(text, tmp_path / "run.sh")
-    assert any("one.sh is not here" in note for note in found.notes)
+    assert any("one.sh, which the script sources, is not here" in note for note in found.notes)
     assert found.commands[0][1].reasons == ("ARGS is set by no line of the script",)
 
 
@@ -149,7 +149,7 @@ def words_of(text: str, directory: Path) -> list[str]:
 
 def test_variables_that_grow_beyond_reason_are_refused() -> None:
     doubled = "\n".join(f"A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 60))
-    with pytest.raises(BadInput, match="grow beyond reason"):
+    with pytest.raises(BadInput, match="grow too long"):
         words(f"A0=xx\n{doubled}\nrun $A59\n")
 
 

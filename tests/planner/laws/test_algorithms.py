@@ -100,7 +100,7 @@ def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int
 def test_a_plan_of_ppo_is_no_start_for_another_algorithm() -> None:
     facts = critic_free_facts()
     began = start_from(random_plan(1), facts, ToyModel(facts), ())
-    assert began == "it is of ppo, and its stages are others than those of grpo here."
+    assert began == "it is a plan for ppo, and its stages differ from those of grpo."
 
 
 def test_a_plan_with_a_stage_of_another_algorithm_is_refused() -> None:
@@ -145,7 +145,7 @@ def test_a_group_is_delivered_whole() -> None:
     generate, scope = facts.graph.stages[0], Scope(ahead=synchronous(facts.graph), runs_on=True)
     assert not any(schedule.overcommit for schedule in schedules(facts, generate, Layout(dp=2), scope))
     found = schedule_rules(facts, generate, Layout(dp=2), Schedule(generation_slots=8, overcommit=2))
-    assert "overcommit=2 puts single sequences off, and the 4 of a prompt are compared with each other; use 0." in found
+    assert "overcommit=2 defers single sequences, and the 4 of a prompt are compared with each other; use 0." in found
 
 
 def generation_terms(facts: Facts, layout: Layout, slots: int) -> dict[str, float]:

@@ -85,10 +85,10 @@ def test_where_sequences_are_short_the_choices_are_those_without() -> None:
 
 def test_generation_and_chunks_are_refused_in_one_sentence() -> None:
     (sentence,) = layout_rules(LONG, PPO_GRAPH.by_name["actor_generate"], Layout(cp=2))
-    assert sentence == "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."
+    assert sentence == "cp=2 shards sequences, and generation samples one token at a time; use cp=1."
     layout, stage = Layout(cp=2), PPO_GRAPH.by_name["ref_logprob"]
     assert schedule_rules(LONG, stage, layout, Schedule(chunk_tokens=128)) == (
-        "cp=2 cuts whole sequences, and chunks come one by one; use cp=1 or chunk_tokens=0.",
+        "cp=2 shards whole sequences, and chunks arrive one by one; use cp=1 or chunk_tokens=0.",
     )
 
 

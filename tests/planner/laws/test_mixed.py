@@ -108,9 +108,9 @@ def test_a_stage_on_two_kinds_deals_its_rows_by_speed(dealt: Plan) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ((32, 31), "does not deal 64 sequences to two kinds of nodes"),
-        ((64,), "does not deal 64 sequences to two kinds of nodes"),
-        ((), "rows=[] does not deal 64 sequences"),
+        ((32, 31), "does not split 64 sequences over two kinds of nodes"),
+        ((64,), "does not split 64 sequences over two kinds of nodes"),
+        ((), "rows=[] does not split 64 sequences"),
     ],
 )
 def test_other_rows_are_told_of(dealt: Plan, rows: tuple[int, ...], says: str) -> None:
@@ -135,7 +135,7 @@ def test_a_stage_on_two_kinds_is_simulated_explained_and_reported(dealt: Plan) -
         dealt.period_seconds, rel=0.2
     )
     rows = dealt.placement("actor_train").schedule.rows
-    assert f"{rows[0]} and {rows[1]} rows dealt by speed" in report(contents_of(dealt))
+    assert f"{rows[0]} and {rows[1]} rows split by speed" in report(contents_of(dealt))
     assert {use.name for use in explain(dealt).pools} == {pool.name for pool in dealt.pools}
 
 

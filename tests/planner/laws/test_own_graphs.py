@@ -163,7 +163,7 @@ def test_a_training_is_not_put_before_what_only_it_reads() -> None:
 def test_a_plan_of_a_preset_is_no_start_for_another_graph() -> None:
     facts = own(critic_free_facts())
     began = start_from(random_plan(1), facts, model_of(facts), ())
-    assert began == "it is of ppo, and its stages are others than those of the job's own graph here."
+    assert began == "it is a plan for ppo, and its stages differ from those of the job's own graph."
 
 
 def test_a_stage_that_the_graph_does_not_have_is_refused() -> None:
@@ -196,6 +196,6 @@ def test_what_if_the_graph_were_another_is_known_of_a_new_plan_alone() -> None:
         )
         (same,) = whatif(plan, [changed], model_of).answers
         assert (same.fits, same.outlook) == (False, None)
-        assert same.broken[0].startswith("the plan's stages, or those that they read from, are others")
+        assert same.broken[0].startswith("the plan's stages or their edges differ from those of the job's graph")
         (again,) = whatif(plan, [changed], model_of, replan=True, limits=LIMITS).answers
         assert again.fits

@@ -127,5 +127,5 @@ def test_the_generators_weights_take_half_and_a_scale_for_each_output() -> None:
 
 def test_an_explanation_says_what_is_in_8_bits_and_how_it_is_multiplied() -> None:
     told = " ".join(explain(planned()).sentences)
-    assert "actor_generate has its linears in 8-bit floats" in told
-    assert "multiplied as they are" in told
+    assert "actor_generate has its linear layers in 8-bit floats" in told
+    assert "multiplied as 8-bit floats" in told

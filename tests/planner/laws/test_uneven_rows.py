@@ -57,7 +57,7 @@ def test_the_verifier_convicts_a_size_that_deals_out_no_uneven_rows() -> None:
         for p in plan.placements
     ]
     sentences = verify(plan.model_copy(update={"placements": tuple(placements)}))
-    assert any("micro_batch_size=5 is none of 1, 2, 3, 6, which deal out the 6" in sentence for sentence in sentences)
+    assert any("micro_batch_size=5 is not one of 1, 2, 3, 6, which split the 6" in sentence for sentence in sentences)
 
 
 def test_the_clocks_take_the_planned_time() -> None:

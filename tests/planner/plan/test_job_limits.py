@@ -41,7 +41,7 @@ def test_a_number_beyond_all_use_is_refused_by_its_name(field: str, value: objec
 def test_as_many_ranks_as_anybody_has_are_possible() -> None:
     facts = small_facts(ranks_per_node=8, batch_size=4, memory_bytes=2**34)
     assert with_setting(facts, {"cluster.nodes": 2**17}).cluster.num_ranks == 2**20
-    with pytest.raises(BadInput, match="2097152 ranks, above 1048576"):
+    with pytest.raises(BadInput, match="2097152 ranks, above the limit of 1048576"):
         with_setting(facts, {"cluster.nodes": 2**17, "cluster.ranks_per_node": 16})
 
 
@@ -54,7 +54,7 @@ def test_what_is_beyond_all_use_is_told_with_whose_number_it_is() -> None:
     facts = small_facts()
     require_possible(facts.models.by_name, facts.cluster, facts.workload, "job")
     huge = facts.cluster.model_copy(update={"host_memory_bytes": 2**61})
-    with pytest.raises(BadInput, match=f"job: cluster.host_memory_bytes={2**61} is above {2**60}, the most that is"):
+    with pytest.raises(BadInput, match=f"job: cluster.host_memory_bytes={2**61} is above the limit of {2**60}"):
         require_possible(facts.models.by_name, huge, facts.workload, "job")
 
 

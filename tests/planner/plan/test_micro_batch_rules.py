@@ -86,7 +86,7 @@ def test_a_cap_of_one_s_own_is_offered_where_it_is_legal() -> None:
         (Layout(), 191, "micro_batch_tokens=191 has no room for the longest sequence, of 192 tokens; use 192."),
         (Layout(dp=4), 769, "micro_batch_tokens=769 is more than the 4 sequences of a replica can have; use 768."),
         (Layout(pp=2, vpp=2), 192, "with vpp=2, which needs micro-batches in multiples of pp=2; use 0, and"),
-        (Layout(dp=2, ep=2), 192, "with ep=2, which needs as many micro-batches on every replica; use 0, and"),
+        (Layout(dp=2, ep=2), 192, "with ep=2, which needs equally many micro-batches on every replica; use 0, and"),
     ],
 )
 def test_a_cap_that_is_not_legal_is_told(layout: Layout, cap: int, says: str) -> None:

@@ -73,7 +73,7 @@ def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
         (WHOLE[1:], "value reads tokens, which no stage writes; add a stage that does"),
         (
             ({**GENERATE, "reads": ["values"]}, *WHOLE[1:]),
-            "actor_generate generates and reads values; it is given prompts alone: let it read nothing",
+            "actor_generate generates and reads values; it is given only prompts: let it read nothing",
         ),
         (
             ({**GENERATE, "writes": ["words"]}, *WHOLE[1:]),
@@ -94,12 +94,12 @@ def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
         ),
         (
             (GENERATE, {**VALUE, "reads": ["tokens", "scores"]}, {**SCORE, "reads": ["tokens", "values"]}, *WHOLE[3:]),
-            r"value reads scores before score writes it, and they read from each other in a circle \(value -> score -> "
+            r"value reads scores before score writes it, and they read from each other in a cycle \(value -> score -> "
             r"value\); let one of them read less",
         ),
         (
             (GENERATE, {**VALUE, "reads": ["tokens", "values"]}, *WHOLE[2:]),
-            r"value reads values before value writes it, .* in a circle \(value -> value\); let one of them read less",
+            r"value reads values before value writes it, .* in a cycle \(value -> value\); let one of them read less",
         ),
         (
             (GENERATE, VALUE, {**SCORE, "writes": ["scores", "values"]}, ACTOR, CRITIC),
@@ -112,7 +112,7 @@ def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
             "score writes scores, which no stage reads; let a later stage read what it writes, or remove score",
         ),
         ((GENERATE, VALUE, SCORE, {**ACTOR, "writes": ["loss"]}, CRITIC), "actor_train trains and writes loss; .*"),
-        ((GENERATE, VALUE, CRITIC, SCORE, ACTOR), "score stands behind critic_train, which trains; put .* last"),
+        ((GENERATE, VALUE, CRITIC, SCORE, ACTOR), "score comes after critic_train, which trains; put .* last"),
         (
             (GENERATE, VALUE, {**SCORE, "role": None}, ACTOR, CRITIC),
             "score is a stage of inference and has no role; say whose weights it uses",
@@ -177,7 +177,7 @@ def test_what_hosts_write_is_read_by_stages_that_train() -> None:
     paid = {**ACTOR, "reads": [*ACTOR["reads"], "paid"]}
     assert job_of((GENERATE, VALUE, SCORE, HOSTED, paid, CRITIC), rewards=[MATHS]).rewards
     value = {**VALUE, "reads": ["tokens", "paid"]}
-    with pytest.raises(BadInput, match="value reads paid, and what hosts write is read by stages that train alone"):
+    with pytest.raises(BadInput, match="value reads paid, and only stages that train read what hosts write"):
         job_of((GENERATE, value, SCORE, HOSTED, ACTOR, CRITIC), rewards=[MATHS])
     with pytest.raises(BadInput, match="environment_score and environment_score are stages of the environment"):
         job_of((GENERATE, VALUE, SCORE, HOSTED, HOSTED, paid, CRITIC), rewards=[MATHS])
@@ -196,7 +196,7 @@ def test_what_hosts_write_is_read_by_stages_that_train() -> None:
             {"workload": {**JOB["workload"], "dynamic_sampling": {"acceptance": 0.5}}},
             "workload.dynamic_sampling: the job's own graph does not compare the samples of a group",
         ),
-        ({"ppo": {}}, "ppo: algorithm is the job's own graph, and no preset has it, .*; remove ppo"),
+        ({"ppo": {}}, "ppo: algorithm is the job's own graph, and no preset has that graph, .*; remove ppo"),
     ],
 )
 def test_a_job_that_does_not_go_with_its_graph_is_refused(changes: Mapping[str, Any], sentence: str) -> None:

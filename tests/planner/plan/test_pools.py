@@ -64,7 +64,7 @@ def test_of_two_pools_one_lies_in_the_other_or_they_are_apart() -> None:
     assert crossing_violations(range(0, 8), range(4, 8)) == ()
     assert crossing_violations(range(4, 6), range(0, 8)) == ()
     assert crossing_violations(range(0, 4), range(2, 6)) == (
-        "ranks 0-3 and ranks 2-5 have only a part in common; of two pools one lies in the other, or they are apart.",
+        "ranks 0-3 and ranks 2-5 overlap in part; of two pools one must contain the other, or they must be disjoint.",
     )
 
 
@@ -82,7 +82,7 @@ def test_of_three_kinds_a_pool_has_neighbouring_ones() -> None:
     cluster = MixedCluster(parts=(*mixed.parts, mixed.parts[0]), between=mixed.parts[0].inter_node)
     assert (pool_sizes(cluster), first_ranks(cluster, 4)) == ((1, 2, 4), (0, 2))
     (crossing,) = crossing_violations(range(0, 4), range(2, 6))
-    assert "have only a part in common" in crossing
+    assert "overlap in part" in crossing
 
 
 def test_whole_replicas_are_on_nodes_of_one_kind_each() -> None:
@@ -90,11 +90,11 @@ def test_whole_replicas_are_on_nodes_of_one_kind_each() -> None:
     assert pair_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
     assert pair_rules(facts, train, Layout(tp=2, dp=2, sp=True), BOTH) == ()
     (sentence,) = pair_rules(facts, train, Layout(pp=2, dp=2), BOTH)
-    assert sentence == ("pp=2 cuts replicas over the kinds of nodes of a pool of 2 x toy and 2 x fast toy; use pp=1.")
+    assert sentence == ("pp=2 splits replicas over the kinds of nodes of a pool of 2 x toy and 2 x fast toy; use pp=1.")
     (sentence,) = pair_rules(facts, train, Layout(tp=4), BOTH)
-    assert sentence.startswith("replicas of 4 ranks do not come out even on 2 x toy and 2 x fast toy; use tp x cp = 2.")
+    assert sentence.startswith("replicas of 4 ranks do not fit 2 x toy and 2 x fast toy evenly; use tp x cp = 2.")
     (sentence,) = pair_rules(facts, train, Layout(dp=4, ep=2), BOTH)
-    assert sentence.startswith("ep=2 needs as many sequences on every replica")
+    assert sentence.startswith("ep=2 needs equally many sequences on every replica")
     (sentence,) = pair_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), BOTH)
     assert sentence.startswith("actor_generate runs on nodes of one kind")
 
@@ -104,9 +104,9 @@ def test_rows_are_dealt_by_speed_on_two_kinds_of_nodes_alone() -> None:
     assert dealing_rules(facts, 8, Layout(dp=4), dealt, BOTH) == ()
     assert dealing_rules(facts, 8, Layout(dp=2), Schedule(), 0) == ()
     (sentence,) = dealing_rules(facts, 8, Layout(dp=2), dealt, 0)
-    assert sentence == "rows=[3, 5] on nodes of one kind, where replicas take as many; leave it out."
+    assert sentence == "rows=[3, 5] on nodes of one kind, which split rows evenly; leave it out."
     for rows in ((), (8,), (4, 5), (7, 1), (1, 7), (2, 3, 3)):
         (sentence,) = dealing_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), BOTH)
         assert sentence.startswith(
-            f"rows={list(rows)} does not deal 8 sequences to two kinds of nodes, 2 and 2 of them"
+            f"rows={list(rows)} does not split 8 sequences over two kinds of nodes, at least 2 and 2 of them"
         )

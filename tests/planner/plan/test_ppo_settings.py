@@ -28,13 +28,13 @@ class WithSettings(Document):
         ),
         (
             {"truncation": "bootstrap", "missing_end_score": 0.0},
-            "job: ppo: missing_end_score=0.0 is paid at a cut, where truncation=bootstrap pays nothing; remove it, or "
-            "choose truncation=terminal.",
+            "job: ppo: missing_end_score=0.0 applies to truncated responses, whose score truncation=bootstrap "
+            "ignores; remove it, or choose truncation=terminal.",
         ),
         (
             {"truncation": "bootstrap", "missing_end_penalty": 1.0},
-            "job: ppo: missing_end_penalty=1.0 is paid at a cut, where truncation=bootstrap pays nothing; remove it, "
-            "or choose truncation=terminal.",
+            "job: ppo: missing_end_penalty=1.0 applies to truncated responses, whose score truncation=bootstrap "
+            "ignores; remove it, or choose truncation=terminal.",
         ),
         ({"truncation": "end"}, "job: ppo.truncation is 'end': input should be 'terminal' or 'bootstrap'."),
         (
@@ -43,20 +43,20 @@ class WithSettings(Document):
         ),
         (
             {"actor_schedule": {"decay": "cosine"}},
-            "job: ppo.actor_schedule: decay=cosine needs decay_steps, steps of the run, warm-up among them, after "
-            "which the rate stays at its least; add it.",
+            "job: ppo.actor_schedule: decay=cosine needs decay_steps, steps of the run, warm-up included, after "
+            "which the rate stays at its minimum; add it.",
         ),
         (
             {"critic_schedule": {"decay_steps": 9}},
-            "job: ppo.critic_schedule: decay_steps=9 says nothing where decay=constant; choose another decay.",
+            "job: ppo.critic_schedule: decay_steps=9 has no effect with decay=constant; choose another decay.",
         ),
         (
             {"critic_schedule": {"min_ratio": 0.5}},
-            "job: ppo.critic_schedule: min_ratio=0.5 says nothing where decay=constant; choose another decay.",
+            "job: ppo.critic_schedule: min_ratio=0.5 has no effect with decay=constant; choose another decay.",
         ),
         (
             {"actor_schedule": {"decay": "linear", "decay_steps": 5, "warmup_steps": 5}},
-            "job: ppo.actor_schedule: decay_steps=5 counts warmup_steps=5 in and must be more; raise it.",
+            "job: ppo.actor_schedule: decay_steps=5 includes warmup_steps=5 and must be larger; raise it.",
         ),
         ({"adam_beta2": 1.0}, "job: ppo.adam_beta2 is 1.0: input should be less than 1."),
         ({"target_kl": 0.0}, "job: ppo.target_kl is 0.0: input should be greater than 0."),

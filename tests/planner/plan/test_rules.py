@@ -49,8 +49,8 @@ def test_replicas_of_spread_experts_do_not_read_while_tokens_are_generated() -> 
     streaming = Schedule(chunk_tokens=128)
     assert schedule_rules(facts, stage, Layout(dp=2), streaming) == ()
     assert schedule_rules(facts, stage, Layout(dp=2, ep=2), streaming) == (
-        "chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass their experts "
-        "together; use chunk_tokens=0.",
+        "chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 exchange tokens in "
+        "every layer; use chunk_tokens=0.",
     )
 
 
@@ -61,7 +61,7 @@ def test_replicas_of_whole_experts_each_may_read_at_their_own_pace_and_train_on_
     assert schedule_rules(facts, graph["ref_logprob"], Layout(tp=2, dp=2, ep=4, etp=1), streaming)
     assert layout_rules(facts, graph["actor_train"], Layout(tp=2, dp=2, ep=2, etp=1, sp=True)) == ()
     assert layout_rules(facts, graph["actor_train"], Layout(tp=2, dp=2, ep=4, etp=1, sp=True)) == (
-        "ep=4 needs as many sequences on every replica, and dp=2 does not divide the 5 of a minibatch; use ep=2.",
+        "ep=4 needs equally many sequences on every replica, and dp=2 does not divide the 5 of a minibatch; use ep=2.",
     )
 
 
@@ -157,11 +157,11 @@ def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bo
         (
             "actor_train",
             "pp2,dp3,vpp2",
-            "vpp=2 needs as many sequences on every replica, and dp=3 does not divide the 16 of a minibatch; use",
+            "vpp=2 needs equally many sequences on every replica, and dp=3 does not divide the 16 of a minibatch; use",
         ),
         ("ref_logprob", "pp2,vpp2", "vpp=2 on a stage that does not train; use vpp=1."),
         ("actor_generate", "tp2,sp", "sp is on, and a single new token cannot be divided along the sequence"),
-        ("actor_generate", "cp2", "cp=2 cuts sequences, and generation draws one token after the other; use cp=1."),
+        ("actor_generate", "cp2", "cp=2 shards sequences, and generation samples one token at a time; use cp=1."),
         ("ref_logprob", "cp2", "cp=2 leaves 96 of the 192 tokens of the longest sequence to a rank, fewer than 2048"),
     ],
 )
@@ -198,7 +198,7 @@ def test_an_illegal_schedule_names_the_value_the_rule_and_the_way_out(
 
 
 def test_a_size_for_uneven_rows_is_told_the_sizes_that_there_are() -> None:
-    says = "micro_batch_size=5 is none of 1, 2, 3, 6, which deal out the 6 sequences of a replica; use 6."
+    says = "micro_batch_size=5 is not one of 1, 2, 3, 6, which split the 6 sequences of a replica; use 6."
     assert schedule_rules(
         small_facts(), PPO_GRAPH.by_name["ref_logprob"], Layout(dp=3), Schedule(micro_batch_size=5)
     ) == (says,)
@@ -209,7 +209,7 @@ def test_replicas_that_share_experts_train_on_as_many_sequences_each() -> None:
     assert layout_rules(facts, PPO_GRAPH.by_name["ref_logprob"], layout) == ()
     assert layout_rules(facts, PPO_GRAPH.by_name["actor_generate"], layout) == ()
     assert layout_rules(facts, PPO_GRAPH.by_name["actor_train"], layout) == (
-        "ep=2 needs as many sequences on every replica, and dp=4 does not divide the 18 of a minibatch; use ep=1.",
+        "ep=2 needs equally many sequences on every replica, and dp=4 does not divide the 18 of a minibatch; use ep=1.",
     )
 
 
@@ -217,5 +217,5 @@ def test_generation_has_no_micro_batches() -> None:
     facts, stage = small_facts(), PPO_GRAPH.by_name["actor_generate"]
     schedule = Schedule(micro_batch_size=2, generation_slots=16)
     assert schedule_rules(facts, stage, Layout(), schedule) == (
-        "micro_batch_size=2 on a stage that generates, slot by slot; use 1.",
+        "micro_batch_size=2 on a stage that generates slot by slot; use 1.",
     )

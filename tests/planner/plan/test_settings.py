@@ -83,7 +83,7 @@ def test_more_combinations_than_anybody_reads_are_refused() -> None:
 
 @pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity"])
 def test_a_number_that_is_none_is_refused(number: str) -> None:
-    with pytest.raises(BadInput, match="is no finite number; write one"):
+    with pytest.raises(BadInput, match="is not a finite number; use one"):
         parse_settings([f"workload.response.p99={number}"])
 
 

@@ -91,7 +91,7 @@ def test_a_planted_circle_over_two_turns_is_named() -> None:
     )
     program = replace(lower(random_plan(3)), instructions=order)
     found = check_program(program, PPO_GRAPH)
-    assert any(sentence.startswith("a circle of waits: rank 0 waits in") for sentence in found)
+    assert any(sentence.startswith("deadlock: rank 0 waits in") for sentence in found)
     ahead = tuple(
         replace(i, steps_ahead=1) if i.name in {"actor_generate", "send actor_generate -> reward_score"} else i
         for i in order

@@ -60,7 +60,7 @@ def test_pools_that_cross_are_refused() -> None:
     assert verify(found) == ()
     moved = [p.model_copy(update={"first_rank": 2, "num_ranks": 4}) if p.first_rank == 4 else p for p in found.pools]
     broken = verify(found.model_copy(update={"pools": tuple(moved)}))
-    assert any("ranks 0-3 and ranks 2-5 have only a part in common" in sentence for sentence in broken)
+    assert any("ranks 0-3 and ranks 2-5 overlap in part" in sentence for sentence in broken)
 
 
 def solved(plan: Plan, **update: object) -> Plan:
@@ -158,7 +158,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: solved(plan, status="optimal", bound_seconds=0.0, gap=1.0),
-            "status=optimal and gap=1 is above the 0.01 that was asked for; a search that ended there is feasible.",
+            "status=optimal and gap=1 is above the requested 0.01; a search that ended there is feasible.",
         ),
         (
             lambda plan: solved(plan, status="optimal", bound_seconds=0.0, gap=1.0, asked_gap=1.0),
@@ -166,7 +166,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: solved(plan, status="optimal", bound_seconds=0.9 * plan.period_seconds, gap=0.1),
-            "status=optimal and gap=0.1 is above the 0.01 that was asked for; a search that ended there is feasible.",
+            "status=optimal and gap=0.1 is above the requested 0.01; a search that ended there is feasible.",
         ),
         (
             lambda plan: solved(plan, status="pinned"),
@@ -174,7 +174,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: plan.model_copy(update={"digests": {**plan.digests, "job": "mine"}}),
-            "the digest of job is 'mine', which is no SHA-256; plan the job again.",
+            "the digest of job is 'mine', which is not a SHA-256; plan the job again.",
         ),
         (
             lambda plan: changed(plan, "actor_train", transient=Cost((Term("activations", -1.0),))),
@@ -182,7 +182,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: plan.model_copy(update={"staleness": 1}),
-            "staleness=1 and what actor_generate does makes it 0; plan the job again.",
+            "staleness=1 is not the 0 that follows from actor_generate; plan the job again.",
         ),
         (
             lambda plan: changed(plan, "actor_generate", steps_ahead=1).model_copy(update={"staleness": 1}),
@@ -194,11 +194,11 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2)),
-            "actor_train: tp=2 cuts experts, which are trained with sequence parallelism only; turn sp on.",
+            "actor_train: tp=2 shards experts, which are trained with sequence parallelism only; turn sp on.",
         ),
         (
             lambda plan: changed(of_experts(plan), "actor_train", layout=Layout(tp=2, ep=2, etp=1)),
-            "actor_train: tp=2 deals out experts, which are trained with sequence parallelism only; turn sp on.",
+            "actor_train: tp=2 distributes experts, which are trained with sequence parallelism only; turn sp on.",
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(tp=2, dp=2, ep=2, etp=1)),
@@ -208,7 +208,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
             lambda plan: changed(
                 of_experts(plan), "ref_logprob", layout=Layout(dp=2, ep=2), schedule=Schedule(chunk_tokens=128)
             ),
-            "ref_logprob: chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2 pass",
+            "ref_logprob: chunk_tokens=128 lets each replica read at its own pace, and the replicas of ep=2",
         ),
         (
             lambda plan: changed(plan, "actor_generate", layout=Layout(pp=5)),
@@ -216,7 +216,7 @@ def test_a_compiled_plan_is_clean(plan: Plan) -> None:
         ),
         (
             lambda plan: changed(plan, "actor_generate", stage_layers=(3, 1)),
-            "actor_generate: stage_layers=3 1, and the 4 layers of actor are dealt to pp=2 stages as 2 2; use these.",
+            "actor_generate: stage_layers=3 1, and the 4 layers of actor are split over pp=2 stages as 2 2; use these.",
         ),
         (
             lambda plan: changed(plan, "critic_value", steps_ahead=1),
@@ -263,7 +263,7 @@ def test_too_little_memory_is_told_with_the_stages_on_the_rank(plan: Plan) -> No
     broken = evaluate(changed(plan, "actor_train", resident=huge))
     told = next(line for line in verify(broken) if line.startswith("rank 0 needs"))
     assert "actor_train" in told
-    assert "move a stage away or cut it over more ranks" in told
+    assert "move a stage away or shard it over more ranks" in told
 
 
 def test_every_random_mutation_of_a_time_is_told(plan: Plan) -> None:

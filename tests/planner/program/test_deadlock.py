@@ -34,7 +34,7 @@ def test_a_planted_deadlock_is_found_and_its_circle_is_named() -> None:
     )
     (found,) = circle_of_waits(program)
     assert found == (
-        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in "
+        "deadlock: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in "
         "'receive actor_generate -> reward_score' for rank 0; change the order of one of them."
     )
 
@@ -61,6 +61,6 @@ def test_a_planted_circle_through_a_stream_is_named() -> None:
     stream = Stream(**handover, chunk_tokens=128, owners=(0, 1), targets=score.ranks)
     (found,) = circle_of_waits(Program((score, generate, send, receive), (stream,)))
     assert found == (
-        "a circle of waits: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in 'reward_score' for rank "
+        "deadlock: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in 'reward_score' for rank "
         "0; change the order of one of them."
     )

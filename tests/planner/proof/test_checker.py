@@ -64,27 +64,25 @@ def test_another_bound_than_what_is_proven_is_refused_even_a_smaller_one() -> No
 
 
 def test_a_proof_of_other_facts_a_table_or_another_word_of_the_solver_is_refused() -> None:
-    assert changed(facts="0") == ("the proof is of other facts than the plan's; prove this plan again.",)
-    assert changed(profile="0") == (
-        "the proof is of costs by another measured table than the plan's; prove this plan again.",
-    )
+    assert changed(facts="0") == ("the proof is for other facts than the plan's; prove this plan again.",)
+    assert changed(profile="0") == ("the proof uses another measured table than the plan's; prove this plan again.",)
     assert "as the solver's bound" in changed(solver_bound_seconds=1.0)[0]
 
 
 def test_a_tree_of_every_scope_is_needed_whole() -> None:
     _, _, proof = proven()
-    assert "not those of all ways to work ahead" in changed(trees=proof.trees[:1])[0]
+    assert "exactly one tree for each way to work ahead" in changed(trees=proof.trees[:1])[0]
     first, *others = proof.trees
     cut = first.model_copy(update={"nodes": first.nodes[:-1]})
     assert "1 cases are neither split nor closed" in changed(trees=(cut, *others))[0]
     long = first.model_copy(update={"nodes": (*first.nodes, Closed(closed_by="time"))})
-    assert "follows a tree that is whole; remove it" in changed(trees=(long, *others))[0]
+    assert "follows a tree that is complete; remove it" in changed(trees=(long, *others))[0]
 
 
 def test_a_case_with_plans_that_fit_is_not_closed_by_memory() -> None:
     _, _, proof = proven()
     trees = tuple(tree.model_copy(update={"nodes": (Closed(closed_by="memory"),)}) for tree in proof.trees)
-    assert changed(trees=trees) == ("proof: node 0 says that no plan fits the memory, and some may; prove it again.",)
+    assert changed(trees=trees) == ("proof: node 0 says that no plan fits in memory, but some may; prove it again.",)
 
 
 def test_a_single_case_proves_its_own_bound_and_no_more() -> None:

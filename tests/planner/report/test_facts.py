@@ -59,7 +59,7 @@ def test_a_proof_says_what_its_status_means(status: str) -> None:
     plan = plan_of()
     solved = plan.model_copy(update={"solver": plan.solver.model_copy(update={"status": status}), "pins": ("a", "b")})
     text = Outline(proof(solved)).text
-    said = {"optimal": "The search ended", "feasible": "The search was cut short", "pinned": "nothing was searched"}
+    said = {"optimal": "The search ended", "feasible": "The search was stopped early", "pinned": "nothing was searched"}
     assert [key for key, words in said.items() if words in " ".join(text)] == [status]
     assert "a; b" in text
 

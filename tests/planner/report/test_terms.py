@@ -17,7 +17,7 @@ def test_extrapolated_terms_are_hatched_and_named() -> None:
     first, *others = plan.placements
     changed = evaluate(plan.model_copy(update={"placements": (first.model_copy(update={"cost": guessed}), *others)}))
     shown = terms(changed)
-    assert f"a guess beyond what was measured: {first.stage}." in shown
+    assert f"beyond the measurements: {first.stage}." in shown
     assert f"url(#hatch-{words.colour(first.stage, plan.graph)})" in shown
     assert "long contexts 3.00 s (extrapolated)" not in shown  # the whole is as little trusted
     assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)

@@ -69,7 +69,7 @@ def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
             assert cut == {True}
         else:
             assert cut == ({False} if stage.generates else {False, True})
-    with pytest.raises(BadInput, match="tp=2 cuts experts, which are trained with sequence parallelism only; turn sp"):
+    with pytest.raises(BadInput, match="tp=2 shards experts, which are trained with sequence parallelism only"):
         check_pins(facts, parse_pins(["actor_train.layout=tp2"], PPO_GRAPH))
 
 
@@ -105,7 +105,7 @@ def test_a_stage_of_spread_experts_may_be_pinned() -> None:
     check_pins(facts, parse_pins(["ref_logprob.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=8 does not divide the 4 experts of actor; use ep=4"):
         check_pins(facts, parse_pins(["actor_train.layout=tp2,dp4,ep8,etp1,sp"], PPO_GRAPH))
-    with pytest.raises(BadInput, match="tp=2 deals out experts, which are trained with sequence parallelism only"):
+    with pytest.raises(BadInput, match="tp=2 distributes experts, which are trained with sequence parallelism only"):
         check_pins(facts, parse_pins(["actor_train.layout=tp2,dp2,ep4,etp1"], PPO_GRAPH))
     with pytest.raises(BadInput, match="ep=2 spreads experts, and critic has none; use ep=1"):
         check_pins(facts, parse_pins(["critic_train.layout=dp4,ep2"], PPO_GRAPH))
@@ -120,7 +120,8 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
-        "vpp=2 needs as many sequences on every replica, and dp=2 does not divide the 3 of a minibatch; use vpp=1.": 1,
+        "vpp=2 needs equally many sequences on every replica, and dp=2 does not divide the 3 of a minibatch; use "
+        "vpp=1.": 1,
         "vpp=2 needs micro-batches in multiples of pp=2, and a replica has 3 sequences of a minibatch; use vpp=1.": 2,
     }
 
@@ -172,12 +173,12 @@ def test_a_stage_on_all_ranks_does_not_stream() -> None:
     facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
     alone = choices_by_layout(facts, scored, 4, (), rejected)
     assert not any(schedule.chunk_tokens for _, schedules in alone for schedule in schedules)
-    assert rejected["a stage on all 4 ranks has none beside it to stream from; use chunk_tokens=0."] > 0
+    assert rejected["a stage on all 4 ranks cannot stream from a generation beside it; use chunk_tokens=0."] > 0
     assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, ()))
 
 
 def test_two_pinned_pools_do_not_cross() -> None:
     facts = small_facts(nodes=3, ranks_per_node=2)
     check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:2", "ref_logprob.pool=4:2"], PPO_GRAPH))
-    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0-3 and ranks 2-5 have only a part in"):
+    with pytest.raises(BadInput, match=r"'critic_train.pool=2:4': ranks 0-3 and ranks 2-5 overlap in part"):
         check_pins(facts, parse_pins(["actor_train.pool=0:4", "critic_train.pool=2:4"], PPO_GRAPH))

@@ -13,7 +13,10 @@ from meshwright.planner.plan.edges import handovers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.costing import Most
+from meshwright.planner.search.first_plan import default_frontiers
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
+from meshwright.planner.search.progress import Course
+from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.search.worth import Worth
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -28,24 +31,34 @@ LIMITS = Limits(max_deterministic_time=20.0, gap=0.0)
 
 @pytest.fixture
 def any_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_FROM_RANKS", 1)
+    monkeypatch.setattr(search, "_MIN_RANKS_FOR_FIRST_PLAN", 1)
 
 
 def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_FROM_RANKS", 5)
-    assert asked_search().worth is None
+    monkeypatch.setattr(search, "_MIN_RANKS_FOR_FIRST_PLAN", 5)
+    assert not synchronous_search().needs_first_plan
 
 
-def asked_search() -> search._Search:
+def synchronous_search() -> search._Search:
     model = ToyModel(FACTS)
+    (ahead,) = search.patterns(PPO_GRAPH, 0)
+    cases = search.scopes(ahead, 0)
     return search._Search(
         facts=FACTS,
-        model=model,
         edges=handovers(FACTS, model),
-        pins=(),
-        ahead=search.patterns(PPO_GRAPH, 0),
+        cases=cases,
+        costs=StageCosts(FACTS, model, ()),
         limits=LIMITS,
+        course=Course(None, len(cases)),
+        start=None,
     )
+
+
+def pruning_of(one: search._Search) -> Worth:
+    defaults = default_frontiers(one.costs, one.cases[-1], begun=one.report_costing)
+    pruning = search._pruning_bound(one, search._first_plan(one, defaults))
+    assert pruning is not None
+    return pruning
 
 
 def planned(facts: Facts, model: CostModel) -> Plan:
@@ -59,7 +72,7 @@ def planned(facts: Facts, model: CostModel) -> Plan:
 def test_the_best_plan_is_as_fast_as_when_every_choice_is_costed(seed: int, staleness: int) -> None:
     facts = FACTS.model_copy(update={"staleness": staleness})
     model = RandomModel(seed, 2**27)
-    with mock.patch.object(search._Search, "worth", None):
+    with mock.patch.object(search, "_pruning_bound", return_value=None):
         whole = planned(facts, model)
     found = planned(facts, model)
     assert found.period_seconds == pytest.approx(whole.period_seconds, rel=1e-4)
@@ -79,13 +92,12 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
 
 
 def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
-    asked = asked_search()
-    worth = asked.worth
-    assert worth is not None
-    scope, every = asked.scopes[0], PoolKind(0, 4)
+    asked = synchronous_search()
+    worth = pruning_of(asked)
+    scope, every = asked.cases[0], PoolKind(0, 4)
     actor, critic = PPO_GRAPH.by_name["actor_train"], PPO_GRAPH.by_name["critic_train"]
     before = worth.most("actor_train", scope.of(actor))
-    worth.learn("critic_train", scope.of(critic), asked._frontier(scope, critic))
+    worth.learn("critic_train", scope.of(critic), search._frontier(asked.costs, worth, scope, critic))
     after = worth.most("actor_train", scope.of(actor))
     assert after[every].seconds <= before[every].seconds <= max(worth.enough_seconds) * 1.01
     assert after[every].tail_seconds == after[every].seconds
@@ -94,22 +106,29 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
 
 
 def test_what_streams_may_take_long_but_not_when_what_it_streams_has_ended() -> None:
-    asked = asked_search()
-    worth, scope = asked.worth, asked.scopes[0]
-    assert worth is not None
+    asked = synchronous_search()
+    worth, scope = pruning_of(asked), asked.cases[0]
     reads = PPO_GRAPH.by_name["reward_score"]
     assert scope.streams(reads)
     for name in ("actor_generate", "actor_train"):
-        worth.learn(name, scope.of(PPO_GRAPH.by_name[name]), asked._frontier(scope, PPO_GRAPH.by_name[name]))
+        worth.learn(
+            name,
+            scope.of(PPO_GRAPH.by_name[name]),
+            search._frontier(asked.costs, worth, scope, PPO_GRAPH.by_name[name]),
+        )
     most = worth.most("reward_score", scope.of(reads))
     assert all(may.tail_seconds <= may.seconds for may in most.values())
     assert any(may.tail_seconds < may.seconds for may in most.values())
     whole = [
         one
-        for candidates in frontier(FACTS, asked.model, reads, (), scope=scope).candidates.values()
+        for candidates in frontier(FACTS, asked.costs.model, reads, (), scope=scope).candidates.values()
         for one in candidates
     ]
-    kept = {one for candidates in asked._frontier(scope, reads).candidates.values() for one in candidates}
+    kept = {
+        one
+        for candidates in search._frontier(asked.costs, worth, scope, reads).candidates.values()
+        for one in candidates
+    }
     assert kept
     assert all(
         one in kept or not most[PoolKind(0, one.layout.num_ranks)].allows(one.seconds, one.tail_seconds)

@@ -22,7 +22,7 @@ def always() -> bool:
 @seeds(4, all=20)
 def test_every_answer_in_time_is_in_a_branch(seed: int, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the branches are told apart or not."""
-    monkeypatch.setattr(taken_apart, "_SHARE", share)
+    monkeypatch.setattr(taken_apart, "_MAX_MEAN_SHARE", share)
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
     best = best_makespan(everywhere(problem))
     if best is None:
@@ -72,7 +72,7 @@ def caches(num_ranks: int) -> Problem:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches are told apart however many options they have in common."""
-    monkeypatch.setattr(taken_apart, "_SHARE", 2.0)
+    monkeypatch.setattr(taken_apart, "_MAX_MEAN_SHARE", 2.0)
 
 
 @pytest.mark.usefixtures("apart")

@@ -52,7 +52,7 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
 
     with pytest.raises(ValueError, match="not within the 1 ranks"):
         of((option(BOTH),))
-    with pytest.raises(ValueError, match="go in a circle"):
+    with pytest.raises(ValueError, match="form a cycle"):
         of(
             (option(ONE),),
             tasks=(run, CallRun(name="b", call="a")),
@@ -64,13 +64,13 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
         of((option(Place(1, 1, "P")),), num_ranks=2, anywhere=True)
     with pytest.raises(ValueError, match="3 ranks are neither a multiple of 2 nor all 5"):
         of((option(Place(0, 3, "P")),), num_ranks=5, anywhere=True, step=2)
-    with pytest.raises(ValueError, match=r"2 ranks do not divide the next larger block of \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"2 ranks do not divide the next larger rank range of \[2, 3\]"):
         of((option(Place(0, 2, "P")), option(Place(0, 3, "P"))), num_ranks=4, anywhere=True)
     with pytest.raises(ValueError, match="use a longer tick"):
         of((option(ONE, 2**31),))
     with pytest.raises(ValueError, match=r"there is no call named \['b'\]"):
         of((option(ONE),), copies=(("a", "b"),))
-    with pytest.raises(ValueError, match="2 of 1 blocks cannot be shared"):
+    with pytest.raises(ValueError, match="2 of 1 units cannot be shared"):
         of((option(ONE, resident_blocks=1, shared_blocks=2),))
 
 

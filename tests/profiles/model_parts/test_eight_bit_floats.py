@@ -57,7 +57,7 @@ def test_ranks_of_tensor_parallelism_hold_every_weight_once(small: ModelSpec) ->
     [
         ({}, ("a100-80gb", "bf16"), "vllm", "a100-80gb does not multiply 8-bit floats; leave generation_weights out"),
         ({}, ("h100-sxm", "fp32"), "vllm", "products are bf16 on a GPU, and precision is fp32; use bf16"),
-        ({}, ("h100-sxm", "bf16"), "sglang", "not known of engine sglang .* use meshwright-eager or .* or vllm"),
+        ({}, ("h100-sxm", "bf16"), "sglang", "not supported by engine sglang .* use meshwright-eager or .* or vllm"),
         (
             {"experts": Experts(num_experts=4, experts_per_token=2, ffn_size=32)},
             ("h100-sxm", "bf16"),

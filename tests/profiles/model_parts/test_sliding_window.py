@@ -71,7 +71,7 @@ def test_without_a_list_of_layers_it_is_in_those_that_transformers_lists(model_t
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}, "in layers 0, 1 are not known"),
+        ({"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}, "in layers 0, 1 are not supported"),
         ({"layer_types": ["chunked_attention"] * 6}, "must list full_attention or sliding_attention for each of the 6"),
         ({"layer_types": ["sliding_attention"]}, "for each of the 6 layers"),
         ({"sliding_window": "wide"}, "'sliding_window' is 'wide'; it must be a positive integer"),

@@ -57,7 +57,7 @@ def test_the_best_plan_so_far_is_kept_with_its_gap(tmp_path: Path) -> None:
     assert 0 < plan.solver.gap <= 1
     assert told == [
         f"stopped: {tmp_path / 'plan.json'} is the best plan so far, proven to be within {plan.solver.gap:.1%} of the "
-        f"best; --from {tmp_path / 'plan.json'} goes on from it."
+        f"best; --from {tmp_path / 'plan.json'} continues from it."
     ]
 
 

@@ -16,7 +16,7 @@ def test_an_explanation_has_what_binds_what_matters_and_other_sizes(call: Call, 
     found = json.loads(outcome.out)
     assert [point["num_ranks"] for point in found["sizes"]] == [1, 2]
     assert {"compute peak", "batch size"} <= {one["name"] for one in found["sensitivities"]}
-    assert found["explanation"]["critical_path"][0]["because"] == "starts the turn"
+    assert found["explanation"]["critical_path"][0]["because"] == "starts the period"
     assert call("explain", plan).code == 0
     assert call("explain", plan, "--sizes", "two").code == 2
 

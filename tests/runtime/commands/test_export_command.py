@@ -36,4 +36,4 @@ def test_a_target_takes_only_what_it_can_use(call: Call, job: Path, plan: Path, 
     assert "is not the directory of a run" in said(plan, "--to", "hf")
     assert "a run knows its job" in said(tmp_path, job, "--to", "hf")
     assert "needs the job too" in said(plan, "--to", "slurm")
-    assert "is of hf alone" in said(plan, job, "--to", "slurm", "--ranks", 2)
+    assert "is for hf alone" in said(plan, job, "--to", "slurm", "--ranks", 2)

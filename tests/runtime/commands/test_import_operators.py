@@ -41,7 +41,7 @@ def test_a_job_gets_a_table_of_operators_that_plans_it(call: Call, tmp_path: Pat
 
 @needs_package
 def test_a_plan_without_a_table_is_offered_one_where_operators_are_at_hand() -> None:
-    assert "measured operators of h100-sxm are installed: `meshwright profile job.yaml" in str(
+    assert "operator timings of h100-sxm are installed: `meshwright profile job.yaml" in str(
         offer(ClusterSpec(device="h100-sxm").resolve(), Path("job.yaml"))
     )
     assert offer(ClusterSpec().resolve(), Path("job.yaml")) is None

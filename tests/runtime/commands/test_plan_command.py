@@ -52,7 +52,7 @@ def test_a_graph_of_the_jobs_own_that_is_none_is_refused_in_one_sentence(call: C
     path.write_text(text)
     outcome = call("plan", path, "-o", job.with_name("x.json"))
     assert outcome.code == 2
-    assert "algorithm: one reads b before two writes it, and they read from each other in a circle" in outcome.err
+    assert "algorithm: one reads b before two writes it, and they read from each other in a cycle" in outcome.err
     assert "Traceback" not in outcome.err
 
 

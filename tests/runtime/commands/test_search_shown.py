@@ -30,9 +30,7 @@ def test_a_line_has_the_seconds_the_phase_the_plan_the_bound_and_the_gap() -> No
 
 def test_a_reader_is_told_what_is_done_now() -> None:
     assert sentence(COSTING, 1.0) == "  1.0 s  costing stage 4 of 7: no plan yet"
-    assert sentence(SEARCHING, 12.34) == (
-        " 12.3 s  searching scope 1 of 2: step 4.000 s, none below 3.000 s, gap 25.0%"
-    )
+    assert sentence(SEARCHING, 12.34) == (" 12.3 s  searching case 1 of 2: step 4.000 s, none below 3.000 s, gap 25.0%")
 
 
 def test_a_program_gets_its_lines_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,4 +57,4 @@ def test_a_terminal_is_shown_a_search_by_no_other_thread(
         assert told is not None
         told(SEARCHING)
         assert threading.active_count() == before
-    assert "searching scope 1 of 2" in capsys.readouterr().err
+    assert "searching case 1 of 2" in capsys.readouterr().err

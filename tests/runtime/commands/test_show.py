@@ -46,13 +46,13 @@ def test_what_takes_next_to_nothing_of_a_step_has_no_error_beside_it(capsys: pyt
 def test_planned_memory_says_that_it_is_for_the_longest_rows(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys)
     assert ["actor_train", "1.00", "GiB", "512.0", "MiB"] in [line.split() for line in text.splitlines()]
-    assert "planned for rows of the greatest length" in " ".join(text.split())
+    assert "planned for sequences of maximum length" in " ".join(text.split())
 
 
 def test_where_responses_had_other_lengths_it_is_said_what_predicts_for_those(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    way = "the plan expects 12; `meshwright calibrate` predicts for the lengths that came"
+    way = "the plan expects 12; `meshwright calibrate` predicts for the observed lengths"
     assert way in " ".join(printed(capsys, response_tokens=10.0).split())
     assert "calibrate" not in printed(capsys, response_tokens=11.5)
 
@@ -85,4 +85,4 @@ def test_a_plan_says_all_that_its_stages_do_and_cuts_nothing_off(capsys: pytest.
         "2 rows, selective recomputation, optimizer offloaded",
     ):
         assert told in schedules
-    assert any("ahead: steps before the training" in line for line in lines)
+    assert any("ahead: steps before training" in line for line in lines)

@@ -61,7 +61,7 @@ def test_a_simulation_shows_how_much_of_the_cache_is_used_or_that_it_is_not_told
     untold = replace(use, mean_share=None, peak_share=None)
     show_time.simulation(replace(stale, caches=(untold,)), None)
     shown = capsys.readouterr().out
-    assert f"{use.stage}: what rollouts of several turns hold of their cache is not told" in shown
+    assert f"{use.stage}: the cache use of multi-turn rollouts is not simulated" in shown
     assert "%" not in next(line for line in shown.splitlines() if line.startswith(f"{use.stage}:"))
 
 

@@ -75,7 +75,7 @@ def test_a_stage_as_slow_as_a_run_has_shown_it_names_the_run(call: Call, plan: P
 
     outcome = call("verify", edited_plan(plan, edit))
     assert outcome.code == 2
-    assert "actor_train: pace=0.5 is what a run has shown, and the plan names no trace of one" in outcome.err
+    assert "actor_train: pace=0.5 must come from a run, and the plan names no trace of one" in outcome.err
 
 
 def test_a_cost_that_somebody_changed_is_told_beside_what_it_is(call: Call, plan: Path) -> None:
@@ -94,7 +94,7 @@ def test_costs_of_a_measured_table_are_checked_with_it_and_said_to_be_unchecked_
     table, measured = measured_table(job, tmp_path / "table.json"), tmp_path / "measured.json"
     assert call("plan", job, "--profile", table, "--gap", 0.5, "-o", measured).code == 0
     assert "its costs" not in call("verify", measured, "--profile", table).out
-    assert "its costs are of a measured table and were not checked" in call("verify", measured).out
+    assert "its costs come from a measured table and were not checked" in call("verify", measured).out
     told = json.loads(call("verify", measured, "--json").out)
     assert [sentence.split(" was ")[0].split(" were ")[0][:10] for sentence in told.pop("not_checked")] == [
         "its costs ",

@@ -28,7 +28,7 @@ def test_a_what_if_is_a_difference_against_the_plan(call: Call, plan: Path) -> N
     assert same["difference"]["step_seconds"] == 0
     shown = call("whatif", plan, "--set", "workload.response.p99=12")
     assert shown.code == 0
-    assert "the same placements costed again" in shown.out
+    assert "the same placements with new costs" in shown.out
 
 
 def test_a_what_if_of_an_unknown_field_exits_2_with_the_nearest_name(call: Call, plan: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_copy_has_a_storage_of_its_own_so_that_no_more_of_it_is_written() -> N
 
 
 def test_a_tensor_of_many_pieces_is_copied_whole() -> None:
-    drawn = torch.arange(2.5 * host_copies._PIECE / 4)
+    drawn = torch.arange(2.5 * host_copies._PIECE_BYTES / 4)
     assert torch.equal(*copied_to_host([drawn]), drawn)
 
 

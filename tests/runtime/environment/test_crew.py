@@ -65,7 +65,7 @@ def test_of_a_batch_that_fails_the_sample_is_told_and_the_others_are_scored() ->
 def test_a_sample_that_fails_is_paid_what_the_job_says_and_it_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     crew = Crew("slow", Slow, num_workers=1, failure_score=-1.0)
     assert crew.score(sample("bad", id="7/2")).result(5.0).score == -1.0
-    assert "reward slow of sample 7/2: it is bad; it is paid -1" in capfd.readouterr().err
+    assert "reward slow of sample 7/2: it is bad; it gets its failure_score, -1" in capfd.readouterr().err
     crew.close()
 
 

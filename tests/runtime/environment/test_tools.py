@@ -35,6 +35,6 @@ def test_a_call_that_fails_is_told_with_its_sample(capsys: pytest.CaptureFixture
     with pytest.raises(RewardError, match=r"in turn 2 of sample 3/5: ValueError: no such word"):
         strict.call(call("raise")).result()
     assert lenient.call(call("raise")).result().text == "failed"
-    assert "it is answered 'failed'" in capsys.readouterr().err
+    assert "it gets the failure_answer 'failed'" in capsys.readouterr().err
     for tools in (strict, lenient):
         tools.close()

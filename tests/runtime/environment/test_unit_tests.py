@@ -148,7 +148,7 @@ def _measured_anew() -> Iterator[None]:
 def test_a_machine_too_busy_to_try_namespaces_is_tried_again_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before, tries = tested.measures(), list[float]()
     tested.measures.cache_clear()
-    real = tested._supervised
+    real = tested._supervise
 
     def first_too_slow(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
         tries.append(seconds)
@@ -157,10 +157,10 @@ def test_a_machine_too_busy_to_try_namespaces_is_tried_again_and_then_refused(mo
     def too_slow(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
         return real(code, tests, wanted, 0.001)
 
-    monkeypatch.setattr(tested, "_supervised", first_too_slow)
+    monkeypatch.setattr(tested, "_supervise", first_too_slow)
     assert tested.measures() == before
     tested.measures.cache_clear()
-    monkeypatch.setattr(tested, "_supervised", too_slow)
+    monkeypatch.setattr(tested, "_supervise", too_slow)
     with pytest.raises(RunFailed, match="could not be tried"):
         tested.measures()
 

@@ -47,7 +47,7 @@ def looking(request: RunRequest) -> Iterator[NextPlan]:
     for done in range(1, EVERY + 1):
         assert found.wish(done, None) == Wish()
     try:
-        look = found._look
+        look = found._search
         assert look is not None
         while not look.has_ended:
             time.sleep(0.01)
@@ -94,14 +94,14 @@ def test_what_processes_took_to_start_has_to_be_earned_too(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_plan_that_cannot_go_on_is_left_whatever_that_takes(tmp_path: Path) -> None:
     with looking(on_one_of_two_ranks(tmp_path, 1000)) as found:
-        assert found._look is not None
-        answer = found._look.answer()
+        assert found._search is not None
+        answer = found._search.answer()
         assert isinstance(answer, Replanned)
-        found._found = replace(answer, kept_seconds=None, broken="rank 0 needs 9 GiB.")
+        found._candidate = replace(answer, kept_seconds=None, broken="rank 0 needs 9 GiB.")
         assert found.wish(EVERY + 1, 1e6) == Wish(replan=True)
         found.leave(EVERY + 1)
         [restart] = read_restarts(found._request.out)
-        assert restart.told.endswith("and the plan before cannot go on: rank 0 needs 9 GiB.")
+        assert restart.told.endswith("and the old plan cannot continue: rank 0 needs 9 GiB.")
 
 
 @pytest.mark.slow
@@ -110,14 +110,14 @@ def test_a_look_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, capsys: p
     with looking(replace(request, plan=request.plan.model_copy(update={"pins": ("ref_logprob.tp=1",)}))) as found:
         assert found.wish(EVERY + 1, 0.5) == Wish()
     assert (
-        f"not planned again behind step {EVERY + 1}: {request.out} is a run of another plan" in capsys.readouterr().err
+        f"not planned again after step {EVERY + 1}: {request.out} is a run of another plan" in capsys.readouterr().err
     )
 
 
 def test_no_look_is_taken_before_a_step_is_whole_behind_the_first(tmp_path: Path) -> None:
     found = NextPlan(replace(on_one_of_two_ranks(tmp_path, 9), replan_every=1), 3)
     assert found.wish(4, 0.5) == Wish()
-    assert found._look is None
+    assert found._search is None
     assert found.wish(5, 0.5) == Wish()
-    assert found._look is not None
+    assert found._search is not None
     found.close()

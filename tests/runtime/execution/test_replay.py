@@ -88,7 +88,7 @@ def test_the_row_that_is_to_blame_is_named_by_the_command(run: Path, tmp_path: P
 
 
 def test_what_is_no_batch_of_a_run_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is no batch that a run has kept"):
+    with pytest.raises(BadInput, match="is not a skipped batch of a run"):
         replay_batch(run / "plan.json")
     (tmp_path / SKIPPED).mkdir()
     alone = shutil.copy(kept(run), tmp_path / SKIPPED)

@@ -58,7 +58,7 @@ def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(asked: 
     refused(replace(asked, resume=True), "no checkpoint to resume from")  # an empty directory is none
     (saved / "manifest.json").touch()
     refused(asked, "holds a run of 2 steps; continue it with --resume")
-    refused(replace(asked, steps=1, resume=True), "has 2 already; ask for more")
+    refused(replace(asked, steps=1, resume=True), "has 2 already; give a larger number")
     refused(replace(asked, out=tmp_path / "nothing", resume=True), "no checkpoint to resume from")
 
 
@@ -70,7 +70,7 @@ def test_a_run_that_was_cut_off_behind_its_last_checkpoint_is_resumed_to_its_end
     (asked.out / "summary.json").write_text(json.dumps({"steps": asked.steps - 1}))  # of an earlier, shorter run
     check(replace(asked, resume=True), Rendezvous())
     (asked.out / "summary.json").write_text(json.dumps({"steps": asked.steps}))
-    refused(replace(asked, resume=True), f"has {asked.steps} already; ask for more")
+    refused(replace(asked, resume=True), f"has {asked.steps} already; give a larger number")
 
 
 def test_a_directory_that_a_run_holds_is_refused(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_torchrun_takes_what_it_has_started_and_joined_itself(asked: RunRequest)
     check_seat(asked, Rendezvous(node_rank=0), SEAT)
     with pytest.raises(BadInput, match="1 of 2 ranks were started on this node and the plan has 1 nodes of 1"):
         check_seat(asked, Rendezvous(), replace(SEAT, num_ranks=2))
-    with pytest.raises(BadInput, match="torchrun has joined the nodes already; leave --nodes and --rendezvous to it"):
+    with pytest.raises(BadInput, match="torchrun has joined the nodes already; leave out --nodes and --rendezvous"):
         check_seat(asked, Rendezvous(port=29500), SEAT)
 
 
@@ -158,10 +158,10 @@ def test_a_run_that_cannot_tell_how_long_stages_take_is_not_planned_again(asked:
     looking = replace(asked, replan_every=5)
     check(looking, Rendezvous())
     profiled = asked.plan.model_copy(update={"digests": {**asked.plan.digests, "profile": "0" * 64}})
-    refused(replace(looking, plan=profiled), "--replan-every asks the run .* a measured table; name it with --profile")
+    refused(replace(looking, plan=profiled), "--replan-every needs stage times .* a measured table; give it with --profile")
     check(replace(asked, plan=profiled), Rendezvous())
 
 
 def test_under_torchrun_no_other_plan_is_gone_over_to(asked: RunRequest) -> None:
-    with pytest.raises(BadInput, match="--replan-every 5: torchrun starts ranks again only where one fails"):
+    with pytest.raises(BadInput, match="--replan-every 5: torchrun restarts ranks only if one fails"):
         check_seat(replace(asked, replan_every=5), Rendezvous(), SEAT)

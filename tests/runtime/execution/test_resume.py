@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.resume import (
-    _outlived,
+    _steps_to_remove,
     best_step,
     latest_checkpoint,
     latest_step,
@@ -65,7 +65,7 @@ def test_the_best_is_the_earliest_of_those_that_scored_most_and_were_saved(tmp_p
     ("best", "keep", "gone"), [(None, 2, [1, 3]), (1, 2, [3]), (8, 2, [1, 3]), (3, 1, [1, 5]), (None, 9, [])]
 )
 def test_the_last_few_and_the_best_stay(best: int | None, keep: int, gone: list[int]) -> None:
-    assert _outlived([5, 1, 8, 3], best, keep) == gone
+    assert _steps_to_remove([5, 1, 8, 3], best, keep) == gone
 
 
 def _looked(directories: list[Path]) -> str:

@@ -63,7 +63,7 @@ def test_of_many_ranks_a_few_are_named() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_BEAT_SECONDS", 0.05), ("_LEAST_BEAT_SECONDS", 0.01), ("_ANSWER_SECONDS", 0.5)):
+    for name, seconds in (("_BEAT_SECONDS", 0.05), ("_MIN_BEAT_SECONDS", 0.01), ("_DUMP_SECONDS", 0.5)):
         monkeypatch.setattr(watchdog, name, seconds)
 
 
@@ -99,7 +99,7 @@ def test_what_ends_in_time_is_not_told_and_what_follows_may_take_as_long_as_it_l
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("waited_for", ["_BEAT_SECONDS", "_ANSWER_SECONDS"])
+@pytest.mark.parametrize("waited_for", ["_BEAT_SECONDS", "_DUMP_SECONDS"])
 @pytest.mark.usefixtures("quick")
 def test_a_deadline_is_noticed_when_it_passes_and_ranks_that_have_answered_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited_for: str

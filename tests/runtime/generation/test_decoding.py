@@ -93,7 +93,7 @@ def step_by_step(
     if not mesh.is_last_stage:
         relay.send_hidden(output)
     relay.flush()
-    return torch.stack(outputs)[..., : model._num_real_columns()] if mesh.is_last_stage else None
+    return torch.stack(outputs)[..., : model._num_token_columns()] if mesh.is_last_stage else None
 
 
 @torch.no_grad()

@@ -102,7 +102,7 @@ def rounds(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Said, Said]
     said.append(passes(steps_of(begun), [texts[7]], [[(0, 0, 3)]]))
     relay.flush()
     caches = [held for slot, length in {**begun, 7: 2}.items() for held in cache.read(slot, length + 1)]
-    return [logits[:, : model._num_real_columns()] for logits in said if logits is not None], caches
+    return [logits[:, : model._num_token_columns()] for logits in said if logits is not None], caches
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ def test_an_error_leaves_its_record(tmp_path: Path) -> None:
         told = json.loads((tmp_path / "0.json").read_text())
         assert (told["sentence"], told["is_bad_input"]) == ("give another", True)
     finally:
-        failing._records.clear()
+        failing._record_paths.clear()
 
 
 def test_a_rank_that_ends_itself_prints_where_nobody_reads_its_record() -> None:
@@ -56,5 +56,5 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_no_half_of_a_record(
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(KeyboardInterrupt):
         failing.record(RunFailed("a disk is full."))
-    failing._records.clear()
+    failing._record_paths.clear()
     assert list(tmp_path.glob("*.json")) == []

@@ -27,10 +27,10 @@ from meshwright.runtime.launch.gathering import (
     Pulse,
     Watch,
     _exchange,
-    _kept_at,
+    _hosted_at,
     _new_store_at,
-    _reach,
     _too_few,
+    _wait_for_server,
 )
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
@@ -49,26 +49,26 @@ def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
 def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "is_here", lambda _: False)
     place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
-    with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one, for nobody answered at {place.endpoint}"):
+    with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one: nothing answered at {place.endpoint}"):
         launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
 
 
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 400 Bad\r\n\r\n" * 100])
 def test_a_port_that_another_program_holds_is_refused(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was waited for without end, through SIGTERM too."""
-    monkeypatch.setattr(gathering, "_STRANGER_SECONDS", 1.0)
+    monkeypatch.setattr(gathering, "_PROBE_SECONDS", 1.0)
     with hostile.server(lambda: itertools.chain([says], iter(lambda: time.sleep(0.1) or b"", None))) as (url, _):
         place = Rendezvous(nodes=2, port=int(url.split(":")[2].partition("/")[0]), patience_seconds=5.0)
         begun = time.monotonic()
-        with pytest.raises(BadInput, match=f"{place.endpoint} is held by another program, where no run meets"):
+        with pytest.raises(BadInput, match=f"{place.endpoint} is in use by another program"):
             launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
         assert time.monotonic() - begun < 8.0
 
 
 def test_the_store_of_another_program_of_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_STRANGER_SECONDS", 1.0)
+    monkeypatch.setattr(gathering, "_PROBE_SECONDS", 1.0)
     other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with pytest.raises(BadInput, match="is held by another program, where no run meets"):
+    with pytest.raises(BadInput, match="is in use by another program"):
         _new_store_at(Rendezvous(nodes=2, port=other.port), 5.0)
 
 
@@ -77,7 +77,7 @@ def test_the_store_of_a_run_whose_nodes_have_met_is_not_joined() -> None:
     store = _new_store_at(place, 1.0)
     assert _new_store_at(place, 1.0).check(["state of meshwright"])
     store.set("state of meshwright", "has met")
-    with pytest.raises(BadInput, match="is held by a run whose nodes have all come; give every run its own port"):
+    with pytest.raises(BadInput, match="is in use by another run, whose nodes are complete; give every run its"):
         _new_store_at(place, 1.0)
     assert _new_store_at(place.again(2), 1.0).port == store.port
 
@@ -104,8 +104,8 @@ def test_a_node_that_waits_ends_within_two_seconds_of_a_signal(where: str, numbe
 
 def test_nobody_is_waited_for_longer_than_was_said_and_the_reason_is_named() -> None:
     begun = time.monotonic()
-    with pytest.raises(RunFailed, match=r"nobody answered at .* within 600 s \(Connection refused\)"):
-        _reach(Rendezvous(nodes=2, port=free_port()), 0.5)
+    with pytest.raises(RunFailed, match=r"nothing answered at .* within 600 s \(Connection refused\)"):
+        _wait_for_server(Rendezvous(nodes=2, port=free_port()), 0.5)
     assert time.monotonic() - begun < 3.0
 
 
@@ -141,7 +141,7 @@ def test_a_node_that_comes_with_another_token_is_refused() -> None:
 
 
 def test_the_store_where_nodes_meet_listens_on_its_own_address_alone() -> None:
-    kept = _kept_at("127.0.0.1", free_port())
+    kept = _hosted_at("127.0.0.1", free_port())
     kept.set("a", "b")
     for host, leads_there in (("127.0.0.1", True), ("127.0.0.2", False)):
         with socket.socket() as probe:

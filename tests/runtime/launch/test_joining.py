@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.launch.joining import NodePlace, Seat, _agree
+from meshwright.runtime.launch.joining import NodePlace, Seat, _node_number
 from meshwright.runtime.launch.launch import MESSAGES_ONLY
 
 TORCHRUN = {
@@ -48,7 +48,7 @@ def places(*node_ranks: int | None) -> list[int]:
         node, local_rank = divmod(rank, 2)
         seat = Seat(rank=rank, local_rank=local_rank, num_ranks=4, ranks_per_node=2, address="127.0.0.1")
         place = NodePlace(preparation=MESSAGES_ONLY, node_rank=node_ranks[node], work="w", logs=Path("not written"))
-        return _agree(store, seat, place)
+        return _node_number(store, seat, place)
 
     with ThreadPoolExecutor(4) as ranks:
         return list(ranks.map(agree, range(4)))

@@ -90,7 +90,7 @@ def test_a_number_in_a_table_that_is_no_time_is_refused(
     said = refused(call, tmp_path / "plan.json", "plan", job, "--profile", table)
     assert str(table) in said
     line = 1 + text[: text.index(f'"seconds": {number}')].count("\n")
-    assert ("seconds" in said) or f"{number} at line {line} is no finite number" in said
+    assert ("seconds" in said) or f"{number} at line {line} is not a finite number" in said
 
 
 @pytest.mark.parametrize("key", ["memory_bytes_per_second", "memory_bytes"])

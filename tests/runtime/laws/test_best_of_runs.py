@@ -53,7 +53,7 @@ def test_a_run_corrects_a_table_and_lengths_and_goes_on_with_as_many_samples_alo
     job, plan, out = write_best(tmp_path), tmp_path / "plan.json", tmp_path / "run"
     planned = call("plan", job, "-o", plan)
     assert planned.code == 0
-    assert "6 samples of each of 8 prompts are drawn and scored, and the best 2 are trained on" in planned.out
+    assert "6 samples of each of 8 prompts are generated and scored, and the best 2 are trained on" in planned.out
     assert call("run", plan, job, "--steps", 3, "--out", out, *MODULE).code == 0
     drawn = [line["drawn_tokens"] for line in lines(out)]
     assert call("plan", job, "--from-trace", out, "-o", tmp_path / "again.json").code == 0
@@ -74,4 +74,4 @@ def test_a_job_that_would_work_ahead_of_its_scores_is_refused(tmp_path: Path, ca
     job.write_text(job.read_text() + "staleness: 1\n")
     found = call("plan", job, "-o", tmp_path / "plan.json")
     assert found.code == 2
-    assert "workload.best_of with staleness=1 is not known yet" in found.err
+    assert "workload.best_of with staleness=1 is not supported" in found.err

@@ -54,7 +54,7 @@ def test_every_other_answer_of_a_judge_is_so_too(name: str) -> None:
 
 def test_without_a_failure_score_the_reason_is_printable_and_names_the_way_out() -> None:
     for name, told in (
-        ("302 to 'http://127.0.0.2:9/'", r"status 302 and leads to http://127.0.0.2:9/; name that URL in the job"),
+        ("302 to 'http://127.0.0.2:9/'", r"status 302 and redirects to http://127.0.0.2:9/; name that URL in the job"),
         ("body: 400 digits", "a score is not a finite number"),
         ("body: deep lists", "RecursionError"),
         ("body: 17 MiB", "an answer of more than 16777216 bytes"),

@@ -62,9 +62,7 @@ def test_a_graph_of_no_preset_is_rehearsed(tmp_path: Path) -> None:
 
 def test_a_graph_of_no_preset_is_refused_by_run(tmp_path: Path) -> None:
     asked = request(write_own(write_job(tmp_path, num_ranks=1), odd=True), tmp_path / "run")
-    with pytest.raises(
-        BadInput, match="job: algorithm is the job's own graph, which no preset has, and run knows what"
-    ):
+    with pytest.raises(BadInput, match="job: algorithm is a custom graph that equals no preset's, and `run` can"):
         check(asked, Rendezvous())
     assert not asked.out.exists()
 

@@ -79,7 +79,7 @@ def test_a_run_goes_over_by_itself_and_learns_as_if_it_had_been_resumed_by_hand(
     saved = stopped_beyond(request, [agent])
     ended = agent.end(300)
     assert ended.code == STOPPED, ended.err
-    assert f"restart 1 from step {saved}, 0 steps lost: planned again for what it has met" in ended.err
+    assert f"restart 1 from step {saved}, 0 steps lost: planned again from its own measurements" in ended.err
     assert read_plan(request.out / f"plan-until-{saved:06d}.json") == request.plan
     assert not (request.out / NEXT_PLAN).exists()
     following = [left.plan for left in left_plans(request.out)][1:] or [request.out / "plan.json"]

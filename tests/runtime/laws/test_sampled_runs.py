@@ -83,7 +83,7 @@ def test_a_plan_chooses_its_waves_runs_and_is_planned_again_from_what_the_run_ha
     assert call("run", again, job, "--steps", 1, "--out", tmp_path / "next", *MODULE).code == 0
     refused = call("calibrate", plan, out, "-o", tmp_path / "table.json")
     assert refused.code == 2
-    assert "which no correction tells from slow stages" in refused.err
+    assert "which a correction cannot tell from slow stages" in refused.err
 
 
 @pytest.mark.slow

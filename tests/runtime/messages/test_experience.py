@@ -126,7 +126,7 @@ def test_what_was_written_for_another_step_is_refused_whether_older_or_newer(wri
         for rank in range(2)
     )
     owner.send(Send(**names, ranks=(0,), targets=(1,)), Experience(), 7, written)
-    with pytest.raises(RunFailed, match=f"step 5: rank 0 handed over what reward_score wrote for step {written}"):
+    with pytest.raises(RunFailed, match=f"step 5: rank 0 sent the output of reward_score for step {written}"):
         reader.receive(Receive(**names, ranks=(1,), owners=(0,)), Experience(), 7, 5)
 
 

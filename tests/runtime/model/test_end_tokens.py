@@ -73,9 +73,9 @@ def test_the_padding_token_ends_a_response_only_where_it_is_listed(
         ({"eos_token_id": []}, "neither config.json nor generation_config.json names an eos_token_id"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; it must be a number or a list of numbers"),
         ({"eos_token_id": [1, True]}, "it must be a number or a list of numbers"),
-        ({"eos_token_id": [1, 6]}, "names 6, which is no token of the job's tokenizer"),
-        ({"eos_token_id": 2**80}, "which is no token of the job's tokenizer"),
-        ({"eos_token_id": -1}, "names -1, which is no token of the job's tokenizer"),
+        ({"eos_token_id": [1, 6]}, "names 6, which is not a token of the job's tokenizer"),
+        ({"eos_token_id": 2**80}, "which is not a token of the job's tokenizer"),
+        ({"eos_token_id": -1}, "names -1, which is not a token of the job's tokenizer"),
         ([], "holds list; a JSON object is needed"),
     ],
 )
@@ -86,8 +86,8 @@ def test_what_is_no_end_token_gets_a_sentence(tmp_path: Path, tokenizer: Tokeniz
 
 def test_a_run_says_what_ends_a_response() -> None:
     one = ResponseEnds(tokens={1: "<eos>"})
-    assert one.sentence == "a response ends with <eos> (1), or at its greatest length"
+    assert one.sentence == "a response ends with <eos> (1), or at the length limit"
     several = ResponseEnds(tokens={1: "<eos>", 3: "<|eot_id|>"}, strings=("\nUser:",))
     assert several.sentence == (
-        'a response ends with <eos> (1), <|eot_id|> (3) or the text "\\nUser:", or at its greatest length'
+        'a response ends with <eos> (1), <|eot_id|> (3) or the text "\\nUser:", or at the length limit'
     )

@@ -16,7 +16,7 @@ from meshwright.profiles.table import Table
 from meshwright.runtime.api.planning import plan as planned
 from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.environment.samples import RewardSample
-from meshwright.runtime.profiling.calling import _timed, time_calls
+from meshwright.runtime.profiling.calling import _time, time_calls
 from tests.cost_models.tables import PROVENANCE
 from tests.runtime.environment.servers import Judged, judge
 from tests.runtime.rewarded import write_rewarded
@@ -52,7 +52,7 @@ def test_the_call_that_starts_what_answers_is_not_counted() -> None:
     naps = iter([0.3])
     [sample] = [RewardSample(id="0/0", prompt="", response="")]
     called = Called(kind="reward", target="mine:style")
-    found = _timed(called, lambda _: time.sleep(next(naps, 0.0)), [sample], 0.0)
+    found = _time(called, lambda _: time.sleep(next(naps, 0.0)), [sample], 0.0)
     assert len(found.seconds) == 1
     assert found.seconds[0] < 0.3
 
@@ -86,7 +86,7 @@ def test_a_function_of_a_module_that_was_not_allowed_is_not_called(tmp_path: Pat
 
 
 def test_where_no_call_is_answered_the_last_reason_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"refusing: none of \d+ calls was answered, at last ValueError: no"):
+    with pytest.raises(BadInput, match=r"refusing: none of \d+ calls was answered, the last with ValueError: no"):
         timed(written(tmp_path, {"name": "broken", "function": f"{MINE}:refusing"}), seconds=0.1)
 
 

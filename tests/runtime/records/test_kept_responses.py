@@ -31,5 +31,5 @@ def test_a_resume_drops_samples_of_steps_that_run_again(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
     (tmp_path / SAMPLES).write_text('{"step": 1}\n')
-    with pytest.raises(BadInput, match=r"samples\.jsonl line 1 is none of a run"):
+    with pytest.raises(BadInput, match=r"samples\.jsonl line 1 is not a line of a run"):
         last_samples(tmp_path, 9)

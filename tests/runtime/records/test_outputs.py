@@ -58,11 +58,11 @@ def test_only_a_document_of_the_same_kind_is_replaced(call: Call, job: Path, pla
     assert call("report", plan, "--steps", 1, "-o", page).code == 0
     assert call("simulate", plan, "--steps", 1, "--trace", timeline).code == 0
     assert call("report", plan, "--steps", 1, "-o", page).code == 0
-    assert "exists and is no plan; only that is replaced" in refused(call, "plan", job, "-o", mine)
+    assert "exists and is not a plan, so it is not replaced" in refused(call, "plan", job, "-o", mine)
     for other in (mine, timeline):
-        assert "exists and is no page of this program" in refused(call, "report", plan, "-o", other, "--steps", 1)
+        assert "exists and is not a page of this program" in refused(call, "report", plan, "-o", other, "--steps", 1)
     for other in (mine, page):
-        assert "exists and is no timeline" in refused(call, "simulate", plan, "--trace", other)
+        assert "exists and is not a timeline" in refused(call, "simulate", plan, "--trace", other)
     assert mine.read_text() == '{"title": "mine"}'
 
 
@@ -112,14 +112,14 @@ def test_what_is_no_file_in_a_directory_is_refused_before_work_begins(
 
 def test_two_outputs_are_two_files(call: Call, plan: Path, tmp_path: Path) -> None:
     sentence = refused(call, "report", plan, "-o", tmp_path / "x", "--trace", tmp_path / "." / "x")
-    assert "are one file; name two." in sentence
+    assert "are the same file; name two." in sentence
 
 
 def test_a_rehearsal_takes_no_directory_that_holds_something(call: Call, plan: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "plan.json").write_text("mine")
     assert "holds files, and nothing is overwritten" in refused(call, "rehearse", plan, "--out", tmp_path / "out")
-    assert "is no directory" in refused(call, "rehearse", plan, "--out", plan)
+    assert "is not a directory" in refused(call, "rehearse", plan, "--out", plan)
 
 
 def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> None:

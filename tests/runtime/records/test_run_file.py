@@ -19,5 +19,5 @@ def test_what_a_run_was_asked_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"run\.json does not exist, .* name the directory of a run"):
+    with pytest.raises(BadInput, match=r"run\.json, .* does not exist; name the directory of a run"):
         read_run_file(tmp_path)

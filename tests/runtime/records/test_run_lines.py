@@ -17,7 +17,7 @@ def test_a_line_that_was_cut_short_is_dropped_and_another_that_is_wrong_is_told(
     assert elapsed_seconds(tmp_path) == 2.5
     for wrong in ("[1]", "{}", "{", '{"step": "x"}', "[" * 100_000):
         (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0, "seconds": 1.0}}\n{wrong}\n{{"step": 1}}\n')
-        with pytest.raises(BadInput, match=r"metrics\.jsonl line 2 is none of a run"):
+        with pytest.raises(BadInput, match=r"metrics\.jsonl line 2 is not a line of a run"):
             observations(tmp_path, 9)
 
 

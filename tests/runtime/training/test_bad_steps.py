@@ -16,7 +16,7 @@ from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.bad_steps import (
-    _MOST_KEPT,
+    _MAX_FILES,
     SKIPPED,
     BadSteps,
     SkippedBatch,
@@ -71,7 +71,7 @@ def test_a_batch_is_read_as_it_was_kept(tmp_path: Path, settings: LearningSettin
 def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match="is no batch that a run has kept"):
+    with pytest.raises(BadInput, match="is not a skipped batch of a run"):
         read_skipped(path)
     for wrong in (tmp_path / "none", tmp_path):
         with pytest.raises(BadInput, match=r"does not exist|is a directory"):
@@ -79,10 +79,10 @@ def test_any_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_files_of_long_runs_are_few_and_the_newest(tmp_path: Path) -> None:
-    for step in range(_MOST_KEPT + 3):
+    for step in range(_MAX_FILES + 3):
         write_skipped(tmp_path, skipped("bad", step=step))
     found = sorted(path.name[:11] for path in (tmp_path / SKIPPED).iterdir())
-    assert found == [f"step-{step:06d}" for step in range(3, _MOST_KEPT + 3)]
+    assert found == [f"step-{step:06d}" for step in range(3, _MAX_FILES + 3)]
 
 
 def test_a_pipe_is_no_batch(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def test_a_manifest_names_no_file_elsewhere(sealed: Path, tmp_path: Path) -> Non
     manifest = copy / MANIFEST
     text = manifest.read_text()
     manifest.write_text(text.replace("common.pt", "../common.pt"))
-    assert _damage_of_share(copy, 0, 1) == f"{MANIFEST} names ../common.pt, which is no file beside it"
+    assert _damage_of_share(copy, 0, 1) == f"{MANIFEST} names ../common.pt, which is not a file in its directory"
     for name in ("", ".", "x" * 256):
         manifest.write_text(text.replace("common.pt", name))
-        assert "which is no file beside it" in str(_damage_of_share(copy, 0, 1))
+        assert "which is not a file in its directory" in str(_damage_of_share(copy, 0, 1))
     manifest.write_text(text.replace("common.pt", "\\u0000"))
     assert "has a character that a terminal does not show" in str(_damage_of_share(copy, 0, 1))
 
@@ -79,4 +79,4 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(sealed: Path, tmp_path:
     shutil.copytree(sealed, copy)
     (copy / "common.pt").unlink()
     os.mkfifo(copy / "common.pt")
-    assert _damage_of_share(copy, 0, 1) == f"{copy / 'common.pt'} is no file"
+    assert _damage_of_share(copy, 0, 1) == f"{copy / 'common.pt'} is not a file"

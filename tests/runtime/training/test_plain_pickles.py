@@ -86,7 +86,7 @@ def test_a_place_outside_the_checkpoint_is_refused(saved: Path, tmp_path: Path) 
     content = (copy / ".metadata").read_bytes()
     assert content.count(b"\x0c__0_0.distcp") == 1
     (copy / ".metadata").write_bytes(content.replace(b"\x0c__0_0.distcp", b"\x0c../../x/y/zz"))
-    assert "which is no file beside it" in refused(copy, tmp_path / "mark")
+    assert "which is not a file in its directory" in refused(copy, tmp_path / "mark")
 
 
 def test_room_for_a_bytearray_is_not_asked_for(saved: Path, tmp_path: Path) -> None:

@@ -109,14 +109,14 @@ def test_staleness_is_the_distance_of_the_versions() -> None:
         (
             0,
             0,
-            "step 3: a token was drawn by version 0 of the policy, 3 updates before .* the plan allows 0; .*--resume",
+            "step 3: a token was sampled by version 0 of the policy, 3 updates before .* the plan allows 0; .*--resume",
         ),
         (
             0,
             2,
-            "step 3: a token was drawn by version 0 of the policy, 3 updates before .* the plan allows 2; .*--resume",
+            "step 3: a token was sampled by version 0 of the policy, 3 updates before .* the plan allows 2; .*--resume",
         ),
-        (4, 2, "step 3: a token was drawn by version 4 of the policy and version 3 is to be trained, .* allows 2 upd"),
+        (4, 2, "step 3: a token was sampled by version 4 of the policy and version 3 is to be trained; .* most 2 upd"),
     ],
 )
 def test_a_token_of_a_version_that_the_plan_does_not_allow_is_refused(version: int, bound: int, sentence: str) -> None:
@@ -241,8 +241,8 @@ def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_a
     )
     sentence = stops(asked, lose_refits)
     assert sentence.startswith(
-        f"step {bound + 1}: a token was drawn by version 0 of the policy, {bound + 1} updates before the one that uses "
-        f"it, and the plan allows {bound};"
+        f"step {bound + 1}: a token was sampled by version 0 of the policy, {bound + 1} updates before the one that "
+        f"uses it, and the plan allows {bound};"
     )
     assert sentence.endswith("run again with --resume to go on from the last checkpoint.")
 
@@ -269,7 +269,7 @@ def test_ranks_of_one_replica_must_hold_one_version(directory: Path) -> None:
 def test_experience_that_comes_in_another_order_is_refused(directory: Path) -> None:
     asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(PPO_GRAPH, 2)[2], 2)
     sentence = stops(asked, reorder)
-    assert sentence.startswith("step 0: rank 0 handed over what actor_generate wrote for step 1;")
+    assert sentence.startswith("step 0: rank 0 sent the output of actor_generate for step 1;")
 
 
 def delay_the_generator(patch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ def test_the_new_plan_is_written_and_what_it_costs_is_said(call: Call, plan: Pat
     run, output = run_of(plan, tmp_path / "run"), tmp_path / "plan2.json"
     outcome = call("replan", plan, run, "-o", output)
     assert outcome.code == 0
-    assert "as things are, with the plan as it is" in outcome.out
-    assert "moving takes" in outcome.out
+    assert "with the current plan at the observed speeds" in outcome.out
+    assert "switching takes" in outcome.out
     assert call("verify", output).code == 0
 
 
@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(call: Call, plan: Path, tmp_pat
     run = run_of(plan, tmp_path / "run")
     outcome = call("replan", plan, run, "--lost-nodes", "1")
     assert outcome.code == 2
-    assert "--lost-nodes 1 leaves no node of 1; lose fewer." in outcome.err
+    assert "--lost-nodes 1 leaves none of 1 nodes; use a smaller number." in outcome.err
     missing = call("replan", plan, tmp_path / "none")
     assert missing.code == 2
     assert "does not exist" in missing.err

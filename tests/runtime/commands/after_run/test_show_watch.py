@@ -88,7 +88,7 @@ def test_what_teachers_say_of_held_out_prompts_is_told_as_a_divergence(shown: st
     """Their mean score is the negative of it."""
     learned = {**FOUND.learned, "kl_to_teachers_per_token": 0.3}
     held_out = tuple({**one, "mean_score": -one["mean_score"]} for one in FOUND.held_out)
-    told = "held-out KL to the teachers of a token after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation"
+    told = "held-out KL to the teachers per token after 20 updates: 0.900 ± 0.200, 0.100 at the first evaluation"
     assert told in _text(replace(FOUND, learned=learned, held_out=held_out))
 
 

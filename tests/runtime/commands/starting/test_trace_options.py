@@ -67,11 +67,11 @@ def test_a_trace_that_is_no_use_is_refused_in_a_sentence(call: Call, job: Path, 
     output = tmp_path / "plan.json"
     silent = call("plan", job, "--from-trace", run_of(plan, tmp_path / "silent"), "-o", output)
     assert silent.code == 2
-    assert "tells no tokens" in silent.err
+    assert "has no tokens" in silent.err
     missing = call("plan", job, "--from-trace", tmp_path / "none", "-o", output)
     assert missing.code == 2
     assert "does not exist" in missing.err
     alone = call("plan", job, "--trace-field", "prompt=n", "-o", output)
     assert alone.code == 2
-    assert "give that too" in alone.err
+    assert "give --from-trace too" in alone.err
     assert not output.exists()

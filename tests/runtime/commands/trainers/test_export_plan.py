@@ -30,7 +30,7 @@ def test_a_job_may_be_left_out_and_another_one_is_refused(call: Call, job: Path,
 def test_ranks_are_of_models_alone(call: Call, plan: Path, tmp_path: Path) -> None:
     outcome = call("export", plan, "--to", "slime", "--ranks", 2, "-o", tmp_path / "out")
     assert outcome.code == 2
-    assert "it is of hf alone" in outcome.err
+    assert "is for hf alone" in outcome.err
 
 
 def test_a_plan_for_a_trainer_is_exported_with_the_job_that_it_was_made_of(

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.commands.trainers.import_command import _shapes, _told
+from meshwright.runtime.commands.trainers.import_command import _plain, _shapes
 from tests.planner.imports.written import plan_of, written
 from tests.planner.plans import random_plan
 from tests.runtime.command import Call
@@ -26,7 +26,7 @@ def test_a_configuration_becomes_a_job_and_a_plan(call: Call, configuration: Pat
     job, plan = tmp_path / "job.yaml", tmp_path / "configured.json"
     outcome = call("import", configuration, *ASKED, "-o", job, "--plan", plan)
     assert outcome.code == 0
-    for told in ("ds.tensor_parallel_size", "as configured", "best that openrlhf can say", "best of all"):
+    for told in ("ds.tensor_parallel_size", "as configured", "best within the settings of openrlhf", "best of all"):
         assert told in outcome.out
     assert call("verify", plan).code == 0
     assert call("plan", job, "--pins", plan, "--gap", 0.5, "-o", tmp_path / "again.json").code == 0
@@ -76,7 +76,7 @@ def test_the_best_plan_of_a_trainer_is_told_apart_from_the_best_of_all() -> None
     as_it_is, within, best = (
         random_plan(1).model_copy(update={"period_seconds": seconds}) for seconds in (9.0, 7.0, 5.0)
     )
-    found = _told(Imported(plan=as_it_is, within=within, best=best, deciding=(), notes=(), unread=()))
+    found = _plain(Imported(plan=as_it_is, within=within, best=best, deciding=(), notes=(), unread=()))
     assert (found["step_seconds"], found["within_seconds"], found["best_seconds"]) == (9.0, 7.0, 5.0)
 
 

@@ -19,12 +19,12 @@ def test_what_cannot_be_said_is_told_with_its_price_and_the_rest_is_counted(caps
     assert found is not None
     show_trainers.export(found, Path("out"))
     text = capsys.readouterr().out
-    assert "it cannot say" not in text
+    assert "has no setting for" not in text
     assert "out/run.sh\nout/plan.json\nout/export.json\n" in text
     clauses = tuple(f"clause {number}" for number in range(20))
     step = found.plan.period_seconds
     show_trainers.export(replace(found, unsaid=clauses, lost_seconds=step / 2), Path("out"))
     text = capsys.readouterr().out
-    assert "it cannot say 20 of the plan's choices" in text
+    assert "has no setting for 20 of the plan's choices" in text
     assert "+100.0%" in text
     assert "- and 8 more; export.json has them all" in text
