@@ -1,4 +1,4 @@
-"""Writes the page of all keys of a job from the job's own schema:
+"""Writes the page of all keys of a job from the job's schema:
 
 python docs/job_keys.py > docs/job.md
 """
@@ -19,11 +19,13 @@ from meshwright.planner.plan.learning_settings import LearningSettings
 
 _TITLE = """# The job file
 
-All keys of `job.yaml`, with their types, defaults and meanings. `meshwright init` writes a first job with comments; the
-`examples/` are jobs that can be planned as they are. A key that is not here is refused, with the nearest that is.
-Durations are in seconds, memory in bytes, lengths in tokens; paths are relative to the job file.
+All keys of `job.yaml`, with their types, defaults and meanings.
 
-This page is made from the schema (`python docs/job_keys.py`), and a test holds it to it.
+- `meshwright init` writes a first job with comments. The jobs in `examples/` can be planned as they are.
+- An unknown key is refused; the message names the nearest known key.
+- Durations are in seconds, memory in bytes, lengths in tokens. Paths are relative to the job file.
+
+`python docs/job_keys.py` generates this page from the schema. A test compares the two.
 """
 _LEARNING = "settings of every algorithm"
 _PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "nothing"}
@@ -39,7 +41,7 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    """The job's own keys, then those of each group in the order in which they are met, each kind of group once."""
+    """The job's own keys, then the keys of each type of group, in the order in which they first occur."""
     waiting: list[tuple[str, type[BaseModel]]] = [("", Job)]
     known: set[type[BaseModel]] = {Job}
     has_learning = False
@@ -57,7 +59,7 @@ def _sections() -> Iterator[str]:
 
 
 def _groups(path: str, model: type[BaseModel], known: set[type[BaseModel]]) -> list[tuple[str, type[BaseModel]]]:
-    """Groups of keys within one, by their paths, that were not met before."""
+    """Nested groups of keys with their paths, without those in `known`."""
     found = []
     for name, field in model.model_fields.items():
         for group in _models_in(field.annotation):
@@ -71,7 +73,7 @@ def _section(path: str, model: type[BaseModel], fields: Mapping[str, FieldInfo])
     title = f"## `{path}`" if path and path != _LEARNING else f"## {path.capitalize() or 'The job'}"
     lines = [title, ""]
     if path in SETTINGS_KEYS.values():
-        lines += [f"Beside the [{_LEARNING}](job.md#{_LEARNING.replace(' ', '-')}).", ""]
+        lines += [f"In addition to the [{_LEARNING}](job.md#{_LEARNING.replace(' ', '-')}).", ""]
     elif path and model.__doc__:
         lines += [" ".join(model.__doc__.split("\n\n")[0].split()), ""]
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
@@ -80,12 +82,12 @@ def _section(path: str, model: type[BaseModel], fields: Mapping[str, FieldInfo])
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    default = "**required**" if field.is_required() else _told(field.get_default(call_default_factory=True))
+    default = "**required**" if field.is_required() else _default_text(field.get_default(call_default_factory=True))
     kind = _kind(field.annotation, _limits(field.metadata))
     return f"| `{name}` | {kind} | {default} | {(field.description or '').replace('|', '/')} |"
 
 
-def _told(default: Any) -> str:
+def _default_text(default: Any) -> str:
     if default is None:
         return "none"
     if isinstance(default, BaseModel):

@@ -1,6 +1,6 @@
 """Draws the imports between folders into docs/architecture.md: `make picture`.
 
-An arrow goes from a folder that imports to one that is imported. An arrow that a chain of others implies is left out.
+An arrow goes from the importing folder to the imported one. An arrow that a chain of others implies is omitted.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import networkx as nx
 
 PAGE = Path(__file__).with_name("architecture.md")
 _WITH_FOLDERS = ("runtime", "planner")
-"""The packages whose folders are drawn apart."""
+"""The packages whose folders are drawn as nodes of their own."""
 
 _PACKAGES = ("meshwright.runtime", "meshwright.planner", "meshwright.cost_models", "meshwright.profiles")
 _BEGIN, _END = "```mermaid\n", "```\n"
 
 
 def with_picture(page: str) -> str:
-    """The text of the page with its drawing as the imports are now."""
+    """The text of the page with a drawing of the current imports."""
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{drawing(folder_imports())}{_END}{after}"
 
 
 def folder_imports() -> nx.DiGraph[tuple[str, ...]]:
-    """Which folder imports which: (package, folder) or, of a package that has no folders, (package,)."""
+    """A graph of which folder imports which. A node is (package, folder), or (package,) without folders."""
     modules = grimp.build_graph(*_PACKAGES, cache_dir=None)
     found: nx.DiGraph[tuple[str, ...]] = nx.DiGraph()
     for importer in modules.modules:

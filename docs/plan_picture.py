@@ -1,4 +1,4 @@
-"""Draws the plan of a job as the report shows it at a glance, as one SVG file: docs/plan.svg is
+"""Draws the plan of a job like the overview of the report, as one SVG file. This command makes docs/plan.svg:
 
 python docs/plan_picture.py examples/70b-64xh100/job.yaml --staleness 2 -o docs/plan.svg
 """
@@ -24,7 +24,7 @@ from meshwright.profiles.errors import Infeasible
 from meshwright.profiles.stages import StageGraph
 
 _MARGIN, _WIDTH, _EDGE, _LEGEND = 150, 900, 12, 24
-"""Pixels of the nodes' names, of the plot, of paper around both, and of what names the colours."""
+"""Pixels: width of the nodes' names, width of the plot, margin around both, height of the legend."""
 
 _PLACE = re.compile(r"top:([\d.]+)px;height:([\d.]+)px")
 _BESIDE_THE_REPORT = """
@@ -57,7 +57,7 @@ def plan_of(path: Path, staleness: int) -> Plan:
 
 
 def picture_of(plan: Plan) -> str:
-    """The text of an SVG file: the report's plot, with the names of its nodes and of its colours."""
+    """The text of an SVG file: the report's plot, with the names of its nodes and a legend of its colours."""
     drawn = ElementTree.fromstring(glance(plan)).find(".//div[@class='picture']")
     assert drawn is not None
     names, plot = drawn
@@ -90,7 +90,7 @@ def _node(span: ElementTree.Element) -> Html:
 
 
 def _legend(baseline: float, graph: StageGraph) -> Html:
-    """What each colour stands for, from left to right."""
+    """The meaning of each colour, from left to right."""
     names = (*graph.names, "refit")
     each = (_MARGIN + _WIDTH) / len(names)
     lefts = [_EDGE + each * place for place in range(len(names))]

@@ -1,5 +1,5 @@
-"""A hook of MkDocs: some pages at the root of the repository are pages of the site too, links to other files are their
-names alone, and blocks of code can be scrolled from the keyboard.
+"""A hook of MkDocs. It adds pages at the root of the repository to the site, replaces links to other files by their
+text, and makes code blocks scrollable from the keyboard.
 
 https://www.mkdocs.org/user-guide/configuration/#hooks
 """
@@ -21,7 +21,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages at the root; their links into docs/ are within the site."""
+    """Add the pages at the root; their links into docs/ stay within the site."""
     for name in PAGES:
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, name, content=text))
@@ -29,12 +29,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Links that leave docs/ lead to a page at the root, or become the text that they have."""
+    """Point links that leave docs/ at a page at the root, or replace them by their text."""
     return _LINK.sub(partial(_within_the_site, folder=posixpath.dirname(page.file.src_uri), files=files), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """A block wider than the page can be reached with the keyboard (WCAG 2.1.1)."""
+    """Make code blocks focusable, so that wide ones can be scrolled from the keyboard (WCAG 2.1.1)."""
     return html.replace("<pre>", '<pre tabindex="0">')
 
 

@@ -1,4 +1,4 @@
-"""Reads the keys of another trainer out of its own package, as the facts that exports are checked against:
+"""Reads the keys of another trainer from its package. Exports are checked against them:
 
 python docs/trainer_keys.py verl verl-0.9.1-py3-none-any.whl > planner/export/data/verl.json
 python docs/trainer_keys.py openrlhf openrlhf-0.11.2-*.whl > planner/export/data/openrlhf.json
@@ -20,7 +20,7 @@ import yaml
 _VERL = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
 _OPENRLHF = "openrlhf/cli/train_ppo_ray.py"
 _LEFT_OUT = ("profiler", "global_profiler", "prometheus", "trace", "qat", "distillation", "skip", "transfer_queue")
-"""Groups of verl that say nothing of how a step runs."""
+"""Groups of verl that have no effect on how a step runs."""
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
         if arguments.trainer == "verl":
             keys |= _groups(yaml.safe_load(wheel.read(f"{Path(path).parent}/ppo_trainer.yaml")))
     version = arguments.wheel.name.split("-")[1]
-    told = {"trainer": arguments.trainer, "version": version, "source": file, "keys": keys}
-    sys.stdout.write(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    document = {"trainer": arguments.trainer, "version": version, "source": file, "keys": keys}
+    sys.stdout.write(json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def _leaves(tree: dict[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
@@ -51,13 +51,13 @@ def _leaves(tree: dict[str, Any], *keys: str) -> Iterator[tuple[str, Any]]:
 
 
 def _groups(tree: dict[str, Any]) -> dict[str, Any]:
-    """What hydra is asked to choose among, each with its default."""
+    """The config groups of hydra's defaults list, each with its default."""
     chosen = (one for one in tree["defaults"] if isinstance(one, dict))
     return {key: value for one in chosen for key, value in one.items() if "@" not in key}
 
 
 def _options(text: str) -> Iterator[tuple[str, Any]]:
-    """Those that argparse is told of under a plain name or one with the prefix of a role."""
+    """The flags that are added to argparse, with a plain name or with the prefix of a role."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             given = {one.arg: one.value for one in node.keywords}
