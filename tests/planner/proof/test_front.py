@@ -36,7 +36,7 @@ def test_no_schedule_of_a_site_takes_less_of_something_than_all_that_are_kept(na
         for stage in PPO_GRAPH.stages:
             kept = space.choices[stage.name]
             of_site = {site: kept.amounts[:6, kept.site == number] for site, number in every.sites.items()}
-            for (part, layout), schedule in legal_choices(facts, stage, scope):
+            for (part, layout), schedule in choices_by_the_rules(facts, stage, scope):
                 amounts = amounts_of(every, stage, Choice(layout, schedule), scope, part)
                 rows = of_site[Site(part, layout)] if amounts else np.zeros((6, 0))
                 beats = (rows <= np.array(amounts or [0.0] * 6)[:, np.newaxis]).all(axis=0)
@@ -69,7 +69,7 @@ def test_a_schedule_that_fits_is_kept_where_smaller_ones_do_not() -> None:
     assert [row[0] for row in front.rows] == [0.5, 0.25]
 
 
-def legal_choices(facts: Facts, stage: Stage, scope: Scope) -> Iterator[tuple[Site, Schedule]]:
+def choices_by_the_rules(facts: Facts, stage: Stage, scope: Scope) -> Iterator[tuple[Site, Schedule]]:
     """By the rules alone."""
     for kind in set(kinds_of(facts, stage, ()).values()):
         for choice in choices(facts, stage, kind.num_ranks, (), part=kind.part, scope=scope):
