@@ -14,20 +14,20 @@ from typing import NamedTuple, TypeAlias
 from meshwright.cost_models import transfer
 from meshwright.cost_models.collectives import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.context import ContextShard, parts
+from meshwright.cost_models.context import ContextShard, context_parallel_batches
 from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
-from meshwright.cost_models.dealing import Deals, MicroBatches
-from meshwright.cost_models.generation_cost import Generation, Work, work_of
+from meshwright.cost_models.dealing import MicroBatchCache, MicroBatches
+from meshwright.cost_models.generation_cost import Generation, Work, generation_work
 from meshwright.cost_models.layout_costs import PipelineCosts
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import Computed, Computing, Pipeline
+from meshwright.cost_models.pipeline import BatchCompute, Pipeline, RankCompute
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, LayoutCosts, Move, Once, Summed
+from meshwright.cost_models.question import Call, LayoutCosts, Memo, Move, TotalCosts
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
-from meshwright.cost_models.roofline import least_generation_seconds, least_rank_seconds
-from meshwright.cost_models.rounds import responses_of
-from meshwright.cost_models.streaming_cost import ChunkShard, ChunksOf, Streams, all_chunks, last_chunks
-from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.cost_models.roofline import generation_lower_bound, rank_seconds_lower_bound
+from meshwright.cost_models.rounds import replica_responses
+from meshwright.cost_models.streaming_cost import ChunkFunction, ChunkShard, StreamingCache, all_chunks, last_chunks
+from meshwright.cost_models.turn_cost import Overlap, SteadyState
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
@@ -43,32 +43,38 @@ from meshwright.profiles.workload import Workload
 _FEW = 8
 """Number of workloads whose batch splits are cached."""
 
-ShardOf: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
+ShardFactory: TypeAlias = Callable[[ModelSpec, int, AnalyticShard, bool], Shard]
 """Return the times of one tensor-parallel shard of a model.
 
 Arguments: the model, tp, the analytic times of the shard, and whether a separate generation engine runs it.
 """
 
 
-class Dealings(NamedTuple):
+class WorkloadSplits(NamedTuple):
     """The split of one workload's rows, independent of the model: micro-batches, streamed chunks, periods of
     generation, and multi-turn rollouts if the workload has turns.
 
     `works` is keyed by rows, slots, overlap, pipeline stages, rows of a prompt, and the most tokens of a prefill.
     """
 
-    batches: Deals
-    streams: Streams
-    turns: Turns
-    works: Once[tuple[int, int, Overlap, int, int, int | None], Work]
+    batches: MicroBatchCache
+    streams: StreamingCache
+    periods: SteadyState
+    works: Memo[tuple[int, int, Overlap, int, int, int | None], Work]
     rollouts: RolloutCosts | None
 
     @classmethod
     @lru_cache(maxsize=_FEW)
-    def of(cls, workload: Workload) -> Dealings:
+    def for_workload(cls, workload: Workload) -> WorkloadSplits:
         """Return the split, which all cost models of a workload share; nothing is computed until it is used."""
         rollouts = RolloutCosts(workload) if workload.turns else None
-        return cls(Deals(workload.sequence_lengths), Streams(workload), Turns(workload), Once(), rollouts)
+        return cls(
+            MicroBatchCache(workload.sequence_lengths),
+            StreamingCache(workload),
+            SteadyState(workload),
+            Memo(),
+            rollouts,
+        )
 
 
 class AnalyticModel:
@@ -78,8 +84,8 @@ class AnalyticModel:
     `engine` the framework itself generates.
     """
 
-    memory_grows = True
-    seconds_grow = True
+    memory_is_monotone = True
+    seconds_are_monotone = True
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class AnalyticModel:
         precision: str,
         *,
         table: Table | None = None,
-        shard_of: ShardOf | None = None,
+        make_shard: ShardFactory | None = None,
         framework: Framework | None = None,
         engine: Engine | None = None,
         efficiency: Efficiency | None = None,
@@ -96,52 +102,52 @@ class AnalyticModel:
         self._cluster, self._workload, self._precision = cluster, workload, precision
         self._size = element_bytes(precision)
         self._efficiency = efficiency or efficiency_of(cluster.device.kind, cluster.device.name)
-        self._shard_of, self._framework = shard_of, framework or own_framework(cluster.device.kind)
-        self._engine, self._generating = engine, engine.passes_on(cluster.device.kind) if engine else self._framework
+        self._shard_of, self._framework = make_shard, framework or own_framework(cluster.device.kind)
+        self._engine, self._generating = engine, engine.framework_on(cluster.device.kind) if engine else self._framework
         self._has_own_engine = self._generating is not self._framework
         self._collectives = table.collectives if table else ()
-        self._networks: Once[bool, Network] = Once()
-        self._dealings = Dealings.of(workload)
-        self._costs: Once[Call, Cost] = Once()
-        self._memories: Once[Call, Memory] = Once()
-        self._layout_memories: Once[tuple[str, ModelSpec, Layout], LayoutMemory] = Once()
-        self._layout_costs: Once[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Once()
-        self._generations: Once[tuple[ModelSpec, Layout], Generation] = Once()
-        self._pipelines: Once[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Once()
-        self._updates: Once[tuple[ModelSpec, Layout], list[Addend]] = Once()
-        self._computing: Once[tuple[ModelSpec, int, bool, int, int, int], Computing] = Once()
-        self._computed: Once[tuple[Computing, ChunksOf | Recompute, bool, int, int, int], Computed] = Once()
-        self._layout_groups: Once[Layout, Groups] = Once()
-        self._shard_pairs: Once[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Once()
-        self._batches: Once[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Once()
+        self._networks: Memo[bool, Network] = Memo()
+        self._dealings = WorkloadSplits.for_workload(workload)
+        self._costs: Memo[Call, Cost] = Memo()
+        self._memories: Memo[Call, Memory] = Memo()
+        self._layout_memories: Memo[tuple[str, ModelSpec, Layout], LayoutMemory] = Memo()
+        self._layout_costs: Memo[tuple[str, ModelSpec, Layout, int], PipelineCosts] = Memo()
+        self._generations: Memo[tuple[ModelSpec, Layout], Generation] = Memo()
+        self._pipelines: Memo[tuple[str, ModelSpec, Layout, Recompute], Pipeline] = Memo()
+        self._updates: Memo[tuple[ModelSpec, Layout], list[Addend]] = Memo()
+        self._computing: Memo[tuple[ModelSpec, int, bool, int, int, int], RankCompute] = Memo()
+        self._computed: Memo[tuple[RankCompute, ChunkFunction | Recompute, bool, int, int, int], BatchCompute] = Memo()
+        self._layout_groups: Memo[Layout, Groups] = Memo()
+        self._shard_pairs: Memo[tuple[ModelSpec, int, bool, int, int, bool, bool], tuple[Shard, AnalyticShard]] = Memo()
+        self._batches: Memo[tuple[int, int, int, int], tuple[MicroBatches, ...]] = Memo()
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """A bound from arithmetic alone; 0 if times are measured. Some devices exceed their datasheet's peak."""
         del part
-        if not self.seconds_grow:
+        if not self.seconds_are_monotone:
             return 0.0
-        least = least_rank_seconds(stage, model, self._cluster, self._workload, self._precision)
+        least = rank_seconds_lower_bound(stage, model, self._cluster, self._workload, self._precision)
         return least / num_ranks / max(1.0, self._efficiency.gemm.flops)
 
-    def least_generation_seconds(self, call: Call) -> float:
+    def generation_lower_bound(self, call: Call) -> float:
         """A bound from the fewest possible rounds; 0 if times are measured."""
-        if not self.seconds_grow:
+        if not self.seconds_are_monotone:
             return 0.0
         replica, overlap = self._replica(call)
         generation, num_rows, num_slots = self._generation(call), replica.num_rows, replica.num_slots
         if self._dealings.rollouts:
-            return self._dealings.rollouts.least_seconds(generation, replica)
-        responses = responses_of(self._workload, num_rows)
+            return self._dealings.rollouts.lower_bound_seconds(generation, replica)
+        responses = replica_responses(self._workload, num_rows)
         longest = int(responses[-1]) - 1 if overlap.in_flight(num_rows) == num_rows else 0
-        return least_generation_seconds(generation, responses, num_slots, num_slots, longest)
+        return generation_lower_bound(generation, responses, num_slots, num_slots, longest)
 
-    def dealt(self, call: Call) -> Schedule:
+    def with_row_split(self, call: Call) -> Schedule:
         """Return the schedule unchanged: all nodes are of one kind."""
         return call.schedule
 
     def seconds(self, call: Call) -> Cost:
         """Return the seconds of one step. Raises BadInput for a layout that does not divide the model."""
-        return self._costs.of(call, lambda: self._seconds(call))
+        return self._costs.memoize(call, lambda: self._seconds(call))
 
     def tail_seconds(self, call: Call) -> float:
         if not call.schedule.chunk_tokens:
@@ -149,7 +155,7 @@ class AnalyticModel:
         return self._pipeline_costs(call).tail_seconds(call.schedule)
 
     def memory(self, call: Call) -> Memory:
-        return self._memories.of(call, lambda: self._layout_memory(call).memory(call))
+        return self._memories.memoize(call, lambda: self._layout_memory(call).memory(call))
 
     def _layout_memory(self, call: Call) -> LayoutMemory:
         """Return the memory model, which every schedule of a layout shares."""
@@ -157,18 +163,18 @@ class AnalyticModel:
         def make() -> LayoutMemory:
             return LayoutMemory(call, call.model.shard(call.layout.tp), self._workload, self._size)
 
-        return self._layout_memories.of((call.stage.name, call.model, call.layout), make)
+        return self._layout_memories.memoize((call.stage.name, call.model, call.layout), make)
 
     def on_layout(self, call: Call) -> LayoutCosts:
         if call.stage.generates:
-            return Summed(self, call)
+            return TotalCosts(self, call)
         return self._pipeline_costs(call)
 
     def move_seconds(self, move: Move) -> Cost:
         return transfer.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
-        return transfer.handover_seconds(num_bytes, self._cluster, self._efficiency)
+    def transfer_seconds(self, num_bytes: float) -> Cost:
+        return transfer.experience_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
         if not call.stage.generates:
@@ -180,7 +186,7 @@ class AnalyticModel:
 
     def _pipeline_costs(self, call: Call) -> PipelineCosts:
         key = call.stage.name, call.model, call.layout, call.replica_rows
-        return self._layout_costs.of(key, lambda: self._make_pipeline_costs(call))
+        return self._layout_costs.memoize(key, lambda: self._make_pipeline_costs(call))
 
     def _make_pipeline_costs(self, call: Call) -> PipelineCosts:
         layout, workload, computing = call.layout, self._workload, self._computing_of(call)
@@ -188,17 +194,19 @@ class AnalyticModel:
 
         def pipeline_of(recompute: Recompute) -> Pipeline:
             kind = call.stage.name, call.model, layout, recompute
-            return self._pipelines.of(
+            return self._pipelines.memoize(
                 kind, lambda: self._pipeline(_with(call, Schedule(recompute=recompute)), computing)
             )
 
-        def computed_of(schedule: Schedule) -> Computed:
+        def computed_of(schedule: Schedule) -> BatchCompute:
             if schedule.chunk_tokens:
                 return self._streamed(call.stage, computing, rows, schedule, all_chunks)
             recompute, at_a_time = schedule.recompute, (schedule.micro_batch_size, schedule.micro_batch_tokens)
-            return self._computed.of(
+            return self._computed.memoize(
                 (computing, recompute, trains, rows, *at_a_time),
-                lambda: computing.of(self._micro_batches(rows, schedule, layout.cp), recompute, trains=trains),
+                lambda: computing.batch_compute(
+                    self._micro_batches(rows, schedule, layout.cp), recompute, trains=trains
+                ),
             )
 
         return PipelineCosts(
@@ -206,12 +214,14 @@ class AnalyticModel:
             num_rows=rows,
             num_updates=workload.num_minibatches * workload.num_epochs if trains else 0,
             pipeline_of=pipeline_of,
-            computed_of=computed_of,
+            compute_of=computed_of,
             tail_of=lambda schedule: self._streamed(call.stage, computing, rows, schedule, last_chunks),
-            update=lambda: self._updates.of((call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()),
-            away=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
+            update=lambda: self._updates.memoize(
+                (call.model, layout), lambda: pipeline_of(Recompute.NONE).update_addends()
+            ),
+            offload_addends=lambda offload: addends_of(self._offload_seconds(_with(call, Schedule(offload=offload)))),
             memory=self._layout_memory(call),
-            plain=self._pipeline_costs(replace(call, layout=replace(layout, vpp=1))) if layout.vpp > 1 else None,
+            without_vpp=self._pipeline_costs(replace(call, layout=replace(layout, vpp=1))) if layout.vpp > 1 else None,
         )
 
     def _rows(self, call: Call) -> int:
@@ -229,15 +239,15 @@ class AnalyticModel:
         most_tokens = self._generating.max_tokens
 
         def work() -> Work:
-            rounds = self._dealings.turns.rounds(num_rows, num_slots, overlap)
-            return work_of(rounds, num_slots, pp, same_prompt, most_tokens=most_tokens)
+            rounds = self._dealings.periods.rounds(num_rows, num_slots, overlap)
+            return generation_work(rounds, num_slots, pp, same_prompt, max_tokens=most_tokens)
 
         generation = self._generation(call)
         if self._dealings.rollouts:
             cost = self._dealings.rollouts.seconds(generation, replica)
         else:
             key = num_rows, num_slots, overlap, pp, same_prompt, most_tokens
-            cost = generation.seconds(self._dealings.works.of(key, work))
+            cost = generation.seconds(self._dealings.works.memoize(key, work))
         need = self._workload.cache_need(call.schedule, call.layout.dp)
         if need.preemptions:
             mean_prompt = self._workload.prompt_lengths.mean
@@ -260,7 +270,7 @@ class AnalyticModel:
 
     def _tokens_in_flight(self) -> float:
         """Return the mean number of tokens of a sequence in flight."""
-        return self._workload.prompt_lengths.mean + self._workload.response_lengths.half_of_one_met
+        return self._workload.prompt_lengths.mean + self._workload.response_lengths.mean_tokens_in_flight
 
     def _generation(self, call: Call) -> Generation:
         """Return the generation model, which every schedule of a layout shares."""
@@ -275,7 +285,7 @@ class AnalyticModel:
                 framework=self._generating,
             )
 
-        return self._generations.of((call.model, call.layout), make)
+        return self._generations.memoize((call.model, call.layout), make)
 
     def _overlap(self, call: Call, num_rows: int) -> Overlap:
         """Return how one replica's batches overlap. Raises BadInput if a sequence could exceed its deferral."""
@@ -293,8 +303,8 @@ class AnalyticModel:
         return Overlap.of(schedule, call.layout.dp, num_rows, call.max_deferral)
 
     def _streamed(
-        self, stage: Stage, computing: Computing, num_rows: int, schedule: Schedule, chunks_of: ChunksOf
-    ) -> Computed:
+        self, stage: Stage, computing: RankCompute, num_rows: int, schedule: Schedule, chunks_of: ChunkFunction
+    ) -> BatchCompute:
         """Return the compute of the prompts and all chunks, or of the last chunks alone.
 
         Raises BadInput for a stage that cannot stream.
@@ -303,14 +313,16 @@ class AnalyticModel:
         if not stage.may_stream:
             raise BadInput(f"{stage.name}: chunk_tokens={width}, and it does not read what is being generated; use 0.")
 
-        def make() -> Computed:
-            batches, contexts = self._dealings.streams.of(chunks_of, num_rows, size, width)
+        def make() -> BatchCompute:
+            batches, contexts = self._dealings.streams.passes(chunks_of, num_rows, size, width)
             chunk_shard = ChunkShard(computing.shard, computing.analytic, contexts)
-            return Computing(chunk_shard, computing.analytic).of(batches, schedule.recompute, trains=stage.trains)
+            return RankCompute(chunk_shard, computing.analytic).batch_compute(
+                batches, schedule.recompute, trains=stage.trains
+            )
 
-        return self._computed.of((computing, chunks_of, stage.trains, num_rows, size, width), make)
+        return self._computed.memoize((computing, chunks_of, stage.trains, num_rows, size, width), make)
 
-    def _pipeline(self, call: Call, computing: Computing) -> Pipeline:
+    def _pipeline(self, call: Call, computing: RankCompute) -> Pipeline:
         return Pipeline(
             call=call,
             computing=computing,
@@ -323,32 +335,32 @@ class AnalyticModel:
     def _network(self, framework: Framework) -> Network:
         """Return the collective times between ranks that run this framework."""
         peers = framework.peer_reductions
-        return self._networks.of(peers, lambda: self._make_network(peers))
+        return self._networks.memoize(peers, lambda: self._make_network(peers))
 
     def _make_network(self, peers: bool) -> Network:
         return Network(self._cluster, self._efficiency, self._collectives, peer_reductions=peers)
 
     def _groups(self, layout: Layout) -> Groups:
-        return self._layout_groups.of(layout, lambda: groups_of(layout, self._cluster))
+        return self._layout_groups.memoize(layout, lambda: groups_of(layout, self._cluster))
 
     def _shards(self, call: Call) -> tuple[Shard, AnalyticShard]:
         layout, quantised = call.layout, call.stage.is_quantised
         own_engine = call.stage.generates and (self._has_own_engine or quantised)
-        return self._shard_pairs.of(
+        return self._shard_pairs.memoize(
             (call.model, layout.tp, layout.sp, layout.ep, layout.etp, own_engine, quantised),
             lambda: self._make_shards(call.model, layout, own_engine, quantised),
         )
 
-    def _computing_of(self, call: Call) -> Computing:
+    def _computing_of(self, call: Call) -> RankCompute:
         """Return what one rank computes. Under context parallelism, measured times of whole sequences are adjusted."""
         layout = call.layout
 
-        def make() -> Computing:
+        def make() -> RankCompute:
             shard, analytic = self._shards(call)
             is_whole = layout.cp == 1 or shard is analytic
-            return Computing(shard if is_whole else ContextShard(shard, analytic, layout.cp), analytic)
+            return RankCompute(shard if is_whole else ContextShard(shard, analytic, layout.cp), analytic)
 
-        return self._computing.of((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
+        return self._computing.memoize((call.model, layout.tp, layout.sp, layout.ep, layout.etp, layout.cp), make)
 
     def _make_shards(
         self, model: ModelSpec, layout: Layout, own_engine: bool, quantised: bool
@@ -361,7 +373,7 @@ class AnalyticModel:
             self._efficiency,
             1 / tp if layout.sp else 1.0,
             spread=layout.expert_replicas,
-            folded=layout.folded,
+            folded=layout.fold_size,
             framework=self._generating if own_engine else self._framework,
             is_quantised=quantised,
         )
@@ -369,8 +381,8 @@ class AnalyticModel:
 
     def _micro_batches(self, num_rows: int, schedule: Schedule, cp: int) -> tuple[MicroBatches, ...]:
         key = num_rows, schedule.micro_batch_size, schedule.micro_batch_tokens
-        whole = self._dealings.batches.of(*key)
-        return whole if cp == 1 else self._batches.of((*key, cp), lambda: parts(whole, cp))
+        whole = self._dealings.batches.micro_batches(*key)
+        return whole if cp == 1 else self._batches.memoize((*key, cp), lambda: context_parallel_batches(whole, cp))
 
 
 def _with(call: Call, schedule: Schedule) -> Call:

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.collectives import Group, Law, Network
-from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
+from meshwright.cost_models.collectives import Group, Network, SecondsByBytes
+from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
 from meshwright.cost_models.measurements.measured import MeasuredShard
 from meshwright.cost_models.measurements.peaks import Peaks, with_peaks
-from meshwright.cost_models.mixed import MixedModel, PairModel, as_one_kind
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Once, Summed
+from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Memo, Move, TotalCosts
 from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.frameworks import OWN, EngineName, engine_named
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body, Shape, Table, Traffic, shape_of
+from meshwright.profiles.table import Shape, Table, TimedPass, Traffic, shape_of
 from meshwright.profiles.workload import Workload
 
 
@@ -32,8 +32,8 @@ class BlendedModel(AnalyticModel):
     project. Raises BadInput if the table is of another device or precision.
     """
 
-    memory_grows = False
-    seconds_grow = False
+    memory_is_monotone = False
+    seconds_are_monotone = False
 
     def __init__(
         self, table: Table, cluster: Cluster, workload: Workload, precision: str, engine: EngineName | None = None
@@ -41,7 +41,7 @@ class BlendedModel(AnalyticModel):
         engine_is_timed = engine in (None, table.provenance.engine)
 
         def shard_of(model: ModelSpec, tp: int, analytic: AnalyticShard, apart: bool) -> Shard:
-            if apart and engine not in OWN:
+            if apart and engine not in OWN_ENGINES:
                 return analytic
             uses_table = not apart or (engine_is_timed and not analytic.is_quantised)
             shard = analytic if not uses_table else _BlendedShard(MeasuredShard(table, model, tp), analytic)
@@ -49,26 +49,26 @@ class BlendedModel(AnalyticModel):
 
         table.require(cluster, precision)
         engine_facts = engine_named(engine) if engine else None
-        super().__init__(cluster, workload, precision, table=table, shard_of=shard_of, engine=engine_facts)
+        super().__init__(cluster, workload, precision, table=table, make_shard=shard_of, engine=engine_facts)
         self._has_own_engine = not engine_is_timed
         self._table = table
-        self._measured_memories: Once[Call, Memory] = Once()
+        self._measured_memories: Memo[Call, Memory] = Memo()
         self._peaks: dict[tuple[ModelSpec, int], Peaks] = {}
 
     def memory(self, call: Call) -> Memory:
-        return self._measured_memories.of(call, lambda: self._memory(call))
+        return self._measured_memories.memoize(call, lambda: self._memory(call))
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         return _corrected_cost(super().move_seconds(move), self._table, Traffic.REFIT)
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
-        return _corrected_cost(super().handover_seconds(num_bytes), self._table, Traffic.HANDOVER)
+    def transfer_seconds(self, num_bytes: float) -> Cost:
+        return _corrected_cost(super().transfer_seconds(num_bytes), self._table, Traffic.TRANSFER)
 
     def _make_network(self, peers: bool) -> Network:
-        if self._table.corrects(Traffic.COLLECTIVE):
+        if self._table.has_correction(Traffic.COLLECTIVE):
             return _CorrectedNetwork(self._cluster, self._efficiency, self._table, peer_reductions=peers)
         return super()._make_network(peers)
 
@@ -106,8 +106,8 @@ def cost_model(
         pairs = [
             PairModel(
                 (
-                    model_on(as_one_kind(one, other, cluster.between), mine),
-                    model_on(as_one_kind(other, one, cluster.between), theirs),
+                    model_on(homogeneous_cluster(one, other, cluster.between), mine),
+                    model_on(homogeneous_cluster(other, one, cluster.between), theirs),
                 ),
                 (one.num_ranks, other.num_ranks),
                 workload,
@@ -125,13 +125,13 @@ class _BlendedShard(Shard):
     def __init__(self, measured: MeasuredShard, analytic: AnalyticShard) -> None:
         self._measured, self._analytic = measured, analytic
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
         return self._of(body).time(body, rows, tokens, context)
 
-    def total(self, body: Body, passes: Passes) -> Time:
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
         return self._of(body).total(body, passes)
 
-    def _of(self, body: Body) -> Shard:
+    def _of(self, body: TimedPass) -> Shard:
         return self._measured if self._measured.covers(body) else self._analytic
 
 
@@ -144,15 +144,15 @@ def _corrected(shard: Shard, table: Table, shape: Shape) -> Shard:
 class _CorrectedShard(Shard):
     """Times of a shard multiplied by a factor for each kind of pass; they no longer count as measured."""
 
-    def __init__(self, shard: Shard, factors: Mapping[Body, float]) -> None:
+    def __init__(self, shard: Shard, factors: Mapping[TimedPass, float]) -> None:
         self._shard, self._factors = shard, factors
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
         time = self._shard.time(body, rows, tokens, context)
         if body not in self._factors:
             return time
         factor = self._factors[body]
-        return Time(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
+        return PassSeconds(time.layer * factor, time.ends * factor, least_trusted([time.source, Source.INTERPOLATED]))
 
 
 class _CorrectedNetwork(Network):
@@ -162,7 +162,7 @@ class _CorrectedNetwork(Network):
         super().__init__(cluster, efficiency, table.collectives, peer_reductions=peer_reductions)
         self._table = table
 
-    def _law(self, operation: str, group: Group) -> Law:
+    def _law(self, operation: str, group: Group) -> SecondsByBytes:
         law = super()._law(operation, group)
 
         def corrected(num_bytes: float) -> tuple[float, Source]:
@@ -176,7 +176,7 @@ class _CorrectedNetwork(Network):
 
 def _corrected_cost(cost: Cost, table: Table, traffic: Traffic) -> Cost:
     """Return the cost with the table's corrections; the same cost if they change nothing."""
-    if not table.corrects(traffic):
+    if not table.has_correction(traffic):
         return cost
     beyond = table.corrected(traffic, 0.0)
     factor = table.corrected(traffic, 1.0) - beyond

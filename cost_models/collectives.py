@@ -29,7 +29,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE = "all_reduce", "all_gather
 ALL_TO_ALL = "all_to_all"
 
 
-Law: TypeAlias = Callable[[float], tuple[float, Source]]
+SecondsByBytes: TypeAlias = Callable[[float], tuple[float, Source]]
 """Return the seconds for the bytes of a tensor, and their source."""
 
 
@@ -83,20 +83,20 @@ class Network:
         self._cluster, self._efficiency = cluster, efficiency
         self._peer = efficiency.peer if peer_reductions else None
         self._curves = _curves(measured)
-        self._laws: dict[tuple[str, Group], Law] = {}
+        self._laws: dict[tuple[str, Group], SecondsByBytes] = {}
 
     def seconds(self, operation: str, group: Group, num_bytes: float) -> tuple[float, Source]:
         """Return the seconds of one operation on a tensor of `num_bytes` (see `Exchange`); 0 for a group of one."""
-        return self.law(operation, group)(num_bytes)
+        return self.seconds_by_bytes(operation, group)(num_bytes)
 
-    def law(self, operation: str, group: Group) -> Law:
+    def seconds_by_bytes(self, operation: str, group: Group) -> SecondsByBytes:
         """Return the seconds as a function of bytes, for repeated use with one group."""
         cached = self._laws.get((operation, group))
         if cached is None:
             cached = self._laws[operation, group] = self._law(operation, group)
         return cached
 
-    def _law(self, operation: str, group: Group) -> Law:
+    def _law(self, operation: str, group: Group) -> SecondsByBytes:
         zero = 0.0, Source.ANALYTIC
         curve = self._curves.get((operation, group.size)) if 1 < group.size <= group.per_node else None
         if curve:

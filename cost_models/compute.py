@@ -20,7 +20,7 @@ from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, own_framework
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 _BACKWARD_LAUNCHES = 2
 """Backward kernels per forward kernel: the gradients of the input and of the weight."""
@@ -46,7 +46,7 @@ Pass: TypeAlias = tuple[float, float, float, float]
 Passes: TypeAlias = Sequence[Pass]
 
 
-class Time(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of one timed pass: `layer` for each layer, `ends` for embedding and head together."""
 
     layer: float
@@ -57,11 +57,11 @@ class Time(NamedTuple):
 class Shard(Protocol):
     """Times of the passes of one shard, as `profiles.harness` defines them."""
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
         """Return the seconds of a pass over `rows` rows of `tokens` new tokens with `context` cached tokens each."""
         ...
 
-    def total(self, body: Body, passes: Passes) -> Time:
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
         """Return the seconds of all these passes together."""
         layers = ends = 0.0
         worst_source = None
@@ -71,7 +71,7 @@ class Shard(Protocol):
             ends += number * end
             if source is not worst_source:
                 worst_source = least_trusted((worst_source, source)) if worst_source else source
-        return Time(layers, ends, worst_source or Source.MEASURED)
+        return PassSeconds(layers, ends, worst_source or Source.MEASURED)
 
 
 class _Launches(NamedTuple):
@@ -141,7 +141,7 @@ class AnalyticShard(Shard):
         self._window, self._window_share = model.window, model.num_window_layers / model.num_layers
         self._decode_attention = self._layer_decoding(cached_heads)
         self._dense_mlp = (hidden, model.up_size), (model.ffn_size, hidden)
-        self._gemms = model.attention_products + (() if model.experts else self._dense_mlp)
+        self._gemms = model.attention_linears + (() if model.experts else self._dense_mlp)
         mlp_elements: float = (2 + model.gated_mlp) * model.active_ffn_size()
         self._adapter = LowRank(model, self._kernels, number_format.size) if model.adapter else None
         self.is_quantised, is_fused = is_quantised, self._framework.kernels_per_layer is not None
@@ -164,13 +164,15 @@ class AnalyticShard(Shard):
         self._head_gradients = self._head_kernels.products([(self._outputs, hidden)])
         self._prefill_attention: dict[tuple[float, float], float] = {}  # attention of tokens among themselves
         forward: dict[float, float] = {}
-        self._pass_kinds = {body: self._make_pass_kind(body, {} if body is Body.TRAIN else forward) for body in Body}
+        self._pass_kinds = {
+            body: self._make_pass_kind(body, {} if body is TimedPass.TRAIN else forward) for body in TimedPass
+        }
 
-    def _make_pass_kind(self, body: Body, layers: dict[float, float]) -> _PassKind:
-        trains, samples = body is Body.TRAIN, body in (Body.PREFILL, Body.DECODE)
+    def _make_pass_kind(self, body: TimedPass, layers: dict[float, float]) -> _PassKind:
+        trains, samples = body is TimedPass.TRAIN, body in (TimedPass.PREFILL, TimedPass.DECODE)
         framework, efficiency = self._framework, self._efficiency
         passes = 1 + (_BACKWARD_LAUNCHES if trains else 0)
-        recorded = framework.recorded_kernels if body is Body.DECODE else None
+        recorded = framework.recorded_kernels if body is TimedPass.DECODE else None
         per_layer = recorded or framework.kernels_per_layer or efficiency.kernels_per_layer
         started = _LAYER_KERNELS_STARTED
         if self._adapter:
@@ -199,11 +201,11 @@ class AnalyticShard(Shard):
             heads={},
         )
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: Body, passes: Passes) -> Time:
-        if body is Body.OPTIMIZER:
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+        if body is TimedPass.OPTIMIZER:
             return self._optimizer()
         run, layers, ends = self._pass_kinds[body], 0.0, 0.0
         (launch_seconds, min_seconds), min_ends_seconds = run.layer_launches, run.ends_launches.minimum
@@ -219,7 +221,7 @@ class AnalyticShard(Shard):
             seconds = layer + attention
             layers += number * (seconds if seconds > min_seconds else min_seconds)
             ends += number * (end if end > min_ends_seconds else min_ends_seconds)
-        return Time(layers, ends, Source.ANALYTIC)
+        return PassSeconds(layers, ends, Source.ANALYTIC)
 
     def _layer(self, run: _PassKind, count: float) -> float:
         """Return the device seconds of a layer for `count` tokens, without attention."""
@@ -364,7 +366,7 @@ class AnalyticShard(Shard):
             product += gradients
         return product + head_count * run.head_seconds + count * run.token_seconds
 
-    def _optimizer(self) -> Time:
+    def _optimizer(self) -> PassSeconds:
         """Return the seconds of an Adam step in fp32.
 
         It reads gradient, weight and moments, writes weight and moments, casts, and zeroes the gradient.
@@ -372,9 +374,9 @@ class AnalyticShard(Shard):
         model = self._model
         per_param = self._kernels.elementwise(4 * 4 + 3 * 4 + self._size + 4)
         if model.adapter:
-            return Time(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
+            return PassSeconds(model.adapter_layer_params * per_param, 0.0, Source.ANALYTIC)
         ends = model.num_params - model.num_layers * model.layer_params
-        return Time(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
+        return PassSeconds(model.layer_params * per_param, ends * per_param, Source.ANALYTIC)
 
 
 def _heads(model: ModelSpec) -> tuple[Heads, Heads]:

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
+from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Source, least_trusted
 from meshwright.cost_models.dealing import MicroBatches
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 
-def parts(batches: Iterable[MicroBatches], cp: int) -> tuple[MicroBatches, ...]:
+def context_parallel_batches(batches: Iterable[MicroBatches], cp: int) -> tuple[MicroBatches, ...]:
     """Return the share of one of `cp` ranks of these micro-batches."""
     return tuple(MicroBatches(number, rows / cp, tokens) for number, rows, tokens in batches)
 
 
-def longest_part(tokens: int, cp: int) -> int:
+def context_parallel_tokens(tokens: int, cp: int) -> int:
     """Return the tokens that a rank holds of a sequence of `tokens` tokens, with slices padded to equal length."""
     return tokens if cp == 1 else 2 * -(-tokens // (2 * cp))
 
@@ -38,16 +38,16 @@ class ContextShard(Shard):
     analytic: AnalyticShard
     cp: int
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
-        if body is Body.OPTIMIZER:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
+        if body is TimedPass.OPTIMIZER:
             return self.shard.time(body, rows, tokens, context)
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: Body, passes: Passes) -> Time:
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
         local_passes = [(number, rows * self.cp, tokens / self.cp, context) for number, rows, tokens, context in passes]
-        local, trains = self.shard.total(body, local_passes), body is Body.TRAIN
+        local, trains = self.shard.total(body, local_passes), body is TimedPass.TRAIN
         attention, attention_seconds = self.analytic.attention, 0.0
         for (number, rows, tokens, _), (_, local_rows, local_tokens, _) in zip(passes, local_passes, strict=True):
             local_attention = attention(local_rows, local_tokens, trains=trains)
             attention_seconds += number * max(0.0, attention(rows, tokens, trains=trains) - local_attention)
-        return Time(local.layer + attention_seconds, local.ends, least_trusted([local.source, Source.ANALYTIC]))
+        return PassSeconds(local.layer + attention_seconds, local.ends, least_trusted([local.source, Source.ANALYTIC]))

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.question import Once
+from meshwright.cost_models.question import Memo
 from meshwright.profiles.lengths import Histogram
-from meshwright.profiles.packing import deal, deal_by_tokens
+from meshwright.profiles.packing import micro_batches_by_rows, micro_batches_by_tokens
 
 _MAX_GROUPS, _SIMILAR = 8, 1.1
 """Micro-batches are costed in at most about this many kinds; those whose tokens differ by less than the factor are
@@ -37,14 +37,14 @@ class MicroBatches(NamedTuple):
     tokens: float
 
 
-class Deals:
+class MicroBatchCache:
     """The micro-batches of batches with one distribution of lengths, cached."""
 
     def __init__(self, lengths: Histogram) -> None:
         self._lengths = lengths
-        self._known: Once[tuple[int, int, int], tuple[MicroBatches, ...]] = Once()
+        self._known: Memo[tuple[int, int, int], tuple[MicroBatches, ...]] = Memo()
 
-    def of(self, num_rows: int, micro_batch_size: int, most_tokens: int = 0) -> tuple[MicroBatches, ...]:
+    def micro_batches(self, num_rows: int, micro_batch_size: int, most_tokens: int = 0) -> tuple[MicroBatches, ...]:
         """Return micro-batches of at most `most_tokens` tokens if that is given, else of `micro_batch_size` rows."""
 
         def split() -> tuple[MicroBatches, ...]:
@@ -52,7 +52,7 @@ class Deals:
                 return capped_micro_batches(self._lengths, num_rows, most_tokens)
             return micro_batches(self._lengths, num_rows, micro_batch_size)
 
-        return self._known.of((num_rows, micro_batch_size, most_tokens), split)
+        return self._known.memoize((num_rows, micro_batch_size, most_tokens), split)
 
 
 def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> tuple[MicroBatches, ...]:
@@ -63,12 +63,12 @@ def micro_batches(lengths: Histogram, num_rows: int, micro_batch_size: int) -> t
     """
     num_batches = -(-num_rows // micro_batch_size)
     num_split = -(-num_batches * min(num_rows, _MAX_SPLIT_ROWS) // num_rows)
-    ordered = lengths.strata(round(num_rows * num_split / num_batches)).tolist()
+    ordered = lengths.stratified_sample(round(num_rows * num_split / num_batches)).tolist()
     if ordered[0] == ordered[-1] and num_rows % micro_batch_size == 0:  # equal rows need no split
         return (MicroBatches(num_batches, float(micro_batch_size), float(ordered[0])),)
     if num_split == 1:
         return (_group(*_totals([ordered]))._replace(number=num_batches),)
-    split = [[ordered[i] for i in indices] for indices in deal(ordered, micro_batch_size)]
+    split = [[ordered[i] for i in indices] for indices in micro_batches_by_rows(ordered, micro_batch_size)]
     return tuple(kind._replace(number=kind.number * num_batches / num_split) for kind in _groups(*_totals(split)))
 
 
@@ -80,7 +80,7 @@ def capped_micro_batches(lengths: Histogram, num_rows: int, most_tokens: int) ->
     """
     rows = min(num_rows, _MAX_SPLIT_ROWS)
     number = max(1, _SAMPLED_ROWS // num_rows)
-    sampled = np.random.default_rng(0).permutation(lengths.strata(rows * number)).reshape(number, rows)
+    sampled = np.random.default_rng(0).permutation(lengths.stratified_sample(rows * number)).reshape(number, rows)
     totals = (
         _split_together(sampled, most_tokens) if number >= _MIN_TOGETHER else _split_one_by_one(sampled, most_tokens)
     )
@@ -105,7 +105,11 @@ def _split_one_by_one(sampled: NDArray[np.int64], most_tokens: int) -> _Totals:
     """Return the totals of all micro-batches of some batches [batches, rows], each split by `deal_by_tokens`."""
     all_lengths = sampled.tolist()
     return _totals(
-        [[lengths[i] for i in indices] for lengths in all_lengths for indices in deal_by_tokens(lengths, most_tokens)]
+        [
+            [lengths[i] for i in indices]
+            for lengths in all_lengths
+            for indices in micro_batches_by_tokens(lengths, most_tokens)
+        ]
     )
 
 

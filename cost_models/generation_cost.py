@@ -15,14 +15,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.cost_models.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND_RECEIVE, Groups, Law, Network
+from meshwright.cost_models.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    SEND_RECEIVE,
+    Groups,
+    Network,
+    SecondsByBytes,
+)
 from meshwright.cost_models.compute import Pass, Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import LayerCounts
 from meshwright.cost_models.question import Call
 from meshwright.cost_models.rounds import Rounds, RoundWindow
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 RECOMPUTATION = "cache recomputation"
 """Name of the term for recomputing the cache of sequences in flight, once a period."""
@@ -37,7 +45,7 @@ _NO_PROMPTS = 1e-9
 """Number of prompts below which a rounding error of a sum is taken for zero."""
 
 _TERM_NAMES = {
-    body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (Body.DECODE, Body.PREFILL)
+    body: (f"{body.value} layers", f"{body.value} embedding and head") for body in (TimedPass.DECODE, TimedPass.PREFILL)
 }
 
 
@@ -53,9 +61,9 @@ class Load(NamedTuple):
 class Work(NamedTuple):
     """The passes and host work of one replica in a generation; independent of tp."""
 
-    loads: tuple[tuple[Body, Load], ...]
-    visits: float  # host iterations, each for one group
-    drawn: float  # sampled tokens that the host processes
+    loads: tuple[tuple[TimedPass, Load], ...]
+    host_iterations: float  # host iterations, each for one group
+    num_sampled: float  # sampled tokens that the host processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +82,14 @@ class Generation:
         tally, framework = Tally(), self.framework
         for body, load in work.loads:
             self._add(tally, body, load)
-        tally.add("scheduling", work.visits * framework.round_seconds + work.drawn * framework.row_seconds)
+        tally.add(
+            "scheduling", work.host_iterations * framework.round_seconds + work.num_sampled * framework.row_seconds
+        )
         return tally.cost()
 
-    def least_seconds(self, layers: float, ends: float, num_rounds: float, num_tokens: float, num_groups: int) -> float:
+    def lower_bound_seconds(
+        self, layers: float, ends: float, num_rounds: float, num_tokens: float, num_groups: int
+    ) -> float:
         """Return a lower bound on the seconds of a generation that samples `num_tokens` tokens in `num_rounds` rounds.
 
         `layers` and `ends` are lower bounds on the seconds of one layer, and of embedding and head, over all rounds.
@@ -102,7 +114,7 @@ class Generation:
         Each group does one packed prefill (Fu et al., AReaL, arXiv:2505.24298, section 4.1: interruptible generation).
         """
         passes, tally, pp = Tally(), Tally(), self.call.layout.pp
-        self._add(passes, Body.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
+        self._add(passes, TimedPass.PREFILL, _load([(num_groups + pp - 1, rows / num_groups, tokens, 0.0)]))
         for term in passes.cost().terms:
             tally.add(RECOMPUTATION, term.amount, term.source)
         return tally.cost()
@@ -114,12 +126,12 @@ class Generation:
         hold little more than their prompts.
         """
         passes, tally = Tally(), Tally()
-        self._add(passes, Body.PREFILL, _load([(times, max(1.0, tokens / mean_prompt), mean_prompt, 0.0)]))
+        self._add(passes, TimedPass.PREFILL, _load([(times, max(1.0, tokens / mean_prompt), mean_prompt, 0.0)]))
         for term in passes.cost().terms:
             tally.add(PREEMPTION, term.amount, term.source)
         return tally.cost()
 
-    def _add(self, tally: Tally, body: Body, load: Load) -> None:
+    def _add(self, tally: Tally, body: TimedPass, load: Load) -> None:
         """Add passes of single groups; collectives are costed at the mean pass, since they are linear in its size."""
         layers, at_ends, source = self.shard.total(body, load.passes)
         num_layers, has_ends = self._layer_counts.slowest(layers, at_ends)
@@ -128,7 +140,7 @@ class Generation:
         tally.add(in_ends, at_ends if has_ends else 0.0, source)
         self._add_exchanges(tally, body, load, num_layers)
 
-    def _add_exchanges(self, tally: Tally, body: Body, load: Load, num_layers: int) -> None:
+    def _add_exchanges(self, tally: Tally, body: TimedPass, load: Load, num_layers: int) -> None:
         """Add the collectives and pipeline messages.
 
         They are two all-reduces a layer (and those of an adapter in a prefill) and one of the embedding, the gather of
@@ -140,17 +152,17 @@ class Generation:
         if groups.tensor.size > 1:
             reduced, source = laws.reduce(hidden_bytes)
             reductions = number * (2 * num_layers + 1) * reduced
-            if (adapter := self.call.model.adapter) and body is Body.PREFILL:
+            if (adapter := self.call.model.adapter) and body is TimedPass.PREFILL:
                 between, _ = laws.reduce(load.mean_tokens * adapter.rank * self.element_bytes)
-                reductions += number * num_layers * adapter.num_rows * between
+                reductions += number * num_layers * adapter.num_row_parallel * between
             tally.add("tensor-parallel collectives", reductions, source)
             gathered, source = laws.gather(load.mean_rows * self._logits_bytes)
             tally.add("logits gather", number * gathered, source)
         model = self.call.model
         if model.experts and groups.experts.size > 1:
             copies, layout = model.experts.experts_per_token, self.call.layout
-            busiest = model.experts.busiest(load.mean_tokens * layout.expert_replicas, layout.ep)
-            passed, source = laws.route(busiest * copies * hidden_bytes / layout.folded)
+            busiest = model.experts.imbalance(load.mean_tokens * layout.expert_replicas, layout.ep)
+            passed, source = laws.route(busiest * copies * hidden_bytes / layout.fold_size)
             per_layer = 2 * model.expert_layers_share * passed
             tally.add("expert-parallel collectives", number * num_layers * per_layer, source)
         if pp > 1:
@@ -160,7 +172,7 @@ class Generation:
 
     @cached_property
     def _laws(self) -> _Laws:
-        groups, law = self.groups, self.network.law
+        groups, law = self.groups, self.network.seconds_by_bytes
         return _Laws(
             reduce=law(ALL_REDUCE, groups.tensor),
             gather=law(ALL_GATHER, groups.tensor),
@@ -186,20 +198,20 @@ class Generation:
 class _Laws(NamedTuple):
     """Seconds by bytes of the collectives of one layout."""
 
-    reduce: Law
-    gather: Law
-    route: Law
-    send: Law
+    reduce: SecondsByBytes
+    gather: SecondsByBytes
+    route: SecondsByBytes
+    send: SecondsByBytes
 
 
-def work_of(
+def generation_work(
     rounds: Rounds,
     num_slots: int,
     pp: int,
     rows_per_prompt: int = 1,
-    answered: Passes = (),
+    tool_prefills: Passes = (),
     *,
-    most_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> Work:
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
@@ -209,13 +221,13 @@ def work_of(
     """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:
-        loads.append((Body.DECODE, _decode_load(rounds.windows, num_groups, pp)))
+        loads.append((TimedPass.DECODE, _decode_load(rounds.windows, num_groups, pp)))
     if rounds.first.calls or rounds.refills.calls:
-        passes = [*answered, *_prefill_passes(_prefilled_prompts(rounds, rows_per_prompt), num_groups, pp)]
+        passes = [*tool_prefills, *_prefill_passes(_prefilled_prompts(rounds, rows_per_prompt), num_groups, pp)]
         loads.append(
-            (Body.PREFILL, _load([_split_pass(one, most_tokens) for one in passes] if most_tokens else passes))
+            (TimedPass.PREFILL, _load([_split_pass(one, max_tokens) for one in passes] if max_tokens else passes))
         )
-    return Work(tuple(loads), rounds.visits * num_groups, rounds.drawn)
+    return Work(tuple(loads), rounds.num_busy * num_groups, rounds.num_sampled)
 
 
 def _decode_load(windows: Sequence[RoundWindow], num_groups: int, pp: int) -> Load:

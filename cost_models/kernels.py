@@ -164,7 +164,7 @@ class Kernels:
         waves = rows * queries * per_head / self._processors + law.tail
         num_keys = context + (tokens + law.tile) / 2
         if window:
-            num_keys = min(num_keys, window.seen(tokens, context) + law.tile)
+            num_keys = min(num_keys, window.attended_tokens(tokens, context) + law.tile)
             context = min(context, window.num_tokens)
         flops = self._flops * law.flops
         block = 4 * (math.ceil(tokens / edge) * edge / per_head) * num_keys * size / flops

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from meshwright.cost_models.cost import Addend
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import Computed, Pipeline, interleaved
+from meshwright.cost_models.pipeline import BatchCompute, Pipeline, interleaved
 from meshwright.cost_models.question import Bytes
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -35,26 +35,26 @@ class PipelineCosts:
     num_rows: int
     num_updates: int
     pipeline_of: Callable[[Recompute], Pipeline]
-    computed_of: Callable[[Schedule], Computed]
-    tail_of: Callable[[Schedule], Computed]
+    compute_of: Callable[[Schedule], BatchCompute]
+    tail_of: Callable[[Schedule], BatchCompute]
     update: Callable[[], Sequence[Addend]]
-    away: Callable[[Offload], Sequence[Addend]]
+    offload_addends: Callable[[Offload], Sequence[Addend]]
     memory: LayoutMemory
-    plain: PipelineCosts | None = None
+    without_vpp: PipelineCosts | None = None
     _known: dict[tuple[int, int, Recompute, int], Sequence[Addend]] = field(default_factory=dict)
     _known_tails: dict[tuple[int, int], float] = field(default_factory=dict)
     _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
 
     def addends(self, schedule: Schedule) -> list[Addend]:
         """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
-        addends = (self.plain or self)._without_offload(schedule)
+        addends = (self.without_vpp or self)._without_offload(schedule)
         if self.layout.vpp > 1:
             addends = interleaved(addends, self.layout, -(-self.num_rows // schedule.micro_batch_size))
         offload = schedule.offload
         if offload is Offload.NONE:
             return list(addends)
         if offload not in self._known_away:
-            self._known_away[offload] = self.away(offload)
+            self._known_away[offload] = self.offload_addends(offload)
         return [*addends, *self._known_away[offload]]
 
     def seconds(self, schedule: Schedule) -> float:
@@ -81,7 +81,7 @@ class PipelineCosts:
         return self._known[key]
 
     def _make(self, schedule: Schedule) -> Sequence[Addend]:
-        one_pass = self.pipeline_of(schedule.recompute).addends(self.computed_of(schedule))
+        one_pass = self.pipeline_of(schedule.recompute).addends(self.compute_of(schedule))
         if not self.num_updates:
             return one_pass
         return [(name, amount * self.num_updates, source) for name, amount, source in (*one_pass, *self.update())]

@@ -22,7 +22,7 @@ class LowRank:
     def __init__(self, model: ModelSpec, kernels: Kernels, size: float) -> None:
         """`size` is the number of bytes of an element between kernels."""
         assert model.adapter is not None, model.name
-        rank, linears = model.adapter.rank, model.adapted_products
+        rank, linears = model.adapter.rank, model.adapted_linears
         self._shapes = [shape for inner, outer in linears for shape in ((inner, rank), (rank, outer))]
         self._kernels = kernels
         self._forward = kernels.products(self._shapes)

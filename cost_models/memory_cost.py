@@ -12,14 +12,14 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from meshwright.cost_models.context import longest_part
+from meshwright.cost_models.context import context_parallel_tokens
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
 from meshwright.cost_models.question import Bytes, Call
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.eight_bit_floats import SCALE_BYTES, linears_of
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of, most_packed
+from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.workload import Workload
 
@@ -105,7 +105,7 @@ class _RankMemory:
         experts, layout = shard.experts, call.layout
         # The longest sequences of all replicas that share experts, with the load over experts a power law.
         tokens = workload.max_tokens * layout.expert_replicas
-        self._busiest = experts.busiest(tokens, layout.ep) if experts else 1.0
+        self._busiest = experts.imbalance(tokens, layout.ep) if experts else 1.0
         self._working_bytes = self._working_elements() * size
         self._layer_bytes = {kind: self._bytes_of_layer(kind) for kind in Recompute}
         self._refit_buffer = self._make_refit_buffer()
@@ -116,7 +116,7 @@ class _RankMemory:
         schedule = call.schedule
         state, cache, running = self._state(schedule.offload), self._cache(schedule), self._transient_memory(schedule)
         resident, transient = Cost(), running.cost()
-        if schedule.runs_on:
+        if schedule.keeps_in_flight:
             resident = cache.cost()
         else:
             transient = cache.cost() + transient
@@ -142,7 +142,7 @@ class _RankMemory:
 
     def _make_working_memory(self, schedule: Schedule) -> _WorkingMemory:
         cached, running, cache = 0.0, self._transient_memory(schedule).amounts, self._cache(schedule).amounts
-        if schedule.runs_on:
+        if schedule.keeps_in_flight:
             cached = math.fsum(cache)
         else:
             running += cache
@@ -158,7 +158,7 @@ class _RankMemory:
         return cached
 
     def _make_state(self, offload: Offload) -> _State:
-        away = offloaded(self._call, offload, self._part, self._size)
+        away = offloaded_state(self._call, offload, self._part, self._size)
         state = self._weights() + optimizer_state(self._call, self._part, self._size)
         names = {term.name for term in away.terms}
         resident = Cost(tuple(term for term in state.terms if term.name not in names))
@@ -173,7 +173,7 @@ class _RankMemory:
     def _weights(self) -> Cost:
         """Return the weight copy of this rank; 8-bit copies are never shared and count this stage's parameters."""
         if not self._stage.is_quantised:
-            return weights(self._copied, self._size)
+            return weight_copy(self._copied, self._size)
         linears = linears_of(self._shard)
         quantised = self._part.num_layers * linears.num_weights
         tally = Tally()
@@ -184,7 +184,7 @@ class _RankMemory:
     def _make_refit_buffer(self) -> Tally:
         """Return the receive buffer of a refit: all trained weights arrive before they overwrite the old ones."""
         tally = Tally()
-        if self._stage.is_refit:
+        if self._stage.needs_refit:
             tally.add("refit buffer", self._part.trained.num_params * self._size)
         return tally
 
@@ -200,7 +200,7 @@ class _RankMemory:
         if self._stage.generates:
             tally.add("kv cache", self._cache_bytes(self._blocks(schedule), self._slots(schedule)))
         elif schedule.chunk_tokens:
-            blocks = self._rows * blocks_of(self._workload.max_tokens)
+            blocks = self._rows * num_blocks_for(self._workload.max_tokens)
             tally.add("kv cache", self._cache_bytes(blocks, self._rows))
         return tally
 
@@ -212,7 +212,7 @@ class _RankMemory:
         """
         part, window = self._part, self._shard.window
         in_all = (part.num_layers - part.num_window_layers) * (num_blocks + 1)
-        in_windows = min(num_blocks, num_rows * (blocks_of(window.num_tokens) + 1)) + 1 if window else 0
+        in_windows = min(num_blocks, num_rows * (num_blocks_for(window.num_tokens) + 1)) + 1 if window else 0
         return (in_all + part.num_window_layers * in_windows) * self._block_bytes
 
     def _blocks(self, schedule: Schedule) -> int:
@@ -226,7 +226,7 @@ class _RankMemory:
     def _generation_memory(self, schedule: Schedule) -> Tally:
         """Return the larger of a prefill's working set and that of attention in a decode step, plus sampling."""
         group = -(-self._slots(schedule) // self._layout.pp)
-        prefill = most_packed(group, self._workload.prompt.max) * self._working_bytes
+        prefill = max_prefill_tokens(group, self._workload.prompt.max) * self._working_bytes
         tally = Tally()
         tally.add("working set", max(prefill, self._blocks(schedule) * self._decode_attention_bytes()))
         if self._part.is_last:
@@ -260,7 +260,7 @@ class _RankMemory:
         """
         tokens, layout, longest = self._micro_batch_tokens(schedule), self._layout, self._workload.max_tokens
         rows = -(-self._workload.batch_size // (self._workload.num_minibatches * layout.dp))
-        num_batches = -(-rows * longest // schedule.most_tokens(longest))
+        num_batches = -(-rows * longest // schedule.max_tokens(longest))
         in_flight = micro_batches_in_flight(layout, self._part.num_behind, num_batches)
         layer_bytes = self._layer_bytes[schedule.recompute]
         tally = Tally()
@@ -288,7 +288,7 @@ class _RankMemory:
         shard = self._shard
         attention_bytes = 0 if recompute is Recompute.SELECTIVE else _LOGSUMEXP_BYTES * shard.num_heads
         divided = shard.attention_elements + (2 + 2 * shard.gated_mlp) * shard.active_ffn_size(self._busiest)
-        between = len(shard.adapted_products) * (shard.adapter.rank if shard.adapter else 0)
+        between = len(shard.adapted_linears) * (shard.adapter.rank if shard.adapter else 0)
         return (
             self._replicated_elements(4 * shard.hidden_size) + self._dispatched_elements() + divided + between
         ) * self._size + attention_bytes
@@ -306,7 +306,7 @@ class _RankMemory:
         """
         experts = self._shard.experts
         copied = 2 * self._busiest * experts.experts_per_token * self._shard.hidden_size if experts else 0
-        return copied / self._layout.folded
+        return copied / self._layout.fold_size
 
     def _replicated_elements(self, elements: float) -> float:
         """Return this rank's share of elements that tensor parallelism replicates and sequence parallelism divides."""
@@ -316,10 +316,12 @@ class _RankMemory:
         """Return the most tokens of one pass: of sequences or parts of them, or of prompts and chunks."""
         workload = self._workload
         if schedule.micro_batch_tokens:  # of all ranks that share its sequences
-            return longest_part(schedule.micro_batch_tokens, self._layout.cp)
+            return context_parallel_tokens(schedule.micro_batch_tokens, self._layout.cp)
         chunk = min(schedule.chunk_tokens, workload.response.max)
-        longest = max(chunk, workload.prompt.max) if chunk else longest_part(workload.max_tokens, self._layout.cp)
-        return schedule.most_tokens(longest)
+        longest = (
+            max(chunk, workload.prompt.max) if chunk else context_parallel_tokens(workload.max_tokens, self._layout.cp)
+        )
+        return schedule.max_tokens(longest)
 
     def _add_gathered(self, tally: Tally, tokens: int, *, trains: bool) -> None:
         """Add the gathered keys and values of one layer from all context-parallel ranks.
@@ -350,7 +352,7 @@ _MAIN_WEIGHT_BYTES = 4
 """The fp32 weight that the optimizer updates when the model computes in bf16."""
 
 
-def weights(num_params: float, element_bytes: int) -> Cost:
+def weight_copy(num_params: float, element_bytes: int) -> Cost:
     """Return the weight copy of a rank that holds `num_params` parameters."""
     tally = Tally()
     tally.add(WEIGHTS, num_params * element_bytes)
@@ -375,13 +377,13 @@ def optimizer_state(call: Call, part: StagePart, element_bytes: int) -> Cost:
     return tally.cost()
 
 
-def offloaded(call: Call, offload: Offload, part: StagePart, element_bytes: int) -> Cost:
+def offloaded_state(call: Call, offload: Offload, part: StagePart, element_bytes: int) -> Cost:
     """Return what is offloaded while the stage does not run. Raises BadInput if the stage has no such state."""
     stage = call.stage
     if offload is Offload.WEIGHTS:
         if stage.is_trained:
             raise BadInput(f"{stage.name}: offload=weights is for roles that are not trained; use none.")
-        return weights(part.num_params, element_bytes)
+        return weight_copy(part.num_params, element_bytes)
     if offload is Offload.OPTIMIZER:
         if not stage.trains:
             raise BadInput(f"{stage.name}: offload=optimizer is for stages that train; use none.")

@@ -23,7 +23,7 @@ from meshwright.cost_models import transfer
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.pipeline import UPDATE
 from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, Summed
+from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, TotalCosts
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import Engine
@@ -53,21 +53,21 @@ class MixedModel:
         self._engine = engine
 
     @property
-    def memory_grows(self) -> bool:
-        return all(model.memory_grows for model in self._models)
+    def memory_is_monotone(self) -> bool:
+        return all(model.memory_is_monotone for model in self._models)
 
     @property
-    def seconds_grow(self) -> bool:
-        return all(model.seconds_grow for model in self._models)
+    def seconds_are_monotone(self) -> bool:
+        return all(model.seconds_are_monotone for model in self._models)
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        return self._by_part[part].least_seconds(stage, model, num_ranks, 0)
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return self._by_part[part].lower_bound_seconds(stage, model, num_ranks, 0)
 
-    def dealt(self, call: Call) -> Schedule:
-        return self._by_part[call.part].dealt(call)
+    def with_row_split(self, call: Call) -> Schedule:
+        return self._by_part[call.part].with_row_split(call)
 
-    def least_generation_seconds(self, call: Call) -> float:
-        return self._models[call.part].least_generation_seconds(call)
+    def generation_lower_bound(self, call: Call) -> float:
+        return self._models[call.part].generation_lower_bound(call)
 
     def seconds(self, call: Call) -> Cost:
         return self._by_part[call.part].seconds(call)
@@ -88,13 +88,13 @@ class MixedModel:
         ends = (*self._cluster.parts_of(move.source_part), *self._cluster.parts_of(move.target_part))
         return max((self._refit_between(move, part) for part in ends), key=lambda cost: cost.total)
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
+    def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds of the slowest path: between parts, or within the slowest part."""
         across = (
-            transfer.handover_seconds(num_bytes, self._over_fabric(part), efficiency_of(part.kind, part.device.name))
+            transfer.experience_seconds(num_bytes, self._over_fabric(part), efficiency_of(part.kind, part.device.name))
             for part in self._cluster.parts
         )
-        inside = (model.handover_seconds(num_bytes) for model in self._models)
+        inside = (model.transfer_seconds(num_bytes) for model in self._models)
         return max((*across, *inside), key=lambda cost: cost.total)
 
     def _refit_between(self, move: Move, part: Cluster) -> Cost:
@@ -119,14 +119,14 @@ class PairModel:
     num_ranks: tuple[int, int]
     workload: Workload
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """Return a bound for arbitrarily divisible work: kinds that alone take a and b seconds take 1 / (1/a + 1/b)."""
         del num_ranks, part
         pairs = zip(self.models, self.num_ranks, strict=True)
-        each = [one.least_seconds(stage, model, num_here, 0) for one, num_here in pairs]
+        each = [one.lower_bound_seconds(stage, model, num_here, 0) for one, num_here in pairs]
         return 1 / sum(1 / least for least in each) if all(each) else 0.0
 
-    def dealt(self, call: Call) -> Schedule:
+    def with_row_split(self, call: Call) -> Schedule:
         """Return the schedule with the split of rows that ends soonest.
 
         A binary search finds the fewest rows per replica with which the first kind finishes last; they are compared
@@ -162,7 +162,7 @@ class PairModel:
         return max(memories, key=lambda memory: memory.peak_bytes)
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def _costs(self, call: Call) -> list[Cost]:
         """Return the seconds of the replicas of each kind."""
@@ -184,7 +184,7 @@ class PairModel:
         return self.workload.batch_size // (self.workload.num_minibatches if stage.trains else 1)
 
 
-def as_one_kind(one: Cluster, other: Cluster, between: Link) -> Cluster:
+def homogeneous_cluster(one: Cluster, other: Cluster, between: Link) -> Cluster:
     """Return a cluster of as many nodes as both parts have, all like those of `one`, joined by the slowest fabric."""
     slowest = _slowest(between, one.inter_node, other.inter_node)
     return one.model_copy(update={"nodes": one.nodes + other.nodes, "inter_node": slowest})

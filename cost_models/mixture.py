@@ -46,10 +46,10 @@ class Mixture:
         Frozen experts have no weight gradients.
         """
         experts, tokens = self.experts, count * self._spread
-        rows = count * experts.experts_per_token * experts.busiest(tokens, self._ep) / self._folded
-        return self.of(rows, experts.touched(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
+        rows = count * experts.experts_per_token * experts.imbalance(tokens, self._ep) / self._folded
+        return self.seconds_of_rows(rows, experts.num_selected(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
 
-    def of(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
+    def seconds_of_rows(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
         """Return the seconds when `rows` routed tokens arrive at `groups` of this rank's experts."""
         grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
         seconds = moving

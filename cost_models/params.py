@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from meshwright.profiles.layout import Layout, layers_of_chunks, layers_of_stages
+from meshwright.profiles.layout import Layout, chunk_layers, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 
 
@@ -49,7 +49,7 @@ def stage_parts(model: ModelSpec, tp: int, pp: int, spread: int = 1, vpp: int = 
     With several pipeline stages the last one repeats a tied embedding. Experts are spread over `spread` replicas
     (`Layout.expert_replicas`): a rank holds as many parameters of them whether tp shards each or assigns whole ones.
     """
-    chunks_of_stages = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
+    chunks_of_stages = [chunk_layers(model, pp, stage, vpp) for stage in range(pp)]
     first, *others = [_size(model, layers) for layers in chunks_of_stages]
     earliest = {size: stage for stage, size in reversed([*enumerate(others[:-1], start=1)])}
     larger = {stage for size, stage in earliest.items() if size[0] > first[0] or size[1] > first[1]}
@@ -77,7 +77,7 @@ class LayerCounts(NamedTuple):
 
     @classmethod
     def of(cls, model: ModelSpec, pp: int) -> LayerCounts:
-        counts = layers_of_stages(model, pp)
+        counts = layers_per_stage(model, pp)
         return cls(max(counts), counts[-1])
 
     def slowest(self, layer_seconds: float, ends_seconds: float) -> tuple[int, bool]:

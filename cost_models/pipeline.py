@@ -22,16 +22,16 @@ from meshwright.cost_models.collectives import (
     Groups,
     Network,
 )
-from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
+from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Addend, Source, Tally
 from meshwright.cost_models.dealing import MicroBatches
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
-from meshwright.cost_models.question import Call, Once
+from meshwright.cost_models.question import Call, Memo
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Recompute
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
 """Names of the terms that only a pipeline of several stages has."""
@@ -47,7 +47,7 @@ _LOGPROB_BYTES = (4, 12)
 Batches: TypeAlias = tuple[MicroBatches, ...]
 
 
-class Computed(NamedTuple):
+class BatchCompute(NamedTuple):
     """Compute of some micro-batches: their number and mean tokens, and summed over them the seconds of one layer, of
     embedding and head (`ends`), and of recomputing one layer (`again`)."""
 
@@ -55,27 +55,27 @@ class Computed(NamedTuple):
     mean_tokens: float
     layer: float
     ends: float
-    again: float
+    recompute: float
     source: Source
-    again_source: Source
+    recompute_source: Source
 
 
 @dataclass(frozen=True, eq=False)
-class Computing:
+class RankCompute:
     """Compute of one rank on micro-batches, shared by layouts that differ only in pp and dp."""
 
     shard: Shard
     analytic: AnalyticShard
-    _times: Once[tuple[Body, Batches], Time] = field(default_factory=Once)
+    _times: Memo[tuple[TimedPass, Batches], PassSeconds] = field(default_factory=Memo)
 
-    def of(self, batches: Batches, recompute: Recompute, *, trains: bool) -> Computed:
+    def batch_compute(self, batches: Batches, recompute: Recompute, *, trains: bool) -> BatchCompute:
         num_batches, total_tokens = 0.0, 0.0
         for number, rows, tokens in batches:
             num_batches += number
             total_tokens += number * rows * tokens
-        layer, ends, source = self._time(Body.TRAIN if trains else Body.FORWARD, batches)
+        layer, ends, source = self._time(TimedPass.TRAIN if trains else TimedPass.FORWARD, batches)
         again, again_source = self._recompute_seconds(batches, recompute) if trains else (0.0, Source.ANALYTIC)
-        return Computed(num_batches, total_tokens / num_batches, layer, ends, again, source, again_source)
+        return BatchCompute(num_batches, total_tokens / num_batches, layer, ends, again, source, again_source)
 
     def _recompute_seconds(self, batches: Batches, recompute: Recompute) -> tuple[float, Source]:
         """Return the seconds per layer of recomputation in training."""
@@ -84,12 +84,12 @@ class Computing:
         if recompute is Recompute.SELECTIVE:
             attention = self.analytic.attention
             return sum([number * attention(rows, tokens) for number, rows, tokens in batches]), Source.ANALYTIC
-        time = self._time(Body.FORWARD, batches)
+        time = self._time(TimedPass.FORWARD, batches)
         return time.layer, time.source
 
-    def _time(self, body: Body, batches: Batches) -> Time:
+    def _time(self, body: TimedPass, batches: Batches) -> PassSeconds:
         passes: Passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
-        return self._times.of((body, batches), lambda: self.shard.total(body, passes))
+        return self._times.memoize((body, batches), lambda: self.shard.total(body, passes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +97,13 @@ class Pipeline:
     """Cost of one pass over a batch by one data-parallel replica."""
 
     call: Call
-    computing: Computing
+    computing: RankCompute
     groups: Groups
     network: Network
     element_bytes: int
     framework: Framework
 
-    def addends(self, compute: Computed) -> list[Addend]:
+    def addends(self, compute: BatchCompute) -> list[Addend]:
         """Return the seconds over the micro-batches, forward-only or 1F1B, without the optimizer.
 
         Collectives are costed at the mean micro-batch: they are linear in its tokens.
@@ -114,13 +114,13 @@ class Pipeline:
         send, send_source = self._send_seconds(mean_tokens)
         routed, routed_source = self._routed_seconds(mean_tokens)
         gathered, gathered_source = self._context_seconds(mean_tokens)
-        layer_seconds = compute.layer + compute.again + num_batches * (per_layer + routed + gathered)
+        layer_seconds = compute.layer + compute.recompute + num_batches * (per_layer + routed + gathered)
         ends = compute.ends + num_batches * at_ends
         num_layers, has_ends = self._layer_counts.slowest(layer_seconds, ends)
         tally = Tally()
         tally.add("layers", num_layers * compute.layer, compute.source)
         tally.add("embedding and head", compute.ends * has_ends, compute.source)
-        tally.add("recomputation", num_layers * compute.again, compute.again_source)
+        tally.add("recomputation", num_layers * compute.recompute, compute.recompute_source)
         exchanged = num_batches * (num_layers * per_layer + at_ends * has_ends)
         tally.add("tensor-parallel collectives", exchanged, tensor_source)
         tally.add("expert-parallel collectives", num_batches * num_layers * routed, routed_source)
@@ -129,7 +129,9 @@ class Pipeline:
         tally.add("stalled messages", (num_batches + pp - 1) * (1 + trains) * self._stall_seconds())
         if pp > 1:
             mean_other_layers = (self.call.model.num_layers - num_layers) / (pp - 1)
-            busy = mean_other_layers * ((compute.layer + compute.again) / num_batches + (per_layer + routed + gathered))
+            busy = mean_other_layers * (
+                (compute.layer + compute.recompute) / num_batches + (per_layer + routed + gathered)
+            )
             if not has_ends:
                 busy += ends / num_batches / (pp - 1)
             tally.add(BUBBLE, (pp - 1) * (busy + (1 + trains) * send), compute.source)
@@ -150,7 +152,7 @@ class Pipeline:
         al., arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.call.layout, self.call.model, self.framework
-        time = self.computing.shard.time(Body.OPTIMIZER, 0, 0)
+        time = self.computing.shard.time(TimedPass.OPTIMIZER, 0, 0)
         sharers = layout.dp * layout.cp if framework.sharded_optimizer else 1
         num_layers, has_ends = self._layer_counts.slowest(time.layer, time.ends)
         step = (num_layers * time.layer + time.ends * has_ends) / sharers
@@ -219,7 +221,7 @@ class Pipeline:
         Under sequence parallelism a layer of whole experts without a sharded shared expert has only attention.
         """
         model, layout = self.call.model, self.call.layout
-        if not layout.sp or layout.folded == 1 or (model.experts and model.experts.shared_ffn_size):
+        if not layout.sp or layout.fold_size == 1 or (model.experts and model.experts.shared_ffn_size):
             return 2
         return 2 - model.expert_layers_share
 
@@ -237,7 +239,7 @@ class Pipeline:
             number = forward * (1 + (trains and recomputes)) + backward * trains
             return number * self.network.seconds(operation, tensor, size)[0]
 
-        columns, rows = adapter.num_columns, adapter.num_rows
+        columns, rows = adapter.num_column_parallel, adapter.num_row_parallel
         if not self.call.layout.sp:
             return exchange(ALL_REDUCE, rows, columns)
         return exchange(ALL_GATHER, columns, rows) + exchange(REDUCE_SCATTER, rows, columns)
@@ -257,10 +259,10 @@ class Pipeline:
             return 0.0, Source.ANALYTIC
         hidden_bytes = num_tokens * model.hidden_size * self.element_bytes
         copies = model.experts.experts_per_token
-        busiest = model.experts.busiest(num_tokens * layout.expert_replicas, layout.ep)
-        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else layout.folded)
+        busiest = model.experts.imbalance(num_tokens * layout.expert_replicas, layout.ep)
+        sent_bytes = busiest * copies * hidden_bytes / (layout.tp if layout.sp else layout.fold_size)
         passed, source = self.network.seconds(ALL_TO_ALL, self.groups.experts, sent_bytes)
-        if layout.sp and layout.folded == 1:
+        if layout.sp and layout.fold_size == 1:
             for operation in (ALL_GATHER, REDUCE_SCATTER):
                 of_copies, of_tokens = (
                     self.network.seconds(operation, self.groups.tensor, n * hidden_bytes)[0] for n in (copies, 1)

@@ -8,7 +8,7 @@ from meshwright.cost_models.kernels import Kernels
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.eight_bit_floats import linears_of, products_of
+from meshwright.profiles.model_parts.eight_bit_floats import linear_shapes, linears_of
 from meshwright.profiles.model_shape import ModelSpec
 
 
@@ -67,7 +67,7 @@ class QuantisedLinears:
         self, model: ModelSpec, device: Device, efficiency: Efficiency, kernels: Kernels, size: int, *, is_fused: bool
     ) -> None:
         """`size` is the number of bytes of an element between kernels."""
-        shapes, linears, casts = products_of(model), linears_of(model), device.kind == "cpu"
+        shapes, linears, casts = linear_shapes(model), linears_of(model), device.kind == "cpu"
         if not casts:
             flops = device.flops_per_second["fp8"] * efficiency.sustained
             kernels = Kernels(device, efficiency, flops_per_second=flops, weight_bytes=1, size=size)

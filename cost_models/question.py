@@ -87,7 +87,7 @@ class Move:
     quantises: bool = False
 
 
-class Once(Generic[K, T]):
+class Memo(Generic[K, T]):
     """A cache of answers by key; an answer must not be None."""
 
     __slots__ = ("_answers",)
@@ -95,7 +95,7 @@ class Once(Generic[K, T]):
     def __init__(self) -> None:
         self._answers: dict[K, T] = {}
 
-    def of(self, key: K, make: Callable[[], T]) -> T:
+    def memoize(self, key: K, make: Callable[[], T]) -> T:
         """Return the answer for a key, calling `make` the first time."""
         answer = self._answers.get(key)
         if answer is None:
@@ -127,7 +127,7 @@ class LayoutCosts(Protocol):
     def bytes(self, schedule: Schedule) -> Bytes: ...
 
 
-class Answers(Protocol):
+class ChoiceCosts(Protocol):
     """Seconds and bytes of single choices."""
 
     def seconds(self, call: Call) -> Cost: ...
@@ -141,7 +141,7 @@ class CostModel(Protocol):
     """Seconds and bytes of a choice, for one cluster, workload and precision fixed at construction."""
 
     @property
-    def memory_grows(self) -> bool:
+    def memory_is_monotone(self) -> bool:
         """True if a larger micro-batch, more slots or more virtual pipeline stages never take less memory.
 
         The search then stops at the first size that does not fit. It holds for equations, not for measurements.
@@ -149,19 +149,19 @@ class CostModel(Protocol):
         ...
 
     @property
-    def seconds_grow(self) -> bool:
+    def seconds_are_monotone(self) -> bool:
         """True if recomputation and offload never make a stage faster; it holds for equations, not for measurements."""
         ...
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """Return a lower bound on the seconds of any choice of the stage on `num_ranks` ranks; 0 if none is known."""
         ...
 
-    def least_generation_seconds(self, call: Call) -> float:
+    def generation_lower_bound(self, call: Call) -> float:
         """Return a lower bound on the seconds of a generation, without simulating its periods; 0 if none is known."""
         ...
 
-    def dealt(self, call: Call) -> Schedule:
+    def with_row_split(self, call: Call) -> Schedule:
         """Return the call's schedule; on two kinds of nodes, with the split of rows that ends the stage soonest."""
         ...
 
@@ -191,16 +191,16 @@ class CostModel(Protocol):
         """Return the seconds that a refit takes on the ranks of both pools."""
         ...
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
+    def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds to transfer experience of this size from one pool to another."""
         ...
 
 
 @dataclass(frozen=True)
-class Summed:
+class TotalCosts:
     """Layout costs obtained by asking a cost model about one schedule at a time."""
 
-    model: Answers
+    model: ChoiceCosts
     call: Call
 
     def seconds(self, schedule: Schedule) -> float:
@@ -219,46 +219,46 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class PassedOn:
+class DelegatingCostModel:
     """A cost model that delegates to another; subclasses override what differs."""
 
     model: CostModel
 
     @property
-    def memory_grows(self) -> bool:
-        return self.model.memory_grows
+    def memory_is_monotone(self) -> bool:
+        return self.model.memory_is_monotone
 
     @property
-    def seconds_grow(self) -> bool:
-        return self.model.seconds_grow
+    def seconds_are_monotone(self) -> bool:
+        return self.model.seconds_are_monotone
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        return self.model.least_seconds(stage, model, num_ranks, part)
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        return self.model.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def least_generation_seconds(self, call: Call) -> float:
-        return self._asked().least_generation_seconds(call)
+    def generation_lower_bound(self, call: Call) -> float:
+        return self._delegate().generation_lower_bound(call)
 
-    def dealt(self, call: Call) -> Schedule:
-        return self._asked().dealt(call)
+    def with_row_split(self, call: Call) -> Schedule:
+        return self._delegate().with_row_split(call)
 
     def seconds(self, call: Call) -> Cost:
-        return self._asked().seconds(call)
+        return self._delegate().seconds(call)
 
     def tail_seconds(self, call: Call) -> float:
-        return self._asked().tail_seconds(call)
+        return self._delegate().tail_seconds(call)
 
     def memory(self, call: Call) -> Memory:
-        return self._asked().memory(call)
+        return self._delegate().memory(call)
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return self._asked().on_layout(call)
+        return self._delegate().on_layout(call)
 
     def move_seconds(self, move: Move) -> Cost:
-        return self._asked().move_seconds(move)
+        return self._delegate().move_seconds(move)
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
-        return self._asked().handover_seconds(num_bytes)
+    def transfer_seconds(self, num_bytes: float) -> Cost:
+        return self._delegate().transfer_seconds(num_bytes)
 
-    def _asked(self) -> CostModel:
+    def _delegate(self) -> CostModel:
         """Return the cost model that answers; subclasses may prepare it first."""
         return self.model

@@ -26,11 +26,11 @@ import numpy as np
 
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
-from meshwright.cost_models.generation_cost import Generation, work_of
-from meshwright.cost_models.question import Once
-from meshwright.cost_models.roofline import least_generation_seconds
-from meshwright.cost_models.rounds import Rounds, RoundWindow, responses_of, rounds_of
-from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.cost_models.generation_cost import Generation, generation_work
+from meshwright.cost_models.question import Memo
+from meshwright.cost_models.roofline import generation_lower_bound
+from meshwright.cost_models.rounds import Rounds, RoundWindow, batch_rounds, replica_responses
+from meshwright.cost_models.turn_cost import Overlap, SteadyState
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload
@@ -69,19 +69,19 @@ class RolloutCosts:
     def __init__(self, workload: Workload) -> None:
         assert workload.turns is not None
         self._workload, self._turns = workload, workload.turns
-        half_tool_tokens = round((workload.response_lengths.mean - workload.drawn_lengths.mean) / 2)
+        half_tool_tokens = round((workload.response_lengths.mean - workload.sampled_lengths.mean) / 2)
         prompts = workload.prompt_lengths
         pairs = zip(prompts.tokens, prompts.probabilities, strict=True)
         self._prompt = LengthSpec(
             max=prompts.maximum + half_tool_tokens, histogram=tuple((n + half_tool_tokens, p) for n, p in pairs)
         )
         """The prompt lengths plus half of a rollout's tool tokens, which precede an average sampled token."""
-        self._sampling_workload = self._single_turn(workload.drawn_lengths)
-        self._periods = Turns(self._sampling_workload)
+        self._sampling_workload = self._single_turn(workload.sampled_lengths)
+        self._periods = SteadyState(self._sampling_workload)
         self._result_tokens = workload.turns.result.resolve().mean
-        self._isolated_rounds: Once[tuple[int, int], Rounds] = Once()
-        self._slowdowns: Once[tuple[int, int], float] = Once()
-        self._lifetimes: Once[int, Histogram] = Once()
+        self._isolated_rounds: Memo[tuple[int, int], Rounds] = Memo()
+        self._slowdowns: Memo[tuple[int, int], float] = Memo()
+        self._lifetimes: Memo[int, Histogram] = Memo()
 
     def seconds(self, generation: Generation, replica: Replica) -> Cost:
         """Return the seconds of all rollouts of a replica."""
@@ -95,7 +95,7 @@ class RolloutCosts:
         idle = rounds.num_idle * cost.total / rounds.num_busy
         return cost + Cost((Term(TOOLS, idle),))
 
-    def least_seconds(self, generation: Generation, replica: Replica) -> float:
+    def lower_bound_seconds(self, generation: Generation, replica: Replica) -> float:
         """Return a lower bound on `seconds` without simulating: the larger of two bounds.
 
         Sampling alone (only if a waiting sequence leaves its slot): if x sequences sample on average, then
@@ -108,22 +108,22 @@ class RolloutCosts:
         with_waiting = (1 - 2 * _TOLERANCE) * self._least_waiting_seconds(generation, replica)
         if replica.while_waiting is WhileWaiting.KEEP:
             return with_waiting
-        responses = responses_of(self._sampling_workload, replica.num_rows)
-        sampling = least_generation_seconds(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
+        responses = replica_responses(self._sampling_workload, replica.num_rows)
+        sampling = generation_lower_bound(generation, responses, replica.num_slots, replica.num_slots + 1, 0)
         return max(with_waiting, sampling)
 
     def _least_waiting_seconds(self, generation: Generation, replica: Replica) -> float:
         """Return the seconds of sampling and waiting at the smallest possible tau."""
-        one_row = least_generation_seconds(generation, np.array([2]), 1, 1, 0)
+        one_row = generation_lower_bound(generation, np.array([2]), 1, 1, 0)
         step = math.floor(math.log2(one_row) * _PER_OCTAVE)
         seconds_of_round: float = 2.0 ** (step / _PER_OCTAVE)
-        lifetime = self._lifetimes.of(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
+        lifetime = self._lifetimes.memoize(step, lambda: self._turns.rounds(self._workload.response, seconds_of_round))
         longest = lifetime.expected_maximum(self._workload.batch_size)
         if replica.while_waiting is WhileWaiting.KEEP:
-            occupied = int(lifetime.strata(replica.num_rows).sum()) - replica.num_rows
+            occupied = int(lifetime.stratified_sample(replica.num_rows).sum()) - replica.num_rows
             return seconds_of_round * max(longest - 1, occupied / replica.num_slots)
         rounds = self._rounds_without_tools(replica)
-        throughput_rounds = replica.num_rows * self._workload.drawn_lengths.mean / replica.num_slots
+        throughput_rounds = replica.num_rows * self._workload.sampled_lengths.mean / replica.num_slots
         num_rounds = longest if replica.num_slots == replica.num_rows else math.hypot(longest, throughput_rounds)
         decoding = sum(window.rounds for window in rounds.windows)
         return seconds_of_round * decoding * num_rounds / rounds.num_rounds
@@ -132,16 +132,18 @@ class RolloutCosts:
         """Return the cost of compute if a round takes `seconds_of_round`; if that is infinite, waiting is free."""
         rounds = self._rounds(replica, seconds_of_round)
         tool_prefills = self._tool_prefills(replica, rounds.num_busy)
-        work = work_of(rounds.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, tool_prefills)
+        work = generation_work(
+            rounds.busy, replica.num_slots, replica.num_stages, replica.rows_per_prompt, tool_prefills
+        )
         return generation.seconds(work), rounds
 
     def _rounds(self, replica: Replica, seconds_of_round: float) -> _RolloutRounds:
-        sampled = self._workload.drawn_lengths
+        sampled = self._workload.sampled_lengths
         ignores_waiting = math.isinf(seconds_of_round)
         lifetime = sampled if ignores_waiting else self._turns.rounds(self._workload.response, seconds_of_round)
         share = min(1.0, sampled.mean / lifetime.mean)
         if replica.while_waiting is WhileWaiting.KEEP:
-            rounds = self._with_prompts(rounds_of(self._single_turn(lifetime), replica.num_rows, replica.num_slots))
+            rounds = self._with_prompts(batch_rounds(self._single_turn(lifetime), replica.num_rows, replica.num_slots))
             stretch, live_share = self._slowdown(replica), share
         else:
             rounds = self._with_prompts(self._rounds_without_tools(replica))
@@ -165,12 +167,12 @@ class RolloutCosts:
         def ratio() -> float:
             return self._periods.rounds(*shape, Overlap()).num_rounds / self._rounds_without_tools(replica).num_rounds
 
-        return self._slowdowns.of(shape, ratio)
+        return self._slowdowns.memoize(shape, ratio)
 
     def _rounds_without_tools(self, replica: Replica) -> Rounds:
         """Return the rounds of the replica with the longest rollout, without tool waits."""
         shape = replica.num_rows, replica.num_slots
-        return self._isolated_rounds.of(shape, lambda: rounds_of(self._sampling_workload, *shape))
+        return self._isolated_rounds.memoize(shape, lambda: batch_rounds(self._sampling_workload, *shape))
 
     def _single_turn(self, occupied: Histogram) -> Workload:
         """Return a single-turn workload whose sequences occupy a slot for `occupied` rounds."""
@@ -194,7 +196,7 @@ class RolloutCosts:
             return ()
         visits = num_rounds * min(replica.num_stages, replica.num_slots)
         passes = visits * -math.expm1(-num_calls / visits)
-        cached = workload.prompt_lengths.mean + workload.response_lengths.half_of_one_met
+        cached = workload.prompt_lengths.mean + workload.response_lengths.mean_tokens_in_flight
         if replica.while_waiting is WhileWaiting.KEEP:
             return ((passes, num_calls / passes, self._result_tokens + 1, cached),)
         return ((passes, num_calls / passes, cached + self._result_tokens, 0.0),)

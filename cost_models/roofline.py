@@ -18,7 +18,7 @@ from meshwright.cost_models.rounds import Integers
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Stage
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 _FLOPS_PER_WEIGHT = 2
@@ -34,7 +34,9 @@ _KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0
 """Boundaries between the kinds of rounds, as fractions of the most rows that a pass may have."""
 
 
-def least_rank_seconds(stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str) -> float:
+def rank_seconds_lower_bound(
+    stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str
+) -> float:
     """Return a lower bound on seconds times ranks for any choice of the stage on devices of the cluster.
 
     It counts the weight matmuls of the decoder layers and, for a generation, each decode step's reads of the KV cache.
@@ -62,7 +64,7 @@ def _inactive_expert_params(model: ModelSpec) -> float:
 
 def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> float:
     """Return the bytes of keys and values that a batch reads while decoding, in layers without a sliding window."""
-    response = workload.drawn_lengths
+    response = workload.sampled_lengths
     mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
     pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
     num_reads = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, mean_response - 1) + pairs)
@@ -70,8 +72,8 @@ def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> 
     return num_reads * elements * PRECISIONS[precision].cache_bytes
 
 
-def least_generation_seconds(
-    generation: Generation, responses: Integers, num_slots: int, most_live: int, num_rounds: float
+def generation_lower_bound(
+    generation: Generation, responses: Integers, num_slots: int, max_live: int, num_rounds: float
 ) -> float:
     """Return a lower bound on the seconds of a replica's generation of these responses, without simulating it.
 
@@ -81,16 +83,16 @@ def least_generation_seconds(
     num_tokens, num_stages = int(responses.sum()) - len(responses), generation.call.layout.pp
     if not num_tokens:
         return 0.0
-    num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / most_live)
-    max_rows = max(1.0, most_live / num_groups)
+    num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)
+    max_rows = max(1.0, max_live / num_groups)
     boundaries = [1 + end * (max_rows - 1) for end in _KIND_BOUNDS] if max_rows > 1 else [1.0, 1.0]
-    times = [generation.shard.time(Body.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
+    times = [generation.shard.time(TimedPass.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
     layers, ends = (
         num_stages
         * _least_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
         for seconds in ([time.layer for time in times], [time.ends for time in times])
     )
-    return generation.least_seconds(layers, ends, num_rounds, num_tokens, num_groups)
+    return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
 
 
 def _least_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:

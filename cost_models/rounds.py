@@ -58,12 +58,12 @@ class Rounds:
     refills: Prefill
 
     @cached_property
-    def visits(self) -> float:
+    def num_busy(self) -> float:
         """Rounds in which the host schedules a group."""
         return self.first.calls + sum(window.rounds for window in self.windows)
 
     @cached_property
-    def drawn(self) -> float:
+    def num_sampled(self) -> float:
         """Tokens sampled in those rounds."""
         return self.first.calls * self.first.rows + sum(w.rounds * w.live for w in self.windows)
 
@@ -75,9 +75,9 @@ class Batch(NamedTuple):
     prompts: Integers
 
 
-def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
+def batch_rounds(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     """Return the rounds of the replica that holds the batch's longest response, averaged over arrival orders."""
-    passes = [_isolated_pass(batch, num_slots) for batch in batches_of(workload, num_rows)]
+    passes = [_isolated_pass(batch, num_slots) for batch in ordered_batches(workload, num_rows)]
     calls = sum(one.num_refills for one in passes) / len(passes)
     per_call = (num_rows - num_slots) / calls if calls else 0.0
     prompt = workload.prompt_lengths.mean
@@ -89,26 +89,26 @@ def rounds_of(workload: Workload, num_rows: int, num_slots: int) -> Rounds:
     )
 
 
-def batches_of(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
+def ordered_batches(workload: Workload, num_rows: int) -> tuple[Batch, ...]:
     """Return the rows of the replica with the batch's longest response, in `NUM_ORDERS` orders of arrival.
 
     There is one order if all rows are equal. Prompts are the medians of equally likely strata of their distribution.
     """
-    responses = responses_of(workload, num_rows)
-    prompts = workload.prompt_lengths.strata(num_rows)
+    responses = replica_responses(workload, num_rows)
+    prompts = workload.prompt_lengths.stratified_sample(num_rows)
     if np.ptp(responses) == np.ptp(prompts) == 0:
         return (Batch(responses, prompts),)
     phases = [i / NUM_ORDERS for i in range(NUM_ORDERS)]
     return tuple(Batch(responses[_order(num_rows, p)], prompts[_order(num_rows, p + 0.5)]) for p in phases)
 
 
-def responses_of(workload: Workload, num_rows: int) -> Integers:
+def replica_responses(workload: Workload, num_rows: int) -> Integers:
     """Return the response lengths of the replica with the batch's longest response, ascending.
 
     They are the medians of `num_rows` equally likely strata of their distribution; the last one is the expected longest
     response of the whole batch, since every replica waits for the slowest.
     """
-    responses = workload.response_lengths.strata(num_rows)
+    responses = workload.response_lengths.stratified_sample(num_rows)
     responses[-1] = max(responses[-1], round(workload.response_lengths.expected_maximum(workload.batch_size)))
     return responses
 
@@ -136,7 +136,7 @@ def admit(free: list[int], responses: Integers, release: int) -> Integers:
     return np.array(starts, dtype=np.int64)
 
 
-class Pass(NamedTuple):
+class RoundCounts(NamedTuple):
     """A run of rounds; the arrays have one entry per window."""
 
     num_rounds: int
@@ -148,7 +148,7 @@ class Pass(NamedTuple):
     cached: Numbers  # tokens that those have in the cache, counted once per round
 
 
-def _isolated_pass(batch: Batch, num_slots: int) -> Pass:
+def _isolated_pass(batch: Batch, num_slots: int) -> RoundCounts:
     """Return the rounds of a batch that has the slots for itself from its first round to its last."""
     if np.ptp(batch.responses) == 0:
         start = np.arange(len(batch.responses)) // num_slots * batch.responses[0]
@@ -157,10 +157,10 @@ def _isolated_pass(batch: Batch, num_slots: int) -> Pass:
         heapq.heapify(free)
         start = np.concatenate([np.zeros_like(free), admit(free, batch.responses[num_slots:], 0)])
     end = start + batch.responses
-    return pass_of(start, end, batch.prompts, 0, int(end.max()))
+    return round_counts(start, end, batch.prompts, 0, int(end.max()))
 
 
-def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finish: int) -> Pass:
+def round_counts(start: Integers, end: Integers, prompts: Integers, begin: int, finish: int) -> RoundCounts:
     """Return rounds [begin, finish) of sequences that occupy slots in rounds [start, end).
 
     They decode in all of their rounds but the first.
@@ -176,7 +176,7 @@ def pass_of(start: Integers, end: Integers, prompts: Integers, begin: int, finis
     decoded = _count_within(low, high, bounds)
     middles = (np.maximum(low, bounds[:-1, None]) + np.minimum(high, bounds[1:, None]) - 1) / 2
     rounds = (np.diff(bounds) - idle).astype(float)
-    return Pass(
+    return RoundCounts(
         num_rounds=finish - begin,
         num_first=num_first,
         num_refills=num_refills,
@@ -202,7 +202,7 @@ def _gaps(low: Integers, high: Integers, begin: int, finish: int) -> tuple[Integ
     return covered[gaps], following[gaps]
 
 
-def mean_windows(passes: Sequence[Pass]) -> tuple[RoundWindow, ...]:
+def mean_windows(passes: Sequence[RoundCounts]) -> tuple[RoundWindow, ...]:
     """Return the windows averaged over the passes; equal ones are merged, and those without decoding are dropped."""
     columns = zip(*((one.rounds, one.row_rounds, one.cached) for one in passes), strict=True)
     rounds, row_rounds, cached = (np.sum(column, axis=0) for column in columns)

@@ -13,11 +13,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwright.cost_models.compute import AnalyticShard, Passes, Shard, Time
+from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import least_trusted
-from meshwright.cost_models.dealing import Deals, MicroBatches
-from meshwright.cost_models.question import Once
-from meshwright.profiles.table import Body
+from meshwright.cost_models.dealing import MicroBatchCache, MicroBatches
+from meshwright.cost_models.question import Memo
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
@@ -38,7 +38,7 @@ class ReplicaPasses(NamedTuple):
 
 def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
     """Return the whole chunks, and the remainders of the responses at their mean width."""
-    responses, prompt = workload.response_lengths.strata(num_rows), workload.prompt_lengths.mean
+    responses, prompt = workload.response_lengths.stratified_sample(num_rows), workload.prompt_lengths.mean
     whole, remainder = np.divmod(responses, chunk_tokens)
     chunks = []
     num_whole, num_remainders = int(whole.sum()), int(np.count_nonzero(remainder))
@@ -53,14 +53,16 @@ def all_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Ch
 
 def last_chunks(workload: Workload, num_rows: int, chunk_tokens: int) -> tuple[Chunks, ...]:
     """Return the last chunk of the longest response, for it and all responses that reach into that chunk."""
-    responses = workload.response_lengths.strata(num_rows)
+    responses = workload.response_lengths.stratified_sample(num_rows)
     longest = max(int(responses[-1]), round(workload.response_lengths.expected_maximum(workload.batch_size)))
     width = (longest - 1) % chunk_tokens + 1
     number = max(1, int(np.count_nonzero(responses > longest - width)))
     return (Chunks(number, width, workload.prompt_lengths.mean + longest - width),)
 
 
-def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int) -> ReplicaPasses:
+def streaming_passes(
+    prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], micro_batch_size: int
+) -> ReplicaPasses:
     """Return the passes over prompts and then chunks; chunks of different rows that are ready together share a pass."""
     batches, cached = list(prompts), dict.fromkeys((batch.tokens for batch in prompts), 0.0)
     numbers: dict[float, float] = {}
@@ -75,28 +77,30 @@ def passes_of(prompts: tuple[MicroBatches, ...], chunks: tuple[Chunks, ...], mic
     return ReplicaPasses(tuple(batches), {width: cached[width] / numbers[width] for width in numbers})
 
 
-ChunksOf: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
+ChunkFunction: TypeAlias = Callable[[Workload, int, int], tuple[Chunks, ...]]
 """Return chunks for a workload, a number of rows and a chunk width: `all_chunks` or `last_chunks`."""
 
 
-class Streams:
+class StreamingCache:
     """The streaming passes of one workload's replicas, cached."""
 
     def __init__(self, workload: Workload) -> None:
-        self._workload, self._prompts = workload, Deals(workload.prompt_lengths)
-        self._chunks: Once[tuple[ChunksOf, int, int], tuple[Chunks, ...]] = Once()
-        self._passes: Once[tuple[ChunksOf, int, int, int], ReplicaPasses] = Once()
+        self._workload, self._prompts = workload, MicroBatchCache(workload.prompt_lengths)
+        self._chunks: Memo[tuple[ChunkFunction, int, int], tuple[Chunks, ...]] = Memo()
+        self._passes: Memo[tuple[ChunkFunction, int, int, int], ReplicaPasses] = Memo()
 
-    def of(self, chunks_of: ChunksOf, num_rows: int, micro_batch_size: int, chunk_tokens: int) -> ReplicaPasses:
+    def passes(
+        self, chunks_of: ChunkFunction, num_rows: int, micro_batch_size: int, chunk_tokens: int
+    ) -> ReplicaPasses:
         """Return the passes over prompts and all chunks, or over the last chunks alone."""
 
         def passes() -> ReplicaPasses:
             width = chunks_of, num_rows, chunk_tokens
-            chunks = self._chunks.of(width, lambda: chunks_of(self._workload, num_rows, chunk_tokens))
-            prompts = () if chunks_of is last_chunks else self._prompts.of(num_rows, micro_batch_size)
-            return passes_of(prompts, chunks, micro_batch_size)
+            chunks = self._chunks.memoize(width, lambda: chunks_of(self._workload, num_rows, chunk_tokens))
+            prompts = () if chunks_of is last_chunks else self._prompts.micro_batches(num_rows, micro_batch_size)
+            return streaming_passes(prompts, chunks, micro_batch_size)
 
-        return self._passes.of((chunks_of, num_rows, micro_batch_size, chunk_tokens), passes)
+        return self._passes.memoize((chunks_of, num_rows, micro_batch_size, chunk_tokens), passes)
 
 
 @dataclass(frozen=True)
@@ -111,17 +115,17 @@ class ChunkShard(Shard):
     analytic: AnalyticShard
     contexts: Mapping[float, float]
 
-    def time(self, body: Body, rows: float, tokens: float, context: float = 0) -> Time:
+    def time(self, body: TimedPass, rows: float, tokens: float, context: float = 0) -> PassSeconds:
         return self.total(body, ((1, rows, tokens, context),))
 
-    def total(self, body: Body, passes: Passes) -> Time:
-        layers, ends = self.shard.total(Body.PREFILL, passes), self.shard.total(body, passes)
+    def total(self, body: TimedPass, passes: Passes) -> PassSeconds:
+        layers, ends = self.shard.total(TimedPass.PREFILL, passes), self.shard.total(body, passes)
         cached = [(n, rows, tokens, context + self.contexts[tokens]) for n, rows, tokens, context in passes]
         attention_seconds, source = 0.0, least_trusted([layers.source, ends.source])
         for number, rows, tokens, num_cached in cached:
             if num_cached:
-                with_cache = self.analytic.time(Body.PREFILL, rows, tokens, num_cached)
-                without_cache = self.analytic.time(Body.PREFILL, rows, tokens)
+                with_cache = self.analytic.time(TimedPass.PREFILL, rows, tokens, num_cached)
+                without_cache = self.analytic.time(TimedPass.PREFILL, rows, tokens)
                 attention_seconds += number * max(0.0, with_cache.layer - without_cache.layer)
                 source = least_trusted([source, with_cache.source])
-        return Time(layers.layer + attention_seconds, ends.ends, source)
+        return PassSeconds(layers.layer + attention_seconds, ends.ends, source)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Tally
-from meshwright.cost_models.memory_cost import offloaded
+from meshwright.cost_models.memory_cost import offloaded_state
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import Engine
-from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_parts.eight_bit_floats import linears_of
 from meshwright.profiles.schedule import Offload
 
@@ -28,23 +28,23 @@ def refit_seconds(
     Quantising to 8-bit floats on arrival is added if the move does so.
     """
     if move.generates and engine and not engine.refit.in_place:
-        moved = loaded_seconds(move, cluster, efficiency, element_bytes)
+        moved = loader_refit_seconds(move, cluster, efficiency, element_bytes)
     else:
-        moved = move_seconds(move, cluster, efficiency, element_bytes)
+        moved = sharded_refit_seconds(move, cluster, efficiency, element_bytes)
     return moved + _quantising_seconds(move, cluster, efficiency, element_bytes) if move.quantises else moved
 
 
 def _quantising_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of the fullest rank, which reads the weights twice (scales, rounding) and writes 8 bits."""
     model, target = move.model, move.target
-    num_weights = max(layers_of_stages(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
+    num_weights = max(layers_per_stage(model, target.pp)) * linears_of(model.shard(target.tp)).num_weights
     bandwidth = cluster.device.memory_bytes_per_second * efficiency.elementwise_bytes
     tally = Tally()
     tally.add("quantising", num_weights * (2 * element_bytes + 1) / bandwidth)
     return tally.cost()
 
 
-def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def loader_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of a refit through an engine's weight loader: message latencies + all weights / bandwidth.
 
     Whole tensors are broadcast; every rank of the engine receives all of them and keeps its part. A broadcast passes
@@ -63,7 +63,7 @@ def loaded_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element
     return tally.cost()
 
 
-def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
+def sharded_refit_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int) -> Cost:
     """Return the seconds of a refit of trained weights: message latencies + bytes / bandwidth.
 
     The bytes are the larger of what one rank receives and what one rank sends. Every target rank receives its shard;
@@ -72,7 +72,7 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     """
     model, source, target = move.model, move.source, move.target
     shard_bytes = element_bytes * fullest_part(model, target.tp, target.pp, target.expert_replicas).trained.num_params
-    tensors = _TENSORS_PER_ADAPTED * len(model.adapted_products) or _TENSORS_PER_LAYER
+    tensors = _TENSORS_PER_ADAPTED * len(model.adapted_linears) or _TENSORS_PER_LAYER
     kept = move.overlap if source == target else 0
     tally = Tally()
     if kept:
@@ -83,13 +83,13 @@ def move_seconds(move: Move, cluster: Cluster, efficiency: Efficiency, element_b
     if num_remote > 0:
         sent_bytes = shard_bytes * num_remote / source.num_ranks
         link = cluster.link(source.num_ranks + target.num_ranks - move.overlap)
-        messages = source.slices_for(target) * tensors * max(layers_of_stages(model, target.pp))
+        messages = source.max_overlapping_shards(target) * tensors * max(layers_per_stage(model, target.pp))
         tally.add("weight messages", messages * (link.seconds + cluster.device.launch_seconds))
         tally.add("weight bytes", max(shard_bytes, sent_bytes) / (link.bytes_per_second * efficiency.transfer_bytes))
     return tally.cost()
 
 
-def handover_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency) -> Cost:
+def experience_seconds(num_bytes: float, cluster: Cluster, efficiency: Efficiency) -> Cost:
     """Return the seconds to transfer experience from one rank to another over the slowest link of the cluster."""
     link = cluster.link(cluster.num_ranks)
     tally = Tally()
@@ -106,8 +106,8 @@ def offload_seconds(call: Call, cluster: Cluster, efficiency: Efficiency, elemen
     """
     layout, model = call.layout, call.model
     part = fullest_part(model, layout.tp, layout.pp, layout.expert_replicas)
-    state = offloaded(call, call.schedule.offload, part, element_bytes)
-    messages = len(state.terms) * _TENSORS_PER_LAYER * max(layers_of_stages(model, layout.pp))
+    state = offloaded_state(call, call.schedule.offload, part, element_bytes)
+    messages = len(state.terms) * _TENSORS_PER_LAYER * max(layers_per_stage(model, layout.pp))
     bandwidth = cluster.host.bytes_per_second * efficiency.transfer_bytes
     one_way = messages * cluster.host.seconds + state.total / bandwidth
     tally = Tally()

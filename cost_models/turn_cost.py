@@ -27,12 +27,12 @@ from meshwright.cost_models.rounds import (
     Prefill,
     Rounds,
     admit,
-    batches_of,
+    batch_rounds,
     mean_windows,
-    pass_of,
-    rounds_of,
+    ordered_batches,
+    round_counts,
 )
-from meshwright.cost_models.turn_ends import TurnEnds, bounds_of
+from meshwright.cost_models.turn_ends import PeriodEnds, period_bounds
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 
@@ -78,7 +78,7 @@ class Overlap(NamedTuple):
         return self.max_deferral if self.overcommit else None
 
     @property
-    def num_turns(self) -> int:
+    def max_periods(self) -> int:
         """Periods that a sequence may take."""
         return self.batches_in_flight + (self.deferral or 0)
 
@@ -92,7 +92,7 @@ class _SampledBatches(NamedTuple):
     total: int
 
 
-class Turns:
+class SteadyState:
     """Decode rounds of a period for one workload, cached."""
 
     def __init__(self, workload: Workload) -> None:
@@ -141,7 +141,7 @@ class Turns:
 
         If sequences wait for slots, their order of arrival decides which replica ends last.
         """
-        rounds = rounds_of(self._workload, num_rows, num_slots)
+        rounds = batch_rounds(self._workload, num_rows, num_slots)
         if num_slots == num_rows:
             return rounds
         return _stretch(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
@@ -210,8 +210,8 @@ def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int,
     _, batches, total = sampled
     num_rows = len(batches[0].responses)
     warm_up, num_turns = _num_simulated_periods(max(NUM_ORDERS, len(batches)), overlap)
-    start, end, prompts, bounds = play(batches, num_slots, num_turns, overlap)
-    passes = [pass_of(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
+    start, end, prompts, bounds = simulate_periods(batches, num_slots, num_turns, overlap)
+    passes = [round_counts(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
     count = len(passes)
     decoded = float(sum(period.row_rounds.sum() for period in passes)) / count
     first, refilled = (sum(rows) / count for rows in zip(*((p.num_first, p.num_refilled) for p in passes), strict=True))
@@ -228,7 +228,7 @@ def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int,
     )
 
 
-def shares_of(workload: Workload, num_rows: int) -> Integers:
+def sampled_responses(workload: Workload, num_rows: int) -> Integers:
     """Return responses of several batches, [batch, replica, row]: strata of their distribution, shuffled with a fixed
     seed.
 
@@ -237,15 +237,15 @@ def shares_of(workload: Workload, num_rows: int) -> Integers:
     num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
     batch_size = num_replicas * num_rows
     num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
-    responses = workload.response_lengths.strata(num_batches * batch_size)
+    responses = workload.response_lengths.stratified_sample(num_batches * batch_size)
     shares: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
     return shares
 
 
 def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
     """Return the sampled batches, each with the prompts in another order; a single one if all rows are equal."""
-    shares, total = shares_of(workload, num_rows), int(batches_of(workload, num_rows)[0].responses.sum())
-    prompts, orders = workload.prompt_lengths.strata(num_rows), np.random.default_rng(1)
+    shares, total = sampled_responses(workload, num_rows), int(ordered_batches(workload, num_rows)[0].responses.sum())
+    prompts, orders = workload.prompt_lengths.stratified_sample(num_rows), np.random.default_rng(1)
     batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
     all_equal = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
     return _SampledBatches(shares, batches[:1] if all_equal else batches, total)
@@ -279,7 +279,7 @@ def _slowest_in_sequence(shares: Integers, num_slots: int, overlap: Overlap, eno
     slowest, mean = np.zeros(num_turns - warm_up, dtype=np.int64), 0.0
     for replica in np.argsort(-shares.max(axis=2).sum(axis=0), kind="stable").tolist():
         batches = tuple(Batch(rows, rows) for rows in shares[:, replica])
-        bounds = play(batches, num_slots, num_turns, overlap).bounds[warm_up:]
+        bounds = simulate_periods(batches, num_slots, num_turns, overlap).bounds[warm_up:]
         slowest = np.maximum(slowest, np.diff(bounds))
         mean = float(slowest.mean())
         if mean >= enough:
@@ -293,20 +293,20 @@ def _simulate_together(shares: Integers, num_slots: int, overlap: Overlap) -> In
     warm_up, num_turns = _num_simulated_periods(num_batches, overlap)
     in_flight = overlap.in_flight(num_rows)
     repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
-    return bounds_of(
+    return period_bounds(
         np.tile(shares.swapaxes(0, 1).reshape(num_replicas, -1), repeats),
         num_slots=num_slots,
         num_rows=num_rows,
         in_flight=in_flight,
-        num_turns=num_turns,
+        num_periods=num_turns,
         max_deferral=overlap.deferral,
     )[:, warm_up:]
 
 
 def _num_simulated_periods(num_batches: int, overlap: Overlap) -> tuple[int, int]:
     """Return the numbers of warm-up periods and of all: whole lifetimes, until every batch has had a period."""
-    warm_up = 2 * overlap.num_turns
-    return warm_up, warm_up + -(-num_batches // overlap.num_turns) * overlap.num_turns
+    warm_up = 2 * overlap.max_periods
+    return warm_up, warm_up + -(-num_batches // overlap.max_periods) * overlap.max_periods
 
 
 def _stretch(rounds: Rounds, num_rounds: float) -> Rounds:
@@ -325,7 +325,7 @@ def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:
     return Prefill(calls, rows / calls, workload.prompt_lengths.mean)
 
 
-class Played(NamedTuple):
+class SimulatedPeriods(NamedTuple):
     """The rounds in which each sequence starts and ends, its prompt tokens, and the rounds at which the periods end."""
 
     start: Integers
@@ -334,21 +334,23 @@ class Played(NamedTuple):
     bounds: list[int]
 
 
-def play(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap) -> Played:
+def simulate_periods(
+    batches: tuple[Batch, ...], num_slots: int, num_periods: int, overlap: Overlap
+) -> SimulatedPeriods:
     """Simulate the first periods of a generation.
 
     The first period starts with all prompts that may be in flight; each later one queues one batch of new prompts.
     """
     num_rows = len(batches[0].responses)
     in_flight = overlap.in_flight(num_rows)
-    repeats = -(-(in_flight // num_rows + 1 + num_turns) // len(batches))
+    repeats = -(-(in_flight // num_rows + 1 + num_periods) // len(batches))
     responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
-    free, num_admitted, turns = [0] * num_slots, in_flight, TurnEnds(1, num_rows, overlap.deferral)
+    free, num_admitted, turns = [0] * num_slots, in_flight, PeriodEnds(1, num_rows, overlap.deferral)
     starts = [admit(free, responses[:num_admitted], 0)]
-    for _ in range(num_turns):
+    for _ in range(num_periods):
         last_starts = starts[-1]
         turns.add(last_starts[None], (last_starts + responses[num_admitted - len(last_starts) : num_admitted])[None])
-        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(turns.next()[0])))
+        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(turns.end_period()[0])))
         num_admitted += num_rows
     start = np.concatenate(starts)
-    return Played(start, start + responses[:num_admitted], prompts[:num_admitted], turns.bounds[0].tolist())
+    return SimulatedPeriods(start, start + responses[:num_admitted], prompts[:num_admitted], turns.bounds[0].tolist())

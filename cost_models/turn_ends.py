@@ -15,7 +15,7 @@ _BEFORE_ALL = 2**62
 """More than any round; subtracting it sorts a sequence before all others."""
 
 
-class TurnEnds:
+class PeriodEnds:
     """The periods of replicas with equally many sequences; each period delivers `num_rows` of them per replica.
 
     Without `max_deferral` a period ends when its own batch is complete. With it (overcommit), a period ends when
@@ -38,7 +38,7 @@ class TurnEnds:
         """Add admitted sequences in order of arrival, with their first and end rounds: [replica, sequence]."""
         self._start, self._end = (np.concatenate(both, axis=1) for both in ((self._start, start), (self._end, end)))
 
-    def next(self) -> Integers:
+    def end_period(self) -> Integers:
         """End the current period and deliver its sequences; return the rounds in which it ends, [replica]."""
         ended = self._in_order() if self._max_deferral is None else self._first_ended(self._max_deferral)
         self._bounds.append(np.maximum(self._bounds[-1], ended))
@@ -67,8 +67,8 @@ class TurnEnds:
         return ended
 
 
-def bounds_of(
-    responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_turns: int, max_deferral: int | None
+def period_bounds(
+    responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
 ) -> Integers:
     """Return the rounds at which the periods begin and end, [replica, 1 + num_turns], by the rules of `TurnEnds`.
 
@@ -77,12 +77,12 @@ def bounds_of(
     """
     num_replicas = len(responses)
     free = np.zeros((num_replicas, num_slots), dtype=np.int64)
-    turns = TurnEnds(num_replicas, num_rows, max_deferral)
+    turns = PeriodEnds(num_replicas, num_rows, max_deferral)
     arriving, release = responses[:, :in_flight], np.zeros(num_replicas, dtype=np.int64)
-    for turn in range(num_turns):
+    for turn in range(num_periods):
         start = _admit(free, arriving, release)
         turns.add(start, start + arriving)
-        release = turns.next()
+        release = turns.end_period()
         arriving = responses[:, in_flight + turn * num_rows : in_flight + (turn + 1) * num_rows]
     return turns.bounds
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, PassedOn, Summed
+from meshwright.cost_models.question import Call, CostModel, DelegatingCostModel, LayoutCosts, TotalCosts
 from meshwright.profiles.environment.latency import Latencies
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, Stage
@@ -23,13 +23,13 @@ WAVE_REWARDS = "rewards of waves"
 """Name of the term for waiting for host rewards at the end of each wave of a generation."""
 
 
-def sees_waves(stage: Stage) -> bool:
+def processes_all_samples(stage: Stage) -> bool:
     """Return True if a stage processes all samples, not only those that are trained on."""
     return stage.generates or (stage.role is Role.REWARD and not stage.is_trained)
 
 
 @dataclass(frozen=True)
-class InWaves(PassedOn):
+class WavesModel(DelegatingCostModel):
     """A cost model of the batch combined with one of a `wave`.
 
     `num_waves` is the expected number of waves, `reward_seconds` how long each waits for host rewards.
@@ -39,16 +39,16 @@ class InWaves(PassedOn):
     num_waves: float
     reward_seconds: float
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        if not sees_waves(stage):
-            return super().least_seconds(stage, model, num_ranks, part)
-        return self.num_waves * self.wave.least_seconds(stage, model, num_ranks, part)
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        if not processes_all_samples(stage):
+            return super().lower_bound_seconds(stage, model, num_ranks, part)
+        return self.num_waves * self.wave.lower_bound_seconds(stage, model, num_ranks, part)
 
-    def least_generation_seconds(self, call: Call) -> float:
-        return self.num_waves * (self.wave.least_generation_seconds(call) + self.reward_seconds)
+    def generation_lower_bound(self, call: Call) -> float:
+        return self.num_waves * (self.wave.generation_lower_bound(call) + self.reward_seconds)
 
     def seconds(self, call: Call) -> Cost:
-        if not sees_waves(call.stage):
+        if not processes_all_samples(call.stage):
             return super().seconds(call)
         cost = self.wave.seconds(call).scaled(self.num_waves)
         if call.stage.generates and self.reward_seconds:
@@ -56,17 +56,17 @@ class InWaves(PassedOn):
         return cost
 
     def tail_seconds(self, call: Call) -> float:
-        return self.seconds(call).total if sees_waves(call.stage) else super().tail_seconds(call)
+        return self.seconds(call).total if processes_all_samples(call.stage) else super().tail_seconds(call)
 
     def memory(self, call: Call) -> Memory:
-        return self.wave.memory(call) if sees_waves(call.stage) else super().memory(call)
+        return self.wave.memory(call) if processes_all_samples(call.stage) else super().memory(call)
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call) if sees_waves(call.stage) else super().on_layout(call)
+        return TotalCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)
 
 
 def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
     """Return the expected seconds of the slowest of `num_samples` independent calls of each reward."""
     times = np.unique(np.concatenate([[0.0], *(np.array(one.seconds) for one in latencies)]))
-    done = np.prod([one.within(times) ** num_samples for one in latencies], axis=0)
+    done = np.prod([one.cdf(times) ** num_samples for one in latencies], axis=0)
     return float(((1 - done[:-1]) * np.diff(times)).sum())

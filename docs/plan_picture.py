@@ -12,11 +12,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
-from meshwright.planner.report.glance import glance
+from meshwright.planner.report.glance import overview
 from meshwright.planner.report.html import Html, join, tag
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.solver.result import Limits
@@ -49,7 +49,7 @@ def main() -> None:
 def plan_of(path: Path, staleness: int) -> Plan:
     """The plan of a job under a bound on staleness, to a gap of 1 %. Raises Infeasible when there is none."""
     facts = resolve(read_job(path), path.parent).model_copy(update={"staleness": staleness})
-    model = model_of(facts)
+    model = cost_model_of(facts)
     found = compile_plan(facts, model, limits=Limits(gap=0.01))
     if isinstance(found, NoPlan):
         raise Infeasible(f"{path} has no plan; draw another job.")
@@ -58,7 +58,7 @@ def plan_of(path: Path, staleness: int) -> Plan:
 
 def picture_of(plan: Plan) -> str:
     """The text of an SVG file: the report's plot, with the names of its nodes and a legend of its colours."""
-    drawn = ElementTree.fromstring(glance(plan)).find(".//div[@class='picture']")
+    drawn = ElementTree.fromstring(overview(plan)).find(".//div[@class='picture']")
     assert drawn is not None
     names, plot = drawn
     height = float(plot.attrib["height"])

@@ -16,7 +16,7 @@ from meshwright.planner.plan.evaluate import ranks_of
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import tag
-from meshwright.planner.report.lanes import Box, Label, picture
+from meshwright.planner.report.lanes import Box, Label, lane_chart
 from meshwright.planner.report.page import page
 
 _HEIGHT = 480.0
@@ -79,7 +79,7 @@ def page_of(plans: Mapping[str, api.Plan]) -> str:
     """One turn of each plan, ranks from top to bottom, on the same seconds."""
     num_ranks = [plan.facts.cluster.num_ranks for plan in plans.values()]
     firsts = [sum(num_ranks[:place]) for place in range(len(plans))]
-    drawn = picture(
+    drawn = lane_chart(
         [box for plan, first in zip(plans.values(), firsts, strict=True) for box in _boxes(plan, first)],
         axis=linear(0.0, max(plan.period_seconds for plan in plans.values())),
         unit="s",

@@ -20,28 +20,28 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.edges import Handover, handovers
+from meshwright.planner.plan.calls import CostModelBuilder
+from meshwright.planner.plan.edges import StageTransfer, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import least_late_of, reward_readers, with_workers
+from meshwright.planner.plan.host_workers import extra_reward_wait_bound, reward_readers, with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.rules import workload_violations
-from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, patterns, scopes
+from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.deadline import Hurried
+from meshwright.planner.search.deadline import TimeLimitedCostModel
 from meshwright.planner.search.first_plan import default_frontiers, first_plan, load_solver
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
-from meshwright.planner.search.progress import Course, Progress
-from meshwright.planner.search.refusal import NoPlan, impossible, refuse, unexplained
-from meshwright.planner.search.searched import Formulated, Searched, likeliest_of
-from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
+from meshwright.planner.search.progress import ProgressCallback, ProgressReporter
+from meshwright.planner.search.refusal import NoPlan, explain_no_plan, no_legal_training, unexplained_no_plan
+from meshwright.planner.search.searched import FormulatedCase, SolvedCase, likeliest_index
+from meshwright.planner.search.solver_record import count_work, solver_record, with_gap
 from meshwright.planner.search.space import check_pins
-from meshwright.planner.search.stage_costs import StageCosts, first_to_cost
-from meshwright.planner.search.worth import Key, Least, Worth
+from meshwright.planner.search.stage_costs import StageCosts, costing_order
+from meshwright.planner.search.worth import LowerBounds, PruningBound, StageKey
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 
@@ -69,8 +69,8 @@ def compile_plan(
     pins: Sequence[str] = (),
     digests: Mapping[str, str] | None = None,
     limits: Limits | None = None,
-    remodel: Remodel | None = None,
-    progress: Progress | None = None,
+    rebuild_cost_model: CostModelBuilder | None = None,
+    progress: ProgressCallback | None = None,
     start: Plan | None = None,
 ) -> Plan | NoPlan:
     """Return the fastest plan that fits in memory, or the reasons why there is none.
@@ -84,33 +84,33 @@ def compile_plan(
     parsed_pins = parse_pins(pins, facts.graph)
     check_pins(facts, parsed_pins)
     if broken := workload_violations(facts):
-        return impossible(facts, broken)
+        return no_legal_training(facts, broken)
     found = best_plan(facts, model, pins=parsed_pins, digests=digests, limits=limits, progress=progress, start=start)
     if isinstance(found, Plan):
         return found
     if limits.deadline is None:
         limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
-    remodel_in_time = partial(_rebuilt_cost_model, remodel, limits) if remodel else None
+    remodel_in_time = partial(_rebuilt_cost_model, rebuild_cost_model, limits) if rebuild_cost_model else None
     try:
-        return refuse(
+        return explain_no_plan(
             facts,
             _with_time_limit(limits, model),
             pins=parsed_pins,
             status=found,
             limits=limits,
-            remodel=remodel_in_time,
+            rebuild_cost_model=remodel_in_time,
         )
     except OutOfTimeError:
-        return unexplained()
+        return unexplained_no_plan()
 
 
-def _rebuilt_cost_model(remodel: Remodel, limits: Limits, facts: Facts) -> CostModel:
+def _rebuilt_cost_model(remodel: CostModelBuilder, limits: Limits, facts: Facts) -> CostModel:
     return _with_time_limit(limits, remodel(facts))
 
 
 def _with_time_limit(limits: Limits, model: CostModel) -> CostModel:
     """Return the model, wrapped so that it raises OutOfTimeError once the limits leave no time."""
-    return model if limits.deadline is None and limits.stop is None else Hurried(model, limits)
+    return model if limits.deadline is None and limits.stop is None else TimeLimitedCostModel(model, limits)
 
 
 def best_plan(
@@ -120,7 +120,7 @@ def best_plan(
     pins: Sequence[Pin] = (),
     digests: Mapping[str, str] | None = None,
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     ahead: Sequence[StepsAhead] | None = None,
     start: Plan | None = None,
 ) -> Plan | Missing:
@@ -130,16 +130,16 @@ def best_plan(
     `ahead` restricts the search to some of the patterns that the staleness bound allows; the default is all of them.
     `start` is as in `compile_plan`.
     """
-    limits = (limits or Limits()).on(facts.cluster.num_ranks)
-    allowed = patterns(facts.graph, facts.staleness) if ahead is None else ahead
-    cases = tuple(case for steps in allowed for case in scopes(steps, facts.staleness))
+    limits = (limits or Limits()).with_default_gap(facts.cluster.num_ranks)
+    allowed = steps_ahead_patterns(facts.graph, facts.staleness) if ahead is None else ahead
+    cases = tuple(case for steps in allowed for case in search_cases(steps, facts.staleness))
     search = _Search(
         facts=facts,
-        edges=handovers(facts, model),
+        edges=stage_transfers(facts, model),
         cases=cases,
         costs=StageCosts(facts, _with_time_limit(limits, model), pins),
         limits=replace(limits, gap=limits.tolerance * _GAP_SHARE_WITH_REWARDS) if facts.rewards else limits,
-        course=Course(progress, len(cases)),
+        course=ProgressReporter(progress, len(cases)),
         start=start,
     )
     findings = _Findings()
@@ -154,7 +154,7 @@ def best_plan(
     if start:
         plans.append(start.model_copy(update={"digests": dict(origin.digests), "solver": solver}))
     if best:
-        plans.append(best.assembled(facts, model, origin))
+        plans.append(best.assemble_plan(facts, model, origin))
         if with_gap(plans[-1]).solver.gap > limits.tolerance:
             plans.append(evaluate(with_workers(plans[-1], spare=0.0)))
     plan = with_gap(min(plans, key=lambda candidate: candidate.period_seconds))
@@ -169,11 +169,11 @@ class _Search:
     was done."""
 
     facts: Facts
-    edges: tuple[Handover, ...]
-    cases: tuple[Scope, ...]
+    edges: tuple[StageTransfer, ...]
+    cases: tuple[SearchCase, ...]
     costs: StageCosts
     limits: Limits
-    course: Course
+    course: ProgressReporter
     start: Plan | None
     effort: Effort = field(default_factory=Effort)
 
@@ -184,9 +184,9 @@ class _Search:
     def report_costing(self, index: int) -> None:
         """Report progress when the stage at this position of the current batch starts to be costed."""
         stages = self.facts.graph.stages
-        keys = {(stage.name, case.of(stage)) for stage in stages for case in self.cases}
+        keys = {(stage.name, case.key_for(stage)) for stage in stages for case in self.cases}
         total = len(keys) + len(stages) * self.needs_first_plan
-        self.course.does("costing", len(self.costs.asked) + index, total)
+        self.course.set_phase("costing", len(self.costs.costed_frontiers) + index, total)
 
 
 @dataclass
@@ -196,15 +196,15 @@ class _Findings:
     `is_closed` is True once no remaining plan can improve on the known one by more than the gap.
     """
 
-    first: Searched | None = None
-    pruning: Worth | None = None
-    frontiers: dict[Key, Frontier] = field(default_factory=dict)
-    formulated: dict[int, Formulated] = field(default_factory=dict)
-    searched: dict[int, Searched] = field(default_factory=dict)
+    first: SolvedCase | None = None
+    pruning: PruningBound | None = None
+    frontiers: dict[StageKey, Frontier] = field(default_factory=dict)
+    formulated: dict[int, FormulatedCase] = field(default_factory=dict)
+    searched: dict[int, SolvedCase] = field(default_factory=dict)
     is_closed: bool = False
 
     @property
-    def best(self) -> Searched | None:
+    def best(self) -> SolvedCase | None:
         """The fastest answer; ties go to the earlier search case, and to a searched case before the first plan."""
         answered = [searched for _, searched in sorted(self.searched.items()) if searched.result.answer is not None]
         candidates = [*answered, self.first] if self.first else answered
@@ -219,12 +219,12 @@ class _Findings:
         """A lower bound on the period of every plan of the search case, from its search or from arithmetic alone."""
         least = 0.0
         if case in self.formulated:
-            least = self.formulated[case].least_seconds
+            least = self.formulated[case].lower_bound_seconds
         elif self.pruning:
-            least = self.pruning.least_seconds(case)
+            least = self.pruning.lower_bound_seconds(case)
         if case in self.searched:
             least = max(least, self.searched[case].bound_seconds)
-        return min(least, self.pruning.enough_seconds[case]) if self.pruning else least
+        return min(least, self.pruning.max_period_seconds[case]) if self.pruning else least
 
 
 def _search(search: _Search, findings: _Findings) -> None:
@@ -244,7 +244,7 @@ def _search(search: _Search, findings: _Findings) -> None:
         _search_in_turn(search, findings)
 
 
-def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> Searched | None:
+def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> SolvedCase | None:
     return first_plan(
         search.costs,
         search.cases[-1],
@@ -255,7 +255,7 @@ def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> Searched | No
     )
 
 
-def _pruning_bound(search: _Search, first: Searched | None) -> Worth | None:
+def _pruning_bound(search: _Search, first: SolvedCase | None) -> PruningBound | None:
     """The pruning bound on choices, from the start plan or the first plan; None if there is neither."""
     facts, costs = search.facts, search.costs
     if search.start is not None:
@@ -264,13 +264,13 @@ def _pruning_bound(search: _Search, first: Searched | None) -> Worth | None:
         known_seconds = first.objective_seconds
     else:
         return None
-    least: dict[Key, Least] = {}
+    least: dict[StageKey, LowerBounds] = {}
     for stage in facts.graph.stages:
         spec, kinds = facts.models.spec(stage.role), costs.kinds[stage.name]
-        least_on = {kind: costs.model.least_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-        least.update({(stage.name, case.of(stage)): least_on for case in search.cases})
-    search.course.finds(known_seconds)
-    pruning = Worth(
+        least_on = {kind: costs.model.lower_bound_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
+        least.update({(stage.name, case.key_for(stage)): least_on for case in search.cases})
+    search.course.add_plan(known_seconds)
+    pruning = PruningBound(
         facts.graph,
         facts.cluster.num_ranks,
         search.cases,
@@ -278,10 +278,10 @@ def _pruning_bound(search: _Search, first: Searched | None) -> Worth | None:
         search.edges,
         least,
         late=reward_readers(facts),
-        late_seconds=least_late_of(facts),
+        late_seconds=extra_reward_wait_bound(facts),
     )
     for case in range(len(search.cases)):
-        search.course.learns(case, pruning.least_seconds(case))
+        search.course.raise_bound(case, pruning.lower_bound_seconds(case))
     return pruning
 
 
@@ -293,9 +293,9 @@ def _max_seconds(search: _Search, known_seconds: float) -> list[float]:
     """
     limits, of_first = search.limits, search.cases[-1]
     return [
-        limits.shorter_seconds(known_seconds)
+        limits.improving_seconds(known_seconds)
         if search.start is not None or case == of_first
-        else limits.as_short_seconds(known_seconds)
+        else limits.comparable_seconds(known_seconds)
         for case in search.cases
     ]
 
@@ -306,17 +306,17 @@ def _improve_first_plan(search: _Search, findings: _Findings, default_choices: S
     first, pruning, case = findings.first, findings.pruning, search.cases[-1]
     if first is None or pruning is None:
         return
-    generates, *_ = first_to_cost(search.facts.graph.stages)
+    generates, *_ = costing_order(search.facts.graph.stages)
     _cost(search, findings, case, generates)
     if findings.is_closed:
         return
-    costed = {stage.name: findings.frontiers[stage.name, case.of(stage)] for stage in generates}
+    costed = {stage.name: findings.frontiers[stage.name, case.key_for(stage)] for stage in generates}
     better = _first_plan(search, [costed.get(default.stage.name, default) for default in default_choices])
     if better is not None and better.objective_seconds < first.objective_seconds:
         findings.first = better
-        search.course.finds(better.objective_seconds)
-        pruning.enough_seconds = _max_seconds(search, better.objective_seconds)
-        findings.is_closed = pruning.is_enough
+        search.course.add_plan(better.objective_seconds)
+        pruning.max_period_seconds = _max_seconds(search, better.objective_seconds)
+        findings.is_closed = pruning.excludes_all_plans
 
 
 def _search_likeliest_first(search: _Search, findings: _Findings) -> None:
@@ -333,9 +333,9 @@ def _search_likeliest_first(search: _Search, findings: _Findings) -> None:
         if findings.is_closed:
             return
     formulated = [findings.formulated[case] for case in cases]
-    likeliest = likeliest_of(formulated, search.limits.tolerance)
+    likeliest = likeliest_index(formulated, search.limits.tolerance)
     early = _solve(search, findings, likeliest, _shorter(search, formulated[likeliest], ()))
-    searched: list[Searched] = []
+    searched: list[SolvedCase] = []
     for case in cases[:likeliest]:
         max_ticks = _shorter(search, formulated[case], searched), _not_inferior(search, formulated[case], early)
         searched.append(_solve(search, findings, case, *max_ticks))
@@ -362,35 +362,35 @@ def _formulate(search: _Search, findings: _Findings, position: int) -> None:
     Nothing is formulated once the findings are closed.
     """
     facts, case = search.facts, search.cases[position]
-    keys = {stage: (stage.name, case.of(stage)) for stage in facts.graph.stages}
-    for batch in first_to_cost([stage for stage, key in keys.items() if key not in findings.frontiers]):
+    keys = {stage: (stage.name, case.key_for(stage)) for stage in facts.graph.stages}
+    for batch in costing_order([stage for stage, key in keys.items() if key not in findings.frontiers]):
         _cost(search, findings, case, batch)
         if findings.is_closed:
             return
     frontiers = [findings.frontiers[key] for key in keys.values()]
     formulation = formulate(facts, search.costs.model, frontiers, search.edges, case.ahead)
-    formulated = Formulated(scope=case, edges=search.edges, formulation=formulation)
+    formulated = FormulatedCase(search_case=case, edges=search.edges, formulation=formulation)
     findings.formulated[position] = formulated
-    search.course.learns(position, formulated.least_seconds)
+    search.course.raise_bound(position, formulated.lower_bound_seconds)
 
 
-def _cost(search: _Search, findings: _Findings, case: Scope, stages: Sequence[Stage]) -> None:
+def _cost(search: _Search, findings: _Findings, case: SearchCase, stages: Sequence[Stage]) -> None:
     """Cost some stages in parallel, and tighten the pruning bound of the others with the result."""
     pruning = findings.pruning
     work = partial(_frontier, search.costs, pruning, case)
-    for frontier in search.costs.side_by_side(work, stages, prepare=load_solver, begun=search.report_costing):
-        key = case.of(frontier.stage)
+    for frontier in search.costs.in_parallel(work, stages, prepare=load_solver, on_start=search.report_costing):
+        key = case.key_for(frontier.stage)
         findings.frontiers[frontier.stage.name, key] = frontier
         if pruning:
-            pruning.learn(frontier.stage.name, key, frontier)
-    findings.is_closed = pruning is not None and pruning.is_enough
+            pruning.tighten(frontier.stage.name, key, frontier)
+    findings.is_closed = pruning is not None and pruning.excludes_all_plans
 
 
-def _frontier(costs: StageCosts, pruning: Worth | None, case: Scope, stage: Stage) -> Frontier:
-    return costs.frontier(stage, case, pruning.most(stage.name, case.of(stage)) if pruning else None)
+def _frontier(costs: StageCosts, pruning: PruningBound | None, case: SearchCase, stage: Stage) -> Frontier:
+    return costs.frontier(stage, case, pruning.time_limits(stage.name, case.key_for(stage)) if pruning else None)
 
 
-def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | None) -> Searched:
+def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | None) -> SolvedCase:
     """Solve one search case for makespans of at most the smallest of `max_ticks`.
 
     Raises OutOfTimeError if no time is left for it.
@@ -400,40 +400,40 @@ def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | No
     search.limits.require_time()
     formulated, course = findings.formulated[case], search.course
     problem, tick_seconds = formulated.formulation.problem, formulated.formulation.tick_seconds
-    pruned = [formulated.ticks(findings.pruning.enough_seconds[case])] if findings.pruning else []
+    pruned = [formulated.ticks(findings.pruning.max_period_seconds[case])] if findings.pruning else []
     limit = min([*(ticks for ticks in max_ticks if ticks is not None), *pruned], default=None)
 
     def report(makespan: int | None, bound: int) -> None:
         if makespan is not None:
-            course.finds(makespan * tick_seconds)
-        course.learns(case, bound * tick_seconds)
+            course.add_plan(makespan * tick_seconds)
+        course.raise_bound(case, bound * tick_seconds)
 
-    course.does("searching", len(findings.searched), len(search.cases))
-    result = solve(problem, replace(search.limits, most=limit), report, search.effort)
-    searched = Searched(
-        scope=formulated.scope, edges=formulated.edges, formulation=formulated.formulation, result=result
+    course.set_phase("searching", len(findings.searched), len(search.cases))
+    result = solve(problem, replace(search.limits, max_makespan=limit), report, search.effort)
+    searched = SolvedCase(
+        search_case=formulated.search_case, edges=formulated.edges, formulation=formulated.formulation, result=result
     )
     if result.answer is not None or case not in findings.searched or search.limits.seconds_left > 0:
         findings.searched[case] = searched
-    course.learns(case, searched.bound_seconds)
+    course.raise_bound(case, searched.bound_seconds)
     return searched
 
 
-def _shorter(search: _Search, case: Formulated, searched: Sequence[Searched]) -> int | None:
+def _shorter(search: _Search, case: FormulatedCase, searched: Sequence[SolvedCase]) -> int | None:
     """The largest makespan in ticks that is shorter than every answer by more than the gap; None if there is no
     answer."""
     known_seconds = [other.objective_seconds for other in searched if other.result.answer is not None]
     if search.start:
         known_seconds.append(search.start.period_seconds)
-    return search.limits.shorter(case.ticks(min(known_seconds))) if known_seconds else None
+    return search.limits.improving_makespan(case.ticks(min(known_seconds))) if known_seconds else None
 
 
-def _not_inferior(search: _Search, case: Formulated, other: Searched) -> int | None:
+def _not_inferior(search: _Search, case: FormulatedCase, other: SolvedCase) -> int | None:
     """The largest makespan in ticks to which another case's answer is not superior by more than the gap; None
     without an answer."""
     if other.result.answer is None:
         return None
-    return search.limits.as_short(case.ticks(other.objective_seconds))
+    return search.limits.comparable_makespan(case.ticks(other.objective_seconds))
 
 
 def _solver_record(search: _Search, findings: _Findings, limits: Limits) -> Solver:
@@ -449,5 +449,5 @@ def _solver_record(search: _Search, findings: _Findings, limits: Limits) -> Solv
         is_whole=findings.is_closed or len(findings.searched) == num_cases,
         statuses={"beaten"} if findings.is_closed else statuses,
         bound_seconds=min(*known_seconds, *map(findings.bound_seconds, range(num_cases))),
-        work=work_of(search.costs.asked, search.effort),
+        work=count_work(search.costs.costed_frontiers, search.effort),
     )

@@ -36,7 +36,7 @@ SYSTEMS = {
 ENGINES = ("vllm", "trtllm")
 """Engines whose fp8 GEMMs were timed together with the casts of their inputs."""
 
-ENGINE = "vllm"
+DEFAULT_ENGINE = "vllm"
 """The default engine: its bf16 GEMMs are those of torch, which the runtime calls too."""
 
 PRECISION = "bf16"
@@ -92,7 +92,7 @@ class Attention(NamedTuple):
     tokens: int
 
 
-class Routed(NamedTuple):
+class RoutedExperts(NamedTuple):
     """The routed experts of a layer on one rank.
 
     `tokens` counts those of all `ep` ranks. Each token picks `picked` of `number` experts; `ffn_size` is the width of
@@ -102,8 +102,8 @@ class Routed(NamedTuple):
     tokens: int
     hidden_size: int
     ffn_size: int
-    picked: int
-    number: int
+    experts_per_token: int
+    num_experts: int
     tp: int
     ep: int
     distribution: str
@@ -126,8 +126,8 @@ class Operators:
     precision: str
     versions: Mapping[str, str]  # of the package, the engine and the collective library
     gemms: Mapping[Gemm, float]
-    prompts: Mapping[HeadCounts, Mapping[Attention, float]]
-    decoding: Mapping[HeadCounts, Mapping[Attention, float]]
+    prefill_attention: Mapping[HeadCounts, Mapping[Attention, float]]
+    decode_attention: Mapping[HeadCounts, Mapping[Attention, float]]
     collectives: Mapping[Message, float]
 
 
@@ -139,7 +139,7 @@ def package_version() -> str | None:
         return None
 
 
-def knows(device: str) -> bool:
+def has_operators(device: str) -> bool:
     """True if the package is installed and has operators of this device."""
     return device in SYSTEMS and package_version() is not None
 
@@ -155,7 +155,9 @@ def device_of(name: str) -> str:
     return names[name]
 
 
-def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECISION, peers: bool = False) -> Operators:
+def read_operators(
+    device: str, *, engine: str = DEFAULT_ENGINE, precision: str = PRECISION, custom_all_reduce: bool = False
+) -> Operators:
     """Read the operators of a device in `SYSTEMS` and an engine in `ENGINES`.
 
     With `peers`, the engine's custom all-reduce is used where it is faster than NCCL. Times of fp8 GEMMs are without
@@ -171,7 +173,7 @@ def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECIS
     nccl = max((path.name for path in (folder / "comm" / _NCCL).iterdir()), key=_numbers)
     attention = folder / "attention" / engine / current
     reductions = [_rows(folder / "comm" / _NCCL / nccl / "nccl_perf.parquet", nccl_dtype="half")]
-    if peers:
+    if custom_all_reduce:
         reductions.append(_rows(folder / "comm" / engine / current / "custom_allreduce_perf.parquet"))
     casts = [folder / "quantize" / engine / current / f"{cast}_perf.parquet" for cast in _CASTS]
     return Operators(
@@ -183,13 +185,15 @@ def read_operators(device: str, *, engine: str = ENGINE, precision: str = PRECIS
             _rows(folder / "gemm" / engine / current / "gemm_perf.parquet", gemm_dtype=dtype),
             [row for path in casts for row in _rows(path, quant_dtype=dtype)] if precision == "fp8" else [],
         ),
-        prompts=_by_heads(_rows(attention / "context_attention_perf.parquet", kv_cache_dtype=dtype), "isl"),
-        decoding=_by_heads(_rows(attention / "generation_attention_perf.parquet", kv_cache_dtype=dtype), "step"),
+        prefill_attention=_by_heads(_rows(attention / "context_attention_perf.parquet", kv_cache_dtype=dtype), "isl"),
+        decode_attention=_by_heads(
+            _rows(attention / "generation_attention_perf.parquet", kv_cache_dtype=dtype), "step"
+        ),
         collectives=_collectives(row for rows in reductions for row in rows),
     )
 
 
-def read_experts(device: str, *, engine: str) -> dict[Routed, float]:
+def read_experts(device: str, *, engine: str) -> dict[RoutedExperts, float]:
     """Read the seconds of an engine's gated bf16 experts, from router scores to the weighted sum of expert outputs.
 
     Raises BadInput if the package is not installed or lacks the file.
@@ -198,10 +202,10 @@ def read_experts(device: str, *, engine: str) -> dict[Routed, float]:
         raise BadInput(f"{PACKAGE} is not installed; install it with `pip install 'meshwright[aiconfigurator]'`.")
     system = SYSTEMS[device]
     path = _folder() / "data" / system / "moe" / engine / _current_version(system, engine) / "moe_perf.parquet"
-    times: dict[Routed, float] = {}
+    times: dict[RoutedExperts, float] = {}
     for row in _rows(path, moe_dtype=_DTYPES[PRECISION]):
         if "nongated" not in row["kernel_source"]:
-            _keep_fastest(times, Routed._make(row[column] for column in _ROUTED), row["latency"])
+            _keep_fastest(times, RoutedExperts._make(row[column] for column in _ROUTED), row["latency"])
     return times
 
 

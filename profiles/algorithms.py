@@ -31,7 +31,7 @@ from meshwright.profiles.stages import (
 
 Algorithm: TypeAlias = Literal["ppo", "grpo", "rloo", "reinforce++", "distill"]
 
-COMPARES_GROUPS: tuple[Algorithm, ...] = ("grpo", "rloo")
+GROUP_ALGORITHMS: tuple[Algorithm, ...] = ("grpo", "rloo")
 """Algorithms whose advantages compare a sample with the others of its prompt."""
 
 _GENERATE = Stage(

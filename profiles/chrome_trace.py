@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Ends, Run, Span, ends_of
+from meshwright.profiles.trace import MEMORY, NUM_LIVE, RESIDENT, Endpoints, Run, Span, endpoints_of
 
 Event = dict[str, object]
 
@@ -59,8 +59,8 @@ def _counters(pid: int, start: float, span: Span) -> Iterator[Event]:
     values: list[tuple[str, str, float, float]] = []
     if MEMORY in span.facts and RESIDENT in span.facts:
         values.append(("memory", "bytes", span.facts[MEMORY], span.facts[RESIDENT]))
-    if LIVE in span.facts:
-        values.append(("live sequences", "sequences", span.facts[LIVE], 0.0))
+    if NUM_LIVE in span.facts:
+        values.append(("live sequences", "sequences", span.facts[NUM_LIVE], 0.0))
     for what, unit, during, after in values:
         for at, value in ((span.start_seconds, during), (span.end_seconds, after)):
             yield {
@@ -75,26 +75,26 @@ def _counters(pid: int, start: float, span: Span) -> Iterator[Event]:
 
 def _transfers(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
     """For each receive, the matching send; of several senders, the one that ended last."""
-    sends: dict[tuple[int, Ends], Span] = {}
+    sends: dict[tuple[int, Endpoints], Span] = {}
     for span in spans:
         if span.kind == "send":
-            key = span.step, ends_of(span)
+            key = span.step, endpoints_of(span)
             if key not in sends or sends[key].end_seconds < span.end_seconds:
                 sends[key] = span
     for span in spans:
-        if span.kind == "receive" and (span.step, ends_of(span)) in sends:
-            yield sends[span.step, ends_of(span)], span
+        if span.kind == "receive" and (span.step, endpoints_of(span)) in sends:
+            yield sends[span.step, endpoints_of(span)], span
 
 
 def _refits(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
     """(source, target) spans for each rank that receives weights in a refit from a different rank."""
     ranks_of: dict[str, set[int]] = {}
-    refits: dict[tuple[int, Ends], dict[int, Span]] = {}
+    refits: dict[tuple[int, Endpoints], dict[int, Span]] = {}
     for span in spans:
         if span.kind == "stage":
             ranks_of.setdefault(span.instruction, set()).add(span.rank)
         elif span.kind == "refit":
-            refits.setdefault((span.step, ends_of(span)), {})[span.rank] = span
+            refits.setdefault((span.step, endpoints_of(span)), {})[span.rank] = span
     for (_, ends), by_rank in refits.items():
         sources = sorted(ranks_of.get(ends.source, set()) & by_rank.keys())
         for number, target in enumerate(sorted(ranks_of.get(ends.target, set()) & by_rank.keys())):
@@ -106,7 +106,7 @@ def _arrow(pid: int, start: float, number: str, begin: Span, end: Span) -> Itera
     """A flow arrow from the start of one span to the end of another; `bp` binds it to the enclosing slice."""
     flow: Mapping[str, object] = {
         "cat": "flow",
-        "name": str(ends_of(begin)) if begin.kind == "send" else begin.instruction,
+        "name": str(endpoints_of(begin)) if begin.kind == "send" else begin.instruction,
         "id": number,
         "pid": pid,
     }

@@ -205,12 +205,12 @@ def replicas_of_parts(cluster: AnyCluster, part: int, replica_ranks: int) -> tup
     return tuple(one.num_ranks // replica_ranks for one in cluster.parts_of(part))
 
 
-def most_usable_bytes(cluster: AnyCluster) -> int:
+def max_usable_bytes(cluster: AnyCluster) -> int:
     """Usable memory in bytes of the device that has most."""
     return max(part.device.usable_bytes for part in cluster.parts)
 
 
-def of_one_kind(cluster: AnyCluster, what: str) -> Cluster:
+def require_uniform(cluster: AnyCluster, what: str) -> Cluster:
     """Return the cluster. Raises BadInput, naming `what`, if its nodes are of several kinds."""
     if isinstance(cluster, MixedCluster):
         raise BadInput(f"{what} takes a cluster of one kind, and this one is {cluster.name}; give it one of the parts.")

@@ -15,7 +15,7 @@ class Difference(NamedTuple):
     one: Any
     other: Any
 
-    def between(self, one: str, other: str) -> str:
+    def describe(self, one: str, other: str) -> str:
         """Return a clause that states the difference, with the names of both documents."""
         return f"{self.key} is {_limited_repr(self.one)} in {one} and {_limited_repr(self.other)} in {other}"
 

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, g
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from meshwright.profiles.errors import BadInput, RunFailed, is_full, suggestion
-from meshwright.profiles.printable import has_hidden
-from meshwright.profiles.values import MOST_JSON_BYTES, MOST_YAML_BYTES, json_value, yaml_value
+from meshwright.profiles.errors import BadInput, RunFailed, is_disk_failure, suggestion
+from meshwright.profiles.printable import has_control_characters
+from meshwright.profiles.values import MAX_JSON_BYTES, MAX_YAML_BYTES, json_value, yaml_value
 from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - re-exported
 
 
@@ -39,7 +39,7 @@ class Document(BaseModel):
         return copied
 
 
-def without(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
+def without_defaults(written: Mapping[str, Any], default: Any, *names: str) -> dict[str, Any]:
     """Drop those of the named fields (of all fields, if no names are given) whose value is the default."""
     return {key: value for key, value in written.items() if value != default or (names and key not in names)}
 
@@ -52,12 +52,12 @@ _NAME_PREFIX_LENGTH = 40
 
 def read_yaml(kind: type[D], path: Path, what: str) -> D:
     """Read a document from a YAML file. Raises BadInput for invalid YAML or an invalid document."""
-    return parse_yaml(kind, read_text(path, what, MOST_YAML_BYTES), f"{what} {path}")
+    return parse_yaml(kind, read_text(path, what, MAX_YAML_BYTES), f"{what} {path}")
 
 
 def read_json(kind: type[D], path: Path, what: str) -> D:
     """Read a document from a JSON file. Raises BadInput for invalid JSON or an invalid document."""
-    text = read_text(path, what, MOST_JSON_BYTES)
+    text = read_text(path, what, MAX_JSON_BYTES)
     json_value(text, f"{what} {path}")
     return parse(kind, text, f"{what} {path}")
 
@@ -87,7 +87,7 @@ def parse_yaml(kind: type[D], text: str, what: str) -> D:
 
 def _require_visible(text: str, what: str) -> None:
     """Raises BadInput for a JSON text in which a key or a string has control characters."""
-    if not (_ESCAPED.search(text) or has_hidden(text)):
+    if not (_ESCAPED.search(text) or has_control_characters(text)):
         return
     values: list[Any] = [json.loads(text)]
     while values:
@@ -96,7 +96,7 @@ def _require_visible(text: str, what: str) -> None:
             values += [*value.keys(), *value.values()]
         elif isinstance(value, list):
             values += value
-        elif isinstance(value, str) and has_hidden(value):
+        elif isinstance(value, str) and has_control_characters(value):
             raise BadInput(f"{what}: {_short(value)} has a character that a terminal does not show; remove it.")
 
 
@@ -150,7 +150,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     _replace(path, content, waits_for_disk=True)
 
 
-def write_newest(path: Path, text: str) -> None:
+def write_without_fsync(path: Path, text: str) -> None:
     """Write a text like `write_atomically` but without fsync, for files that are soon written again.
 
     If the machine crashes, the content may be lost.
@@ -166,7 +166,7 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name[:_NAME_PREFIX_LENGTH]}.{os.getpid()}.partial")
         if waits_for_disk:
-            remove_partials(target.parent, target.name)
+            remove_temporary_files(target.parent, target.name)
         try:
             with partial.open("wb") as file:
                 file.write(content)
@@ -177,11 +177,11 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        kind = RunFailed if is_full(error) else BadInput
+        kind = RunFailed if is_disk_failure(error) else BadInput
         raise kind(f"{path} cannot be written: {error.strerror}; make room there or name another file.") from None
 
 
-def remove_partials(directory: Path, name: str | None = None, *, least_seconds: float = 60.0) -> None:
+def remove_temporary_files(directory: Path, name: str | None = None, *, min_age_seconds: float = 60.0) -> None:
     """Remove temporary files that killed processes left beside the named file, or beside any file.
 
     A temporary file is removed if its process no longer exists on this machine and it is older than `least_seconds`.
@@ -190,7 +190,7 @@ def remove_partials(directory: Path, name: str | None = None, *, least_seconds: 
     for partial in directory.glob(f".{names}.*.partial"):
         process = partial.name.removesuffix(".partial").rpartition(".")[2]
         try:
-            is_old = time.time() - partial.stat().st_mtime >= least_seconds
+            is_old = time.time() - partial.stat().st_mtime >= min_age_seconds
             if is_old and process.isdigit() and not Path(f"/proc/{process}").exists():
                 partial.unlink()
         except OSError:  # another process may have removed it

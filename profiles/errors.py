@@ -44,7 +44,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a full or failed disk, which are not mistakes in the input."""
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_failure(error: OSError) -> bool:
     """True if a write failed because the disk is full or has failed, so that a retry may succeed."""
     return error.errno in _FULL
 

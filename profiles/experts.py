@@ -29,9 +29,9 @@ class Experts:
     num_dense_layers: int = 0  # first layers, which have one plain MLP
     normalized: bool = True  # the weights of a token's experts sum to one
 
-    def active_ffn_size(self, busiest: float = 1.0) -> float:
+    def active_ffn_size(self, imbalance: float = 1.0) -> float:
         """MLP width that one token passes, on a rank whose routed experts have `busiest` times the mean load."""
-        return busiest * self.experts_per_token * self.ffn_size + self.shared_ffn_size
+        return imbalance * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:
         """Parameters of router, shared and routed experts in one layer; all but the shared may have biases."""
@@ -43,19 +43,19 @@ class Experts:
         biases = (2 * self.ffn_size + hidden_size) * has_bias
         return self.num_experts * (3 * hidden_size * self.ffn_size + biases)
 
-    def passed_params(self, hidden_size: int) -> int:
+    def active_params(self, hidden_size: int) -> int:
         """Active matrix parameters per token in one layer."""
         networks = 3 * hidden_size * (self.experts_per_token * self.ffn_size + self.shared_ffn_size)
         return networks + hidden_size * (self.num_experts + self.shared_gate)
 
-    def touched(self, num_tokens: float) -> float:
+    def num_selected(self, num_tokens: float) -> float:
         """Expected number of experts that at least one of `num_tokens` tokens selects, under uniform routing."""
         unselected: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - unselected)
 
-    def busiest(self, num_tokens: float, ep: int) -> float:
+    def imbalance(self, num_tokens: float, ep: int) -> float:
         """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.busiest`."""
-        return routing().busiest(num_tokens, self.experts_per_token, self.num_experts, ep)
+        return routing().imbalance(num_tokens, self.experts_per_token, self.num_experts, ep)
 
     def shard(self, tp: int) -> Experts:
         """The experts on one of `tp` ranks: all of them, each sharded along its width."""
@@ -81,7 +81,7 @@ class LatentAttention:
         """Elements per token in the KV cache of one layer, replicated on every rank."""
         return self.kv_rank + self.rope_dim
 
-    def products(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
+    def linears(self, hidden_size: int, num_heads: int) -> tuple[tuple[int, int], ...]:
         """(input size, output size) of the projections.
 
         Down-projections from the hidden state are replicated on each rank and fused into one.

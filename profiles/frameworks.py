@@ -20,7 +20,7 @@ EngineName: TypeAlias = Literal["meshwright-eager", "meshwright-graph", "vllm", 
 EAGER: EngineName = "meshwright-eager"
 GRAPH: EngineName = "meshwright-graph"
 
-OWN: tuple[EngineName, ...] = (EAGER, GRAPH)
+OWN_ENGINES: tuple[EngineName, ...] = (EAGER, GRAPH)
 """The engines that this project runs; the others generate for other trainers."""
 
 
@@ -94,7 +94,7 @@ class Engine(Document):
     refit: EngineRefit
     source: str = Field(min_length=1)
 
-    def passes_on(self, kind: str) -> Framework:
+    def framework_on(self, kind: str) -> Framework:
         """Return the framework of its decode steps and prefills on devices of a kind, cuda or cpu."""
         return framework_named(self.gpu_framework if self.gpu_framework and kind == "cuda" else self.framework)
 
@@ -131,7 +131,7 @@ def engine_named(name: str) -> Engine:
 
 def own_framework(kind: str) -> Framework:
     """Return the framework with which this project trains and scores on devices of a kind, cuda or cpu."""
-    return engine_named(EAGER).passes_on(kind)
+    return engine_named(EAGER).framework_on(kind)
 
 
 def own_engine(kind: str, *, has_experts: bool) -> EngineName:
@@ -142,7 +142,7 @@ def own_engine(kind: str, *, has_experts: bool) -> EngineName:
     return GRAPH if kind == "cuda" and not has_experts else EAGER
 
 
-def require_possible_engine(name: EngineName, kind: str, *, has_experts: bool) -> None:
+def require_graph_support(name: EngineName, kind: str, *, has_experts: bool) -> None:
     """Raises BadInput if the engine needs CUDA graphs and these are not possible."""
     if name != GRAPH or own_engine(kind, has_experts=has_experts) == GRAPH:
         return
@@ -152,10 +152,10 @@ def require_possible_engine(name: EngineName, kind: str, *, has_experts: bool) -
 
 def require_own_engine(name: EngineName) -> None:
     """Raises BadInput for an engine that this project does not run."""
-    if name not in OWN:
+    if name not in OWN_ENGINES:
         raise BadInput(
             f"the plan is for engine {name}, which meshwright does not run; export it to a trainer that does, or plan "
-            f"the job with engine: {' or '.join(OWN)}."
+            f"the job with engine: {' or '.join(OWN_ENGINES)}."
         )
 
 

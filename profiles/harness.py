@@ -41,12 +41,12 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Mode, Role, StageGraph
-from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Shape, shape_of
+from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Shape, TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 
 DEPTHS = {
-    "cpu": dict.fromkeys(Body, (1, 4)),
-    "cuda": {body: (1, 8) if body is Body.DECODE else (1, 2) for body in Body},
+    "cpu": dict.fromkeys(TimedPass, (1, 4)),
+    "cuda": {body: (1, 8) if body is TimedPass.DECODE else (1, 2) for body in TimedPass},
 }
 """Numbers of layers at which each pass is timed: two depths separate the time of a layer from that of embedding and
 head.
@@ -59,8 +59,8 @@ _LADDER = 4
 """Ratio between neighbouring row counts; times are nearly linear in rows, so a coarse grid interpolates well."""
 
 _MAX_ROWS = {
-    "cpu": {Body.FORWARD: 32, Body.TRAIN: 16, Body.PREFILL: 16, Body.DECODE: 256},
-    "cuda": dict.fromkeys(Body, 256),
+    "cpu": {TimedPass.FORWARD: 32, TimedPass.TRAIN: 16, TimedPass.PREFILL: 16, TimedPass.DECODE: 256},
+    "cuda": dict.fromkeys(TimedPass, 256),
 }
 _MAX_TOKENS = {"cpu": 32768, "cuda": 131072}
 """Beyond these limits times are extrapolated: the device is saturated and time is proportional to rows.
@@ -78,15 +78,15 @@ _OPERATIONS: tuple[Literal["all_reduce", "all_gather", "reduce_scatter", "send_r
     "send_receive",
 )
 _PASSES = {
-    Mode.PREFILL: (Body.PREFILL,),
-    Mode.DECODE: (Body.DECODE,),
-    Mode.FORWARD: (Body.FORWARD,),
-    Mode.TRAIN: (Body.TRAIN, Body.OPTIMIZER),
+    Mode.PREFILL: (TimedPass.PREFILL,),
+    Mode.DECODE: (TimedPass.DECODE,),
+    Mode.FORWARD: (TimedPass.FORWARD,),
+    Mode.TRAIN: (TimedPass.TRAIN, TimedPass.OPTIMIZER),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class TimingResult:
     """Result of timing one callable repeatedly; `spread_seconds` is the interquartile range."""
 
     median_seconds: float
@@ -95,7 +95,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class DeviceState:
     """State of a device while it was timed; None where the device does not report it."""
 
     clock_mhz: int | None = None
@@ -136,11 +136,11 @@ def clock_timer(clock: Callable[[], float], synchronise: Callable[[], object]) -
     return clock_seconds
 
 
-def event_timer(mark: Callable[[], Event]) -> Timer:
+def event_timer(new_event: Callable[[], Event]) -> Timer:
     """Return a timer that reads events on the device's timeline; time in which the device waits for the host counts."""
 
     def event_seconds(call: Callable[[], object]) -> float:
-        start, end = mark(), mark()
+        start, end = new_event(), new_event()
         start.record()
         call()
         end.record()
@@ -151,17 +151,17 @@ def event_timer(mark: Callable[[], Event]) -> Timer:
 
 
 def measure(
-    body: Callable[[], object],
+    run_pass: Callable[[], object],
     *,
     timer: Timer,
     clock: Callable[[], float],
     warmup: int,
     repeats: int,
     budget_seconds: float,
-    least_seconds: float = 0.0,
+    min_seconds: float = 0.0,
     before: Callable[[], object] = lambda: None,
-    together: int = 1,
-) -> Sample:
+    calls_per_sample: int = 1,
+) -> TimingResult:
     """Time `body` `repeats` times, or more until the times sum to `least_seconds`.
 
     Timing stops early, after one repeat at least, once the budget (which includes the warm-up) is spent.
@@ -171,28 +171,26 @@ def measure(
     start = clock()
     for _ in range(warmup):
         before()
-        timer(body)
+        timer(run_pass)
     samples: list[float] = []
     timed_seconds = 0.0
-    while (len(samples) < repeats or timed_seconds < least_seconds) and (
-        not samples or clock() - start < budget_seconds
-    ):
+    while (len(samples) < repeats or timed_seconds < min_seconds) and (not samples or clock() - start < budget_seconds):
         call_seconds = []
-        for _ in range(together):
+        for _ in range(calls_per_sample):
             before()
-            call_seconds.append(timer(body))
+            call_seconds.append(timer(run_pass))
         samples.append(statistics.fmean(call_seconds))
         timed_seconds += sum(call_seconds)
-    return Sample(
+    return TimingResult(
         median_seconds=statistics.median(samples), spread_seconds=_interquartile(samples), repeats=len(samples)
     )
 
 
 def record(
-    point: Point, sample: Sample, peak_bytes: int | None = None, conditions: Conditions | None = None
+    point: Point, sample: TimingResult, peak_bytes: int | None = None, conditions: DeviceState | None = None
 ) -> Measurement:
     """Return the measurement of a point that ran."""
-    conditions = conditions or Conditions()
+    conditions = conditions or DeviceState()
     return Measurement(
         point=point,
         seconds=sample.median_seconds,
@@ -204,12 +202,12 @@ def record(
     )
 
 
-def failure(point: Point, reason: str) -> Measurement:
+def failed_measurement(point: Point, reason: str) -> Measurement:
     """Return the measurement of a point that did not run."""
     return Measurement(point=point, status="failed", reason=reason)
 
 
-def record_collective(exchange: Exchange, sample: Sample) -> Collective:
+def record_collective(exchange: Exchange, sample: TimingResult) -> Collective:
     """Return the measurement of a collective that ran."""
     return Collective(
         exchange=exchange,
@@ -219,24 +217,24 @@ def record_collective(exchange: Exchange, sample: Sample) -> Collective:
     )
 
 
-def merged(turns: Sequence[T]) -> T:
+def merge_measurements(measurements: Sequence[T]) -> T:
     """Merge measurements of the same point or collective from several passes; the first failure if there is one.
 
     The median over passes ignores a pass in which the machine was disturbed, which consecutive repeats cannot do.
     """
-    for one in turns:
+    for one in measurements:
         if one.status == "failed":
             return one
-    seconds = [one.seconds for one in turns if one.seconds is not None]
-    spreads = [one.spread_seconds for one in turns if one.spread_seconds is not None]
-    peaks = [one.peak_bytes for one in turns if one.peak_bytes is not None]
+    seconds = [one.seconds for one in measurements if one.seconds is not None]
+    spreads = [one.spread_seconds for one in measurements if one.spread_seconds is not None]
+    peaks = [one.peak_bytes for one in measurements if one.peak_bytes is not None]
     update = {
         "seconds": statistics.median(seconds),
         "spread_seconds": max(*spreads, _interquartile(seconds)),
-        "repeats": sum(one.repeats for one in turns),
+        "repeats": sum(one.repeats for one in measurements),
         "peak_bytes": statistics.median_high(peaks) if peaks else None,
     }
-    return turns[-1].model_copy(update=update)
+    return measurements[-1].model_copy(update=update)
 
 
 def points(
@@ -277,9 +275,9 @@ def exchanges(cluster: Cluster, num_ranks: int | None = None) -> tuple[Exchange,
     )
 
 
-def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[Body, ...]]:
+def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster) -> dict[Shape, tuple[TimedPass, ...]]:
     """The shapes of all legal tensor-parallel degrees, with the passes that some role runs on each."""
-    passes_by_shape: dict[Shape, set[Body]] = {}
+    passes_by_shape: dict[Shape, set[TimedPass]] = {}
     for stage in graph.stages:
         model = specs.get(stage.role)
         if model is None:
@@ -289,28 +287,28 @@ def _shapes(graph: StageGraph, specs: Mapping[Role, ModelSpec], cluster: Cluster
                 passes = passes_by_shape.setdefault(shape_of(model, tp), set())
                 passes.update(timed_pass for mode in stage.modes for timed_pass in _PASSES[mode])
     return {
-        shape: tuple(timed_pass for timed_pass in Body if timed_pass in passes)
+        shape: tuple(timed_pass for timed_pass in TimedPass if timed_pass in passes)
         for shape, passes in passes_by_shape.items()
     }
 
 
-def _grid(timed_pass: Body, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
+def _grid(timed_pass: TimedPass, workload: Workload, kind: str, staleness: int) -> Iterator[tuple[int, int, int]]:
     """The (rows, tokens, context) at which a pass is timed."""
-    if timed_pass is Body.OPTIMIZER:
+    if timed_pass is TimedPass.OPTIMIZER:
         yield 0, 0, 0
         return
     shortest_prompt, longest_prompt = workload.prompt_lengths.tokens[0], workload.prompt_lengths.maximum
     shortest = shortest_prompt + workload.response_lengths.tokens[0]
     longest = longest_prompt + workload.response_lengths.maximum
     lengths = {
-        Body.PREFILL: _between(shortest_prompt, longest_prompt),
-        Body.DECODE: _between(shortest_prompt, longest - 1),  # the last sampled token is never cached
+        TimedPass.PREFILL: _between(shortest_prompt, longest_prompt),
+        TimedPass.DECODE: _between(shortest_prompt, longest - 1),  # the last sampled token is never cached
     }.get(timed_pass, _between(shortest, longest))
-    batches_in_flight = 1 + staleness if timed_pass is Body.DECODE else 1
-    batch_size = (workload if timed_pass is Body.TRAIN else workload.candidates).batch_size
+    batches_in_flight = 1 + staleness if timed_pass is TimedPass.DECODE else 1
+    batch_size = (workload if timed_pass is TimedPass.TRAIN else workload.candidates).batch_size
     for rows in _ladder(min(batches_in_flight * batch_size, _MAX_ROWS[kind][timed_pass])):
         for length in lengths:
-            if timed_pass is Body.DECODE:
+            if timed_pass is TimedPass.DECODE:
                 yield rows, 1, length
             elif rows == 1 or rows * length <= _MAX_TOKENS[kind]:
                 yield rows, length, 0

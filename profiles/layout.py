@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.stage_split import split_by_cost
+from meshwright.profiles.model_parts.stage_split import split_layers_by_cost
 from meshwright.profiles.model_shape import ModelSpec
 
 _AXIS = re.compile(r"(tp|pp|dp|ep|etp|cp|vpp)([0-9]{1,18})$")
@@ -102,28 +102,28 @@ class Layout:
 
     def _is_written(self, axis: str) -> bool:
         """True if a rare axis differs from its default."""
-        return self.folded > 1 if axis == "etp" else getattr(self, axis) > 1
+        return self.fold_size > 1 if axis == "etp" else getattr(self, axis) > 1
 
     @property
     def num_ranks(self) -> int:
         return self.tp * self.pp * self.dp * self.cp
 
     @property
-    def cut(self) -> Layout:
+    def weight_layout(self) -> Layout:
         """The layout of the weights alone: sp and cp do not shard weights, so cp becomes data parallelism."""
         return replace(self, sp=False, cp=1, dp=self.dp * self.cp)
 
     @property
-    def folded(self) -> int:
+    def fold_size(self) -> int:
         """Number of ranks of one replica over which whole experts are divided: tp if etp is 1, and 1 if etp is tp."""
         return self.tp // self.etp
 
     @property
     def expert_replicas(self) -> int:
         """Number of neighbouring replicas that together hold all experts."""
-        return self.ep // self.folded
+        return self.ep // self.fold_size
 
-    def slices_for(self, target: Layout) -> int:
+    def max_overlapping_shards(self, target: Layout) -> int:
         """The largest number of shards of this layout that overlap one shard of the target layout."""
         of_experts = _max_overlaps(self.etp, target.etp) * _max_overlaps(self.ep, target.ep)
         return _max_overlaps(self.pp, target.pp) * max(_max_overlaps(self.tp, target.tp), of_experts)
@@ -172,7 +172,7 @@ class Layout:
 
     def ep_rank(self, tp: int, dp: int) -> int:
         """Expert-parallel rank at these coordinates."""
-        return dp % self.expert_replicas * self.folded + tp // self.etp
+        return dp % self.expert_replicas * self.fold_size + tp // self.etp
 
     def index(self, *, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
         """Index within the pool of the rank at these coordinates."""
@@ -199,7 +199,7 @@ def nearest_divisor(value: int, *numbers: int) -> int:
     return min(common, key=lambda d: (abs(d - value), d))
 
 
-def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
+def layers_per_stage(model: ModelSpec, pp: int) -> tuple[int, ...]:
     """Number of decoder layers on each of `pp` pipeline stages.
 
     All stages hold the same number if pp divides the layers. Otherwise the embedding and a vocabulary head count as one
@@ -211,34 +211,34 @@ def layers_of_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
     if pp > model.num_layers:
         raise BadInput(_too_many_stages(model, pp))
     even = _even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp)
-    return even or split_by_cost(model.passed_layer_params, model.passed_head_params, pp)
+    return even or split_layers_by_cost(model.active_layer_params, model.active_head_params, pp)
 
 
-def comes_out_even(model: ModelSpec, pp: int) -> bool:
+def has_equal_stages(model: ModelSpec, pp: int) -> bool:
     """True if the stages are equal, counting embedding and vocabulary head as layers if necessary."""
     return bool(_even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp))
 
 
-def unequal_stages(model: ModelSpec, pp: int) -> tuple[int, ...]:
+def unequal_layers_per_stage(model: ModelSpec, pp: int) -> tuple[int, ...]:
     """The result of `layers_of_stages` if its numbers differ, else an empty tuple."""
-    counts = layers_of_stages(model, pp)
+    counts = layers_per_stage(model, pp)
     return counts if len(set(counts)) > 1 else ()
 
 
-def layers_of_stage(model: ModelSpec, pp: int, stage: int) -> range:
+def stage_layers(model: ModelSpec, pp: int, stage: int) -> range:
     """Indices in the whole model of the layers on pipeline stage `stage`."""
-    ends = tuple(accumulate(layers_of_stages(model, pp)))
+    ends = tuple(accumulate(layers_per_stage(model, pp)))
     return range(ends[stage - 1] if stage else 0, ends[stage])
 
 
-def layers_of_chunks(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
+def chunk_layers(model: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[range, ...]:
     """Indices in the whole model of the layers of each chunk on pipeline stage `stage`.
 
     Chunk k of stage s is virtual stage k x pp + s of pp x vpp equal ones (Narayanan et al., arXiv:2104.04473, section
     2.2; Megatron-core, `get_transformer_layer_offset`). Raises BadInput if pp x vpp does not divide the layers.
     """
     if vpp == 1:
-        return (layers_of_stage(model, pp, stage),)
+        return (stage_layers(model, pp, stage),)
     if model.num_layers % (pp * vpp):
         raise BadInput(_uneven_chunks(model, pp, vpp))
     each = model.num_layers // (pp * vpp)
@@ -280,7 +280,7 @@ def _expert_violations(layout: Layout, model: ModelSpec) -> Iterator[str]:
         if layout.ep > 1:
             yield f"ep={layout.ep} spreads experts, and {model.name} has none; use ep=1."
         return
-    num_experts, folded = model.experts.num_experts, layout.folded
+    num_experts, folded = model.experts.num_experts, layout.fold_size
     if num_experts % folded:
         yield (
             f"etp=1 needs whole experts, and the {num_experts} of {model.name} are no multiple of tp={layout.tp}; "

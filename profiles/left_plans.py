@@ -15,21 +15,21 @@ from typing import NamedTuple
 _PLAN = re.compile(r"plan-until-([0-9]{6,})(?:-([0-9]+))?\.json")
 
 
-class LeftPlan(NamedTuple):
+class FormerPlan(NamedTuple):
     """The files of a former plan and of its trace."""
 
     plan: Path
     trace: Path
 
 
-def left_plans(directory: Path) -> tuple[LeftPlan, ...]:
+def former_plans(directory: Path) -> tuple[FormerPlan, ...]:
     """Return all former plans of a run, in the order in which they were replaced."""
     matches = ((match, path) for path in directory.iterdir() if (match := _PLAN.fullmatch(path.name)))
     keys = sorted((int(match[1]), int(match[2] or 1)) for match, _ in matches)
     return tuple(_files_of(directory, step, number) for step, number in keys)
 
 
-def next_left_plan(directory: Path, step: int) -> LeftPlan:
+def next_former_plan(directory: Path, step: int) -> FormerPlan:
     """Return the files for the plan that is replaced before this step.
 
     The plan file does not exist yet; trace files may, if an earlier start was interrupted while moving them.
@@ -38,6 +38,6 @@ def next_left_plan(directory: Path, step: int) -> LeftPlan:
     return next(one for one in candidates if not one.plan.exists())
 
 
-def _files_of(directory: Path, step: int, number: int) -> LeftPlan:
+def _files_of(directory: Path, step: int, number: int) -> FormerPlan:
     end = f"{step:06d}" if number == 1 else f"{step:06d}-{number}"
-    return LeftPlan(directory / f"plan-until-{end}.json", directory / f"trace-until-{end}.jsonl")
+    return FormerPlan(directory / f"plan-until-{end}.json", directory / f"trace-until-{end}.jsonl")

@@ -42,7 +42,7 @@ class Histogram:
     def maximum(self) -> int:
         return self.tokens[-1]
 
-    def strata(self, count: int) -> NDArray[np.int64]:
+    def stratified_sample(self, count: int) -> NDArray[np.int64]:
         """Return a stratified sample of `count` lengths [count], ascending: the middle of each equally likely part."""
         ends = np.minimum(count, np.floor(self._cumulative * count + 0.5 + 1e-9)).astype(int)
         counts = np.diff(ends, prepend=0)
@@ -64,7 +64,7 @@ class Histogram:
         return Histogram(tokens, tuple(weights[length] for length in tokens))
 
     @property
-    def half_of_one_met(self) -> float:
+    def mean_tokens_in_flight(self) -> float:
         """Mean number of tokens so far of a sequence observed at a random time.
 
         Sequences are observed in proportion to their length (inspection paradox), halfway on average: E[n^2] / E[n] /

@@ -21,10 +21,10 @@ from meshwright.profiles.experts import (
     experts_from_config,
     latent_from_config,
 )
-from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_parts.completed_config import (
     activation_of,
-    completed,
+    complete_config,
     flag,
     number,
     required_size,
@@ -35,7 +35,7 @@ from meshwright.profiles.model_parts.rope import RopeScaling, rope_from_config
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
 from meshwright.profiles.values import json_value, read_text
 
-MOST_CONFIG_BYTES = 2**20
+MAX_CONFIG_BYTES = 2**20
 """Upper bound on the size of a config.json, which has a few thousand bytes."""
 
 VOCAB_MULTIPLE = 64
@@ -102,10 +102,10 @@ class ModelSpec:
                 f"model {self.name}: {self.experts.experts_per_token} experts a token are more than the "
                 f"{self.experts.num_experts} that there are."
             )
-        if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP):
+        if self.adapter and self.experts and not {*self.adapter.targets}.isdisjoint(MLP_LINEARS):
             raise BadInput(
                 f"model {self.name} has experts, which are not adapted; set the adapter's targets to "
-                f"{' and '.join(ATTENTION)}."
+                f"{' and '.join(ATTENTION_LINEARS)}."
             )
         if self.adapter and self.latent:
             raise BadInput(
@@ -146,23 +146,23 @@ class ModelSpec:
         """Fraction of the layers that have experts, 0 to 1."""
         return 1 - self.num_dense_layers / self.num_layers
 
-    def active_ffn_size(self, busiest: float = 1.0) -> float:
+    def active_ffn_size(self, imbalance: float = 1.0) -> float:
         """MLP width that one token passes through in the widest layer.
 
         `busiest` is the load of the rank's experts over the mean load of all ranks.
         """
         dense = self.ffn_size if self.num_dense_layers else 0
-        return max(dense, self.experts.active_ffn_size(busiest)) if self.experts else dense
+        return max(dense, self.experts.active_ffn_size(imbalance)) if self.experts else dense
 
     @property
-    def attention_products(self) -> tuple[tuple[int, int], ...]:
+    def attention_linears(self) -> tuple[tuple[int, int], ...]:
         """(input size, output size) of each linear of the attention block."""
         if self.latent:
-            return self.latent.products(self.hidden_size, self.num_heads)
+            return self.latent.linears(self.hidden_size, self.num_heads)
         return (self.hidden_size, self.attention_size + 2 * self.kv_size), (self.attention_size, self.hidden_size)
 
     @property
-    def adapted_products(self) -> tuple[tuple[int, int], ...]:
+    def adapted_linears(self) -> tuple[tuple[int, int], ...]:
         """(input size, output size) of each linear that has an adapter, in the order of the layer."""
         if self.adapter is None:
             return ()
@@ -179,7 +179,7 @@ class ModelSpec:
     def adapter_layer_params(self) -> int:
         """Adapter parameters in one decoder layer; 0 without an adapter."""
         rank = self.adapter.rank if self.adapter else 0
-        return sum(rank * (inner + outer) for inner, outer in self.adapted_products)
+        return sum(rank * (inner + outer) for inner, outer in self.adapted_linears)
 
     @property
     def attention_elements(self) -> int:
@@ -201,17 +201,17 @@ class ModelSpec:
         return self.params_between(0, self.num_layers) / self.num_layers
 
     @cached_property
-    def passed_layer_params(self) -> tuple[int, ...]:
+    def active_layer_params(self) -> tuple[int, ...]:
         """Active matrix parameters per token of each decoder layer: only the experts that a token is routed to."""
-        attention = sum(inner * outer for inner, outer in self.attention_products)
+        attention = sum(inner * outer for inner, outer in self.attention_linears)
         dense = attention + self.hidden_size * (self.up_size + self.ffn_size)
         if not self.experts:
             return (dense,) * self.num_layers
-        routed = attention + self.experts.passed_params(self.hidden_size)
+        routed = attention + self.experts.active_params(self.hidden_size)
         return (dense,) * self.num_dense_layers + (routed,) * (self.num_layers - self.num_dense_layers)
 
     @property
-    def passed_head_params(self) -> int:
+    def active_head_params(self) -> int:
         """Parameters of the output head, including those shared with the embedding."""
         return self.hidden_size if self.scalar_head else self.embedding_params
 
@@ -228,7 +228,7 @@ class ModelSpec:
 
     def _params(self, num_dense: int, num_layers: int) -> int:
         """Parameters of `num_layers` layers, of which `num_dense` have a plain MLP and the others experts."""
-        attention = sum(inner * outer for inner, outer in self.attention_products)
+        attention = sum(inner * outer for inner, outer in self.attention_linears)
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         norms += self.latent.norm_params if self.latent else 0
         biases = (self.attention_size + 2 * self.kv_size) * self.qkv_bias + self.hidden_size * self.output_bias
@@ -255,7 +255,7 @@ class ModelSpec:
         return layers + self.embedding_params + self.head_params + self.hidden_size
 
     @property
-    def trained_params(self) -> int:
+    def trainable_params(self) -> int:
         """Number of trained parameters: those of the adapter if the model has one, else all."""
         return self.num_layers * self.adapter_layer_params if self.adapter else self.num_params
 
@@ -298,7 +298,7 @@ def read_model(path: Path, *, scalar_head: bool | None = None) -> ModelSpec:
     config_path = path / "config.json" if path.is_dir() else path
     if not config_path.exists():
         raise BadInput(f"model {path}: there is no {config_path}; give a Hugging Face directory or a config.json.")
-    config = json_value(read_text(config_path, "model config", MOST_CONFIG_BYTES), f"model config {config_path}")
+    config = json_value(read_text(config_path, "model config", MAX_CONFIG_BYTES), f"model config {config_path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {config_path} holds {type(config).__name__}; a JSON object is needed.")
     name = (path if path.is_dir() else path.parent).absolute().name or path.stem
@@ -311,7 +311,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, scalar_head: bool
     Raises BadInput for a missing key or a value that is not supported.
     """
     architecture, family, has_scalar_head = _architecture(config, name)
-    original_config, config = config, completed(config, family, name)
+    original_config, config = config, complete_config(config, family, name)
 
     def need(key: str) -> int:
         return required_size(config, key, name)

@@ -19,7 +19,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
-from meshwright.profiles.table import Body, Provenance, Table
+from meshwright.profiles.table import Provenance, Table, TimedPass
 from meshwright.profiles.trace import Span
 from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 from meshwright.profiles.workload import Workload
@@ -110,7 +110,7 @@ def observe(
     )
 
 
-def met(workload: Workload, observation: RunObservation) -> Workload:
+def observe_workload(workload: Workload, observation: RunObservation) -> Workload:
     """Return the workload that the run observed.
 
     Prompt and response lengths are scaled to the observed means; responses also keep the observed longest length or
@@ -121,8 +121,8 @@ def met(workload: Workload, observation: RunObservation) -> Workload:
         return workload
     tool_tokens, update = 0.0, dict[str, object]()
     if workload.turns and observation.turns:
-        tool_tokens = observation.turns.told_tokens
-        update["turns"] = observation.turns.met(workload.turns)
+        tool_tokens = observation.turns.tool_tokens
+        update["turns"] = observation.turns.scale(workload.turns)
         update["response"] = workload.response.with_mean(responses / observation.turns.num_turns)
     else:
         update["response"] = _responses(workload, responses, observation)
@@ -151,14 +151,14 @@ def _responses(workload: Workload, mean: float, observation: RunObservation) -> 
     return LengthSpec(max=lengths.max, histogram=(*pairs, (longest, share)))
 
 
-def bodies_of(stage: Stage) -> tuple[Body, ...]:
+def timed_passes_of(stage: Stage) -> tuple[TimedPass, ...]:
     """The timed passes that make up the stage."""
     if stage.generates:
-        return Body.PREFILL, Body.DECODE
-    return (Body.TRAIN, Body.OPTIMIZER) if stage.trains else (Body.FORWARD,)
+        return TimedPass.PREFILL, TimedPass.DECODE
+    return (TimedPass.TRAIN, TimedPass.OPTIMIZER) if stage.trains else (TimedPass.FORWARD,)
 
 
-def factor(measured: float, predicted: float, doubled: float) -> float:
+def compute_factor(measured: float, predicted: float, doubled: float) -> float:
     """Return the factor on compute time with which `predicted` becomes `measured`, all in seconds.
 
     `doubled` is the prediction with twice the compute time, so that compute = doubled - predicted. The result is 0 or
@@ -167,7 +167,7 @@ def factor(measured: float, predicted: float, doubled: float) -> float:
     return round(1 + (measured - predicted) / (doubled - predicted), _DIGITS) if doubled > predicted else 0.0
 
 
-def traffic_factor(groups: Iterable[Sequence[tuple[float, float, float]]]) -> float | None:
+def collective_factor(groups: Iterable[Sequence[tuple[float, float, float]]]) -> float | None:
     """Return the factor on the seconds of collectives, or None if the stages do not determine it.
 
     A stage is (y, x, z): measured minus fixed, predicted compute and predicted collective seconds, as shares of its
@@ -196,7 +196,7 @@ def _residuals(group: Sequence[tuple[float, float, float]]) -> list[tuple[float,
     return [(y - slope_y * x, z - slope_z * x) for y, x, z in group]
 
 
-def extra_seconds(measured: float, predicted: Callable[[float], float]) -> float:
+def extra_transfer_seconds(measured: float, predicted: Callable[[float], float]) -> float:
     """Return the extra seconds of every transfer between stages with which the step takes `measured` seconds.
 
     `predicted` returns the seconds of the step for given extra seconds and is non-decreasing. The result is 0 if the
@@ -211,7 +211,7 @@ def extra_seconds(measured: float, predicted: Callable[[float], float]) -> float
     return round(high, _DIGITS)
 
 
-def unprofiled(*, device: str, kind: str, precision: str, num_ranks: int, date: str) -> Table:
+def empty_table(*, device: str, kind: str, precision: str, num_ranks: int, date: str) -> Table:
     """Return a table without measurements, to which corrections of the analytic model are added."""
     provenance = {
         "device": device,

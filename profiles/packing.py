@@ -19,13 +19,13 @@ PREFILL_TOKENS = 16384
 """Maximum number of tokens in one prefill pass; it bounds the working set of many rows."""
 
 
-def rows_of_replicas(num_rows: int, num_replicas: int) -> tuple[int, ...]:
+def rows_per_replica(num_rows: int, num_replicas: int) -> tuple[int, ...]:
     """Split rows evenly over replicas; if the split has a remainder, the first replicas have one row more."""
     each, left = divmod(num_rows, num_replicas)
     return (each + 1,) * left + (each,) * (num_replicas - left)
 
 
-def share_in_order(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
+def replica_rows(num_rows: int, group_size: int, replica: int, num_replicas: int) -> tuple[int, ...]:
     """Return the indices of the rows that one replica generates.
 
     Rows are ordered by prompt, with those of a group together. A replica has every `num_replicas`-th group, or every
@@ -41,7 +41,7 @@ def rows_per_prompt(num_rows: int, group_size: int, num_replicas: int) -> int:
     return 1 if num_rows // group_size % num_replicas else group_size
 
 
-def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
+def micro_batches_by_rows(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...], ...]:
     """Assign rows to as few micro-batches of `micro_batch_size` rows as possible; return indices into `lengths`.
 
     Rows are packed without padding, so any rows may share a micro-batch; the numbers of tokens are balanced, which
@@ -50,23 +50,23 @@ def deal(lengths: Sequence[int], micro_batch_size: int) -> tuple[tuple[int, ...]
     return _assign(lengths, [micro_batch_size] * -(-len(lengths) // micro_batch_size))
 
 
-def deal_by_tokens(lengths: Sequence[int], most_tokens: int) -> tuple[tuple[int, ...], ...]:
+def micro_batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
     """Assign rows to micro-batches of at most `most_tokens` tokens; return indices into `lengths`.
 
     No length may be above `most_tokens`. The number of micro-batches is the smallest, counting up from a lower bound,
     for which longest-first assignment to the micro-batch with the fewest tokens keeps the cap. The lower bound counts
     rows of more than half the cap, no two of which fit together.
     """
-    num_long = sum(1 for length in lengths if 2 * length > most_tokens)
-    lower_bound = max(num_long, -(-sum(lengths) // most_tokens), min(1, len(lengths)))
+    num_long = sum(1 for length in lengths if 2 * length > max_tokens)
+    lower_bound = max(num_long, -(-sum(lengths) // max_tokens), min(1, len(lengths)))
     for number in count(lower_bound):
         micro_batches = _assign(lengths, [len(lengths)] * number)
-        if all(sum(lengths[index] for index in indices) <= most_tokens for indices in micro_batches):
+        if all(sum(lengths[index] for index in indices) <= max_tokens for indices in micro_batches):
             return micro_batches
     raise AssertionError("one row per micro-batch keeps the cap")
 
 
-class ReplicaDeal(NamedTuple):
+class ReplicaAssignment(NamedTuple):
     """The rule by which the rows of a stage of `model` are assigned to its replicas.
 
     `replicas` has the number of replicas on each kind of nodes. With several kinds, `rows` has the number of rows for
@@ -79,43 +79,43 @@ class ReplicaDeal(NamedTuple):
     rows: tuple[int, ...] = ()
     any_number: bool = False
 
-    def of(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def assign(self, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Assign rows to replicas so that their work is balanced; return indices into `lengths` for each replica."""
-        return deal_to_replicas(work_of_rows(self.model, lengths), self.replicas, self.rows, any_number=self.any_number)
+        return assign_to_replicas(row_work(self.model, lengths), self.replicas, self.rows, any_number=self.any_number)
 
 
-def work_of_rows(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
+def row_work(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
     """Return the multiply-adds of a forward pass over a row of each of these lengths.
 
     Each token passes the active weights of layers and head once. Each pair of a token and one that it attends to,
     including itself, takes a dot product of query and key and a product with the value in every head (Chowdhery et al.,
     PaLM, arXiv:2204.02311, appendix B, but only the causal half of the pairs). A backward pass takes twice as many.
     """
-    weights = sum(model.passed_layer_params) + model.passed_head_params
+    weights = sum(model.active_layer_params) + model.active_head_params
     value_dim = model.latent.value_dim if model.latent else model.head_dim
     pair_work, window_layers = model.num_heads * (model.head_dim + value_dim), model.num_window_layers
 
     def work(length: int) -> int:
         pairs = (model.num_layers - window_layers) * (length * (length + 1) // 2)
         if model.window:
-            pairs += window_layers * round(length * model.window.seen(length, 0))
+            pairs += window_layers * round(length * model.window.attended_tokens(length, 0))
         return length * weights + pair_work * pairs
 
     work_of_length = {length: work(length) for length in set(lengths)}
     return [work_of_length[length] for length in lengths]
 
 
-def deal_to_replicas(
+def assign_to_replicas(
     work: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = (), *, any_number: bool = False
 ) -> tuple[tuple[int, ...], ...]:
     """Assign rows to replicas as described in `ReplicaDeal`; return indices into `work` for each replica."""
     if len(replicas) == 1:
         num_replicas = replicas[0]
-        return _assign(work, [len(work)] * num_replicas if any_number else rows_of_replicas(len(work), num_replicas))
+        return _assign(work, [len(work)] * num_replicas if any_number else rows_per_replica(len(work), num_replicas))
     ends = [len(work) * end // sum(rows) for end in accumulate(rows, initial=0)]
     capacities, speeds = list[int](), list[float]()
     for number, rows_here, (first, last) in zip(replicas, rows, pairwise(ends), strict=True):
-        capacities += rows_of_replicas(last - first, number)
+        capacities += rows_per_replica(last - first, number)
         speeds += [rows_here / number] * number
     return _assign(work, capacities, speeds if len(set(speeds)) > 1 else None)
 
@@ -142,11 +142,11 @@ def _assign(
     return tuple(map(tuple, assigned))
 
 
-def blocks_of(num_tokens: int) -> int:
+def num_blocks_for(num_tokens: int) -> int:
     """Return the number of KV blocks that `num_tokens` tokens of one row take."""
     return -(-num_tokens // BLOCK_TOKENS)
 
 
-def most_packed(rows_at_a_time: int, longest_prompt: int) -> int:
+def max_prefill_tokens(rows_at_a_time: int, longest_prompt: int) -> int:
     """Return the maximum number of tokens of one prefill pass if up to `rows_at_a_time` rows are admitted together."""
     return min(PREFILL_TOKENS, rows_at_a_time * max(1, longest_prompt))

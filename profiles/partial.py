@@ -33,7 +33,7 @@ def partial_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.partial{output.suffix}")
 
 
-def begun(output: Path, provenance: Provenance, *, fresh: bool) -> Table:
+def resume_table(output: Path, provenance: Provenance, *, fresh: bool) -> Table:
     """Return the table that earlier calls measured for `output`, partial or complete; empty if none, or with `fresh`.
 
     The date remains that of the first call. Raises BadInput if the provenance of that table differs otherwise.
@@ -47,10 +47,10 @@ def begun(output: Path, provenance: Provenance, *, fresh: bool) -> Table:
     return Table(provenance=provenance)
 
 
-def missing(table: Table, wanted: Iterable[K]) -> tuple[K, ...]:
+def missing_keys(table: Table, keys: Iterable[K]) -> tuple[K, ...]:
     """Return the keys for which the table has neither a time nor a failure, in order."""
     known = {*(m.point for m in table.measurements), *(c.exchange for c in table.collectives)}
-    return tuple(key for key in wanted if key not in known)
+    return tuple(key for key in keys if key not in known)
 
 
 class PartialTable:
@@ -62,10 +62,10 @@ class PartialTable:
         self._collectives = {one.exchange: one for one in table.collectives}
         self._written_at = clock()
 
-    def add(self, *found: Measurement | Collective) -> None:
+    def add(self, *measurements: Measurement | Collective) -> None:
         """Add or replace measurements, and write the table if the last write is long enough ago."""
-        self._measurements |= {one.point: one for one in found if isinstance(one, Measurement)}
-        self._collectives |= {one.exchange: one for one in found if isinstance(one, Collective)}
+        self._measurements |= {one.point: one for one in measurements if isinstance(one, Measurement)}
+        self._collectives |= {one.exchange: one for one in measurements if isinstance(one, Collective)}
         if self._path and self._clock() - self._written_at >= _SECONDS_BETWEEN_WRITES:
             write_table(self._path, self.table())
             self._written_at = self._clock()

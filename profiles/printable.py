@@ -13,6 +13,6 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def has_hidden(text: str) -> bool:
+def has_control_characters(text: str) -> bool:
     """True if the text has control characters that a terminal would interpret."""
     return _HIDDEN.search(text) is not None

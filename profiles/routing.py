@@ -24,7 +24,7 @@ class Routing(Document):
     date: str
     source: str = Field(min_length=1)
 
-    def busiest(self, num_tokens: float, experts_per_token: int, num_experts: int, ep: int) -> float:
+    def imbalance(self, num_tokens: float, experts_per_token: int, num_experts: int, ep: int) -> float:
         """Return the load of the busiest of `ep` ranks, which together hold `num_experts` experts, over the mean load.
 
         Load is counted in token copies. A rank's load is a sum over its experts and approximately normal, so the

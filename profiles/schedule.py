@@ -93,12 +93,12 @@ class Schedule:
     def _is_capped(self) -> bool:
         return self.micro_batch_size == 0 and self.micro_batch_tokens > 0
 
-    def most_tokens(self, longest: int) -> int:
+    def max_tokens(self, longest: int) -> int:
         """Return the maximum number of tokens of a micro-batch whose sequences have at most `longest` tokens."""
         return self.micro_batch_tokens or self.micro_batch_size * longest
 
     @property
-    def runs_on(self) -> bool:
+    def keeps_in_flight(self) -> bool:
         """True if sequences stay in flight from one period of the steady state to the next."""
         return self.batches_in_flight > 1 or self.overcommit > 0
 

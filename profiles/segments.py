@@ -24,7 +24,7 @@ from meshwright.profiles.values import require_file
 SEGMENT_BYTES = 32 * 2**20
 """Size at which the growing file is compressed, which takes half a second; it bounds the scan of its end."""
 
-MOST_LINE_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 64 * 2**20
 """Upper bound on the length of a line: metrics of a step and spans have a few KB."""
 
 _COMPRESSION_LEVEL = 1
@@ -41,12 +41,12 @@ class Line(NamedTuple):
     text: bytes
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """False for a last line that is incomplete or still being written."""
         return self.text.endswith(b"\n")
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
+def log_files(path: Path) -> tuple[Path, ...]:
     """Return the segments of a log from the oldest to the newest, then the growing file if it exists."""
     segments: dict[int, Path] = {}
     for other in _files_beside(path):
@@ -65,7 +65,7 @@ def _files_beside(path: Path) -> Iterator[Path]:
         yield from (file for file in path.parent.iterdir() if file.name.startswith(f"{path.stem}.segment-"))
 
 
-def lines_of(*paths: Path) -> Iterator[Line]:
+def read_log_lines(*paths: Path) -> Iterator[Line]:
     """Iterate over the lines of these files. Raises BadInput for a file that cannot be read."""
     for path in paths:
         require_file(path, "the log", sys.maxsize)
@@ -81,9 +81,9 @@ def lines_of(*paths: Path) -> Iterator[Line]:
 
 def numbered_lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
     """Iterate over the numbered lines of a file from 1. Raises BadInput for one of `MOST_LINE_BYTES` or more."""
-    for number, text in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), start=1):
-        if len(text) >= MOST_LINE_BYTES:
-            raise BadInput(f"{path}: line {number} is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
+    for number, text in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
+        if len(text) >= MAX_LINE_BYTES:
+            raise BadInput(f"{path}: line {number} is longer than {MAX_LINE_BYTES} bytes; no run writes one.")
         yield number, text
 
 
@@ -101,7 +101,7 @@ def _close_segment(path: Path) -> None:
 
     If the process is killed at any point, each line is still in exactly one file that `files_of` returns.
     """
-    before = files_of(path)[:-1]
+    before = log_files(path)[:-1]
     number = 1 + (_segment_number(before[-1], path) if before else 0)
     plain = path.with_name(f"{path.stem}.segment-{number:06d}{path.suffix}")
     path.rename(plain)
@@ -121,20 +121,20 @@ def drop_lines(path: Path, is_dropped: Callable[[Line], bool], is_settled: Calla
 
     The scan stops after a file with a line for which `is_settled`: older files have nothing to drop.
     """
-    for file in reversed(files_of(path)):
+    for file in reversed(log_files(path)):
         has_drops = is_last = False
-        for line in lines_of(file):
+        for line in read_log_lines(file):
             has_drops = has_drops or is_dropped(line)
             is_last = is_last or is_settled(line)
         if has_drops:
-            _write_atomically(file, (line.text for line in lines_of(file) if not is_dropped(line)))
+            _write_atomically(file, (line.text for line in read_log_lines(file) if not is_dropped(line)))
         if is_last:
             return
 
 
-def move_log(path: Path, target: Path) -> None:
+def rename_log(path: Path, target: Path) -> None:
     """Rename all files of a log. The target must not exist, except for files that an interrupted earlier call moved."""
-    for file in files_of(path):
+    for file in log_files(path):
         file.rename(file.with_name(target.stem + file.name.removeprefix(path.stem)))
 
 

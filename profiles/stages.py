@@ -33,7 +33,7 @@ RESPONSE_LENGTHS, SEQUENCE_DIGESTS = "response_lengths", "sequence_digests"
 """Fields that generation reports for each sequence of a wave, in addition to what stages read: the number of tokens
 after the prompt, and a hash that is equal for sequences with equal tokens."""
 
-TOLD = -1
+TOOL_TOKEN_VERSION = -1
 """Value of the field "versions" for tool tokens; sampled tokens have the version of the weights that sampled them."""
 
 
@@ -105,7 +105,7 @@ class Stage:
         return self.base_of or self.role
 
     @property
-    def is_refit(self) -> bool:
+    def needs_refit(self) -> bool:
         """True if a separate copy of the weights for this stage would have to be refit from the trained copy."""
         return self.is_trained and not self.trains
 
@@ -122,14 +122,14 @@ class HostStage:
     writes: tuple[str, ...]
 
 
-class Values(NamedTuple):
+class FieldType(NamedTuple):
     """The values of one field of the experience: one per token, or with `is_one` one per sequence.
 
     `dtype` is the name of a torch dtype.
     """
 
     dtype: Literal["int64", "int32", "uint8", "float32"] = "float32"
-    is_one: bool = False
+    per_sequence: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -138,19 +138,19 @@ class Values(NamedTuple):
 
 
 _VALUES = {
-    "tokens": Values("int64"),
-    "prompt_lengths": Values("int64", is_one=True),
-    "truncated": Values("uint8", is_one=True),
-    "scores": Values(is_one=True),
-    TOTAL_SCORES: Values(is_one=True),
-    REWARD_ERROR: Values("uint8"),
-    "versions": Values("int32"),
+    "tokens": FieldType("int64"),
+    "prompt_lengths": FieldType("int64", per_sequence=True),
+    "truncated": FieldType("uint8", per_sequence=True),
+    "scores": FieldType(per_sequence=True),
+    TOTAL_SCORES: FieldType(per_sequence=True),
+    REWARD_ERROR: FieldType("uint8"),
+    "versions": FieldType("int32"),
 }
 
 
-def values_of(field: str) -> Values:
+def field_type(field: str) -> FieldType:
     """Return dtype and granularity of a field of the experience; the default is one fp32 value per token."""
-    return _VALUES.get(field, Values())
+    return _VALUES.get(field, FieldType())
 
 
 class StageEdge(NamedTuple):
@@ -169,10 +169,10 @@ class StageGraph:
     """
 
     stages: tuple[Stage, ...]
-    hosted: tuple[HostStage, ...] = ()
+    host_stages: tuple[HostStage, ...] = ()
 
     def __post_init__(self) -> None:
-        require_none(graph_violations(self.stages, self.hosted), "algorithm")
+        require_none(graph_violations(self.stages, self.host_stages), "algorithm")
 
     @cached_property
     def by_name(self) -> Mapping[str, Stage]:
@@ -201,7 +201,7 @@ class StageGraph:
     @cached_property
     def writer(self) -> Mapping[str, str]:
         """The stage that writes each field."""
-        every: tuple[Stage | HostStage, ...] = (*self.stages, *self.hosted)
+        every: tuple[Stage | HostStage, ...] = (*self.stages, *self.host_stages)
         return {field: stage.name for stage in every for field in stage.writes}
 
     @cached_property
@@ -212,7 +212,7 @@ class StageGraph:
     @cached_property
     def host_edges(self) -> tuple[StageEdge, ...]:
         """Edges from stages on hosts to stages on ranks, sorted like `edges`."""
-        return tuple(_edges(self.hosted, self.stages))
+        return tuple(_edges(self.host_stages, self.stages))
 
     @cached_property
     def streaming(self) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ class StageGraph:
     @cached_property
     def refit_targets(self) -> tuple[str, ...]:
         """The stages of trained roles that do not train; their copies of the weights, if any, are refit."""
-        return tuple(stage.name for stage in self.stages if stage.is_refit)
+        return tuple(stage.name for stage in self.stages if stage.needs_refit)
 
     def trainer_of(self, stage: str) -> str:
         """Return the stage that trains the weights which a stage of a trained role uses."""
@@ -238,7 +238,7 @@ class StageGraph:
     def with_quantised(self, stage: str) -> StageGraph:
         """The graph with the linears of the named stage in 8-bit floats."""
         stages = (replace(s, is_quantised=True) if s.name == stage else s for s in self.stages)
-        return StageGraph(tuple(stages), self.hosted)
+        return StageGraph(tuple(stages), self.host_stages)
 
     def sharers(self, role: Role) -> tuple[str, ...]:
         """The stages that may share copies of a trained role's weights.
@@ -257,10 +257,10 @@ def _edges(producers: Iterable[Stage | HostStage], consumers: Collection[Stage])
                 yield StageEdge(producer.name, consumer.name, fields)
 
 
-def graph_violations(stages: tuple[Stage, ...], hosted: tuple[HostStage, ...]) -> Iterator[str]:
+def graph_violations(stages: tuple[Stage, ...], host_stages: tuple[HostStage, ...]) -> Iterator[str]:
     """One sentence per rule that keeps the stages from forming a graph."""
     generating = next((index for index, stage in enumerate(stages, start=1) if stage.generates), 0)
-    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *hosted, *stages[generating:])
+    every: tuple[Stage | HostStage, ...] = (*stages[:generating], *host_stages, *stages[generating:])
     yield from _duplicate_names(every)
     yield from _field_violations(every)
     yield from _generation_violations(stages)

@@ -25,7 +25,7 @@ from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 
 
-class Body(StrEnum):
+class TimedPass(StrEnum):
     """The timed passes; the docstring of `harness` says what each contains."""
 
     FORWARD = "forward"
@@ -114,7 +114,7 @@ class Point(Document):
 
     shape: Shape
     num_layers: int = Field(gt=0)
-    body: Body
+    body: TimedPass
     rows: int = Field(ge=0)
     tokens: int = Field(ge=0, description="new tokens per row")
     context: int = Field(ge=0, description="tokens per row that are cached already")
@@ -198,7 +198,7 @@ class Correction(Document):
     """A calibration from a run: the seconds of one pass on one shape are those of the table times `factor`."""
 
     shape: Shape
-    body: Body
+    body: TimedPass
     factor: float = Field(gt=0, description="corrected seconds over those without this correction")
     spread: float = Field(ge=0, description="interquartile range over steps of the measured seconds, over their median")
     stages: tuple[str, ...] = Field(min_length=1, description="stages of the run that it was derived from")
@@ -212,7 +212,7 @@ class Traffic(StrEnum):
 
     COLLECTIVE = "collective"
     REFIT = "refit"
-    HANDOVER = "handover"
+    TRANSFER = "handover"
 
 
 class TrafficCorrection(Document):
@@ -276,7 +276,7 @@ class Table(Document):
             or [0.0]
         )
 
-    def factors(self, shape: Shape) -> dict[Body, float]:
+    def factors(self, shape: Shape) -> dict[TimedPass, float]:
         """The product of all corrections of each pass on this shape; passes without a correction are left out."""
         corrections = [c for c in self.corrections if c.shape == shape]
         return {
@@ -290,7 +290,7 @@ class Table(Document):
                 seconds = seconds * correction.factor + correction.seconds
         return seconds
 
-    def corrects(self, traffic: Traffic) -> bool:
+    def has_correction(self, traffic: Traffic) -> bool:
         """True if some correction changes the seconds of this kind of traffic."""
         return any(c.traffic is traffic and (c.factor != 1 or c.seconds) for c in self.traffic)
 

@@ -14,33 +14,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import SEGMENT_BYTES, Line, append_lines, files_of, lines_of
+from meshwright.profiles.segments import SEGMENT_BYTES, Line, append_lines, log_files, read_log_lines
 from meshwright.profiles.values import require_file
 
 MEMORY, RESIDENT = "memory_bytes", "resident_bytes"
 """Facts of a stage's span: memory in use on its rank while it runs, and after it has ended."""
 
-NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", "tool_seconds"
+NUM_TOOL_TOKENS, NUM_CALLS, CALL_SECONDS = "num_told_tokens", "num_tool_calls", "tool_seconds"
 """Facts of a multi-turn generation: number of tool tokens; and, on the rank that calls tools, the number of calls and
 the sum of their latencies."""
 
 NUM_CHUNK_TOKENS, NUM_OVERCOMMIT = "num_chunk_tokens", "num_overcommit"
 """Facts of a generation under run-time controllers: the longest chunk in the period, and the overcommit."""
 
-NUM_DRAWN, NUM_DRAWN_TOKENS = "num_drawn", "num_drawn_tokens"
+NUM_SAMPLES, NUM_SAMPLED_TOKENS = "num_drawn", "num_drawn_tokens"
 """Facts of a generation with overcommit or in waves: the number of responses in the prompt batches that it completed,
 or in the wave, and their tokens."""
 
 NUM_PROMPT_TOKENS = "num_prompt_tokens"
 """Fact of the generation of one wave of dynamic sampling, in addition to the sampled tokens: tokens of the prompts."""
 
-LIVE = "num_live_sequences"
+NUM_LIVE = "num_live_sequences"
 """Fact of a span: mean number of sequences in flight on its rank's replica over the span."""
 
-MOST_AHEAD = 8
+MAX_STEPS_AHEAD = 8
 """Upper bound on the steps by which stages run ahead: a line comes after all lines of this many steps earlier."""
 
-MOST_SPANS = 50_000
+MAX_SPANS = 50_000
 """Maximum number of spans held in memory: as timeline events some 400 MiB. Only the last steps of a longer trace are
 read, or one step at a time."""
 
@@ -69,7 +69,7 @@ class Span:
         return self.end_seconds - self.start_seconds
 
 
-class Ends(NamedTuple):
+class Endpoints(NamedTuple):
     """The stages from and to which weights or experience are moved."""
 
     source: str
@@ -81,13 +81,13 @@ class Ends(NamedTuple):
 
 def instruction_name(kind: str, source: str, target: str) -> str:
     """Return the name of a refit, send or receive instruction between two stages."""
-    return f"{kind} {Ends(source, target)}"
+    return f"{kind} {Endpoints(source, target)}"
 
 
-def ends_of(span: Span) -> Ends:
+def endpoints_of(span: Span) -> Endpoints:
     """Return the stages in the name of a refit, send or receive: the inverse of `instruction_name`."""
     source, _, target = span.instruction.removeprefix(f"{span.kind} ").partition(" -> ")
-    return Ends(source, target)
+    return Endpoints(source, target)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +121,9 @@ def iter_spans(path: Path) -> Iterator[Span]:
 
     Raises BadInput, naming the first line that is not a span.
     """
-    if not (files := files_of(path)):
+    if not (files := log_files(path)):
         require_file(path, "trace", sys.maxsize)
-    for line in lines_of(*files):
+    for line in read_log_lines(*files):
         yield _parse_line(line)
 
 
@@ -132,23 +132,23 @@ def read_spans(path: Path) -> tuple[Span, ...]:
     return tuple(iter_spans(path))
 
 
-def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _MIN_STEPS) -> tuple[Span, ...]:
+def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int = _MIN_STEPS) -> tuple[Span, ...]:
     """Read all spans of a trace with at most `most` spans; of a longer trace, those of its last complete steps.
 
     At least the last `least_steps` steps are read. Raises BadInput, naming a line read that is not a span.
     """
-    files, files_read, num_lines = files_of(path), list[Path](), 0
+    files, files_read, num_lines = log_files(path), list[Path](), 0
     for file in reversed(files):
         files_read.insert(0, file)
-        num_lines += sum(1 for _ in lines_of(file))
-        if num_lines > most:
+        num_lines += sum(1 for _ in read_log_lines(file))
+        if num_lines > max_spans:
             break
     else:
         return read_spans(path)
-    begin = num_lines - most
+    begin = num_lines - max_spans
     newest_dropped, kept = -sys.maxsize, list[Span]()  # the newest step with a dropped span
     for number, line in enumerate(
-        islice(lines_of(*files_read), max(0, begin - most), None), start=max(0, begin - most)
+        islice(read_log_lines(*files_read), max(0, begin - max_spans), None), start=max(0, begin - max_spans)
     ):
         span = _parse_line(line)
         if number < begin:
@@ -156,15 +156,15 @@ def read_most_spans(path: Path, most: int = MOST_SPANS, *, least_steps: int = _M
         else:
             kept.append(span)
     complete = tuple(span for span in kept if span.step > newest_dropped)
-    return complete if len({span.step for span in complete}) >= least_steps else read_last_spans(path, least_steps)
+    return complete if len({span.step for span in complete}) >= min_steps else read_last_spans(path, min_steps)
 
 
-def by_step(spans: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:
+def group_by_step(spans: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:
     """Group spans by step, keeping their order; only a few steps are held in memory."""
     spans_by_step: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.step not in spans_by_step:
-            for step in sorted(step for step in spans_by_step if step <= span.step - MOST_AHEAD):
+            for step in sorted(step for step in spans_by_step if step <= span.step - MAX_STEPS_AHEAD):
                 yield step, spans_by_step.pop(step)
         spans_by_step[span.step].append(span)
     yield from sorted(spans_by_step.items())
@@ -176,7 +176,7 @@ def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
     The trace is read from its end, so that it may be long, and it may still grow: incomplete lines are ignored. Raises
     BadInput, naming the line that is not a span.
     """
-    files = files_of(path)
+    files = log_files(path)
     if not files:
         require_file(path, "trace", sys.maxsize)
     parts: list[list[Span]] = []
@@ -185,7 +185,7 @@ def read_last_spans(path: Path, num_steps: int) -> tuple[Span, ...]:
         part = _last_spans_of_file(file, num_steps, newest)
         newest = max((newest, *(span.step for span in part)))
         parts.append(part)
-        if part and part[0].step <= newest - num_steps - MOST_AHEAD:
+        if part and part[0].step <= newest - num_steps - MAX_STEPS_AHEAD:
             break
     return tuple(span for part in reversed(parts) for span in part if span.step > newest - num_steps)
 
@@ -197,18 +197,18 @@ def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
     """
     if file.suffix == ".gz":
         recent: deque[Span] = deque()
-        for span in map(_parse_line, lines_of(file)):
+        for span in map(_parse_line, read_log_lines(file)):
             newest = max(newest, span.step)
             recent.append(span)
-            while len(recent) > 1 and recent[1].step <= newest - num_steps - MOST_AHEAD:
+            while len(recent) > 1 and recent[1].step <= newest - num_steps - MAX_STEPS_AHEAD:
                 recent.popleft()
         return list(recent)
     reversed_spans: list[Span] = []
     try:
         for line in _lines_reversed(file):
-            reversed_spans.append(span_of(json.loads(line)))
+            reversed_spans.append(parse_span(json.loads(line)))
             newest = max(newest, reversed_spans[-1].step)
-            if reversed_spans[-1].step <= newest - num_steps - MOST_AHEAD:
+            if reversed_spans[-1].step <= newest - num_steps - MAX_STEPS_AHEAD:
                 break
     except (ValueError, TypeError, RecursionError):
         raise BadInput(
@@ -219,7 +219,7 @@ def _last_spans_of_file(file: Path, num_steps: int, newest: int) -> list[Span]:
 
 def _parse_line(line: Line) -> Span:
     try:
-        return span_of(json.loads(line.text))
+        return parse_span(json.loads(line.text))
     except (ValueError, TypeError, RecursionError):
         raise BadInput(
             f"trace {line.path} line {line.number} is not a span; if the file was cut short, delete that line."
@@ -240,19 +240,19 @@ def _lines_reversed(path: Path) -> Iterator[bytes]:
                 end = previous
 
 
-def is_number(number: Any) -> bool:
+def is_finite_number(number: Any) -> bool:
     """True for an int or float within the range of finite floats."""
     return isinstance(number, int | float) and -sys.float_info.max <= number <= sys.float_info.max
 
 
-def span_of(value: Any) -> Span:
+def parse_span(value: Any) -> Span:
     """Return the span of a parsed line of a trace. Raises TypeError or ValueError if it is not a span."""
     span = Span(**value)
     if not isinstance(span.facts, dict):
         raise TypeError
     texts = span.instruction, span.kind, span.clock
     numbers = span.start_seconds, span.end_seconds, *span.facts.values()
-    if not all(isinstance(text, str) for text in texts) or not all(map(is_number, numbers)):
+    if not all(isinstance(text, str) for text in texts) or not all(map(is_finite_number, numbers)):
         raise ValueError
     # Periods before the first step, in which stages only run ahead, count down from -1.
     if not all(isinstance(index, int) for index in (span.step, span.rank)) or span.rank < 0:

@@ -19,10 +19,10 @@ import yaml
 from meshwright.profiles.errors import BadInput
 
 _MIB = 2**20
-MOST_YAML_BYTES = _MIB // 4
+MAX_YAML_BYTES = _MIB // 4
 """Upper bound for a YAML file. A job has a few thousand bytes; reading this many takes seconds."""
 
-MOST_JSON_BYTES = 64 * _MIB
+MAX_JSON_BYTES = 64 * _MIB
 """Upper bound for a JSON file. A profile table has a few million bytes."""
 
 _MAX_BYTES = 1024 * _MIB
@@ -58,19 +58,19 @@ def is_file_name(value: object) -> bool:
     return len(value.encode(errors="surrogatepass")) <= _MAX_NAME_BYTES
 
 
-def read_text(path: Path, what: str, most_bytes: int = _MAX_BYTES) -> str:
+def read_text(path: Path, what: str, max_bytes: int = _MAX_BYTES) -> str:
     """Read a UTF-8 text file.
 
     Raises BadInput, naming `what`, if it is missing, unreadable, not a regular file or too large.
     """
-    require_file(path, what, most_bytes)
+    require_file(path, what, max_bytes)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{what} {path} cannot be read: {error}.") from None
 
 
-def require_file(path: Path, what: str, most_bytes: int) -> None:
+def require_file(path: Path, what: str, max_bytes: int) -> None:
     """Raises BadInput, naming `what`, if the path is not a regular file or is larger than `most_bytes`."""
     try:
         status = path.stat()
@@ -81,8 +81,8 @@ def require_file(path: Path, what: str, most_bytes: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
         raise BadInput(f"{what} {path} cannot be read: it is {kind}; name a file.")
-    if status.st_size > most_bytes:
-        size, limit = (f"{num_bytes / _MIB:.4g} MiB" for num_bytes in (status.st_size, most_bytes))
+    if status.st_size > max_bytes:
+        size, limit = (f"{num_bytes / _MIB:.4g} MiB" for num_bytes in (status.st_size, max_bytes))
         raise BadInput(f"{what} {path} has {size}, and {limit} is the most that is read; name another file.")
 
 
@@ -94,45 +94,45 @@ def load_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique_keys)
 
 
-def json_value(text: str, told: str) -> Any:
+def json_value(text: str, what: str) -> Any:
     """Parse a JSON text into plain values. Raises BadInput, whose message begins with `told`, for invalid JSON."""
     try:
-        return whole_characters(
+        return require_no_surrogates(
             json.loads(
                 text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite_float
             ),
             text,
-            told,
+            what,
         )
-    except DoubledKeyError as error:
+    except DuplicateKeyError as error:
         line = _line_of_duplicate_key(text)
-        raise BadInput(f"{told}: the key {error.key!r} is given twice, again at line {line}; keep one.") from None
+        raise BadInput(f"{what}: the key {error.key!r} is given twice, again at line {line}; keep one.") from None
     except _NotFiniteError as error:
         line = _line_of_number(text, str(error))
-        raise BadInput(f"{told}: {error} at line {line} is not a finite number; write one.") from None
+        raise BadInput(f"{what}: {error} at line {line} is not a finite number; write one.") from None
     except ValueError as error:
-        raise BadInput(f"{told} is not JSON: {error}.") from None
+        raise BadInput(f"{what} is not JSON: {error}.") from None
     except RecursionError:
-        raise BadInput(f"{told} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
+        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
 
 
 _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 """The start of an escaped UTF-16 surrogate: two make a character, and a lone one cannot be encoded."""
 
 
-def whole_characters(value: Any, text: str, told: str) -> Any:
+def require_no_surrogates(value: Any, text: str, what: str) -> Any:
     """Return the value parsed from a text. Raises BadInput if a string in it has a lone surrogate."""
     try:
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise BadInput(
-            f"{told} has a lone surrogate, an escape from \\ud800 to \\udfff; write whole characters."
+            f"{what} has a lone surrogate, an escape from \\ud800 to \\udfff; write whole characters."
         ) from None
     return value
 
 
-class DoubledKeyError(ValueError):
+class DuplicateKeyError(ValueError):
     """Error for a duplicate key in a JSON object."""
 
     def __init__(self, key: str) -> None:
@@ -148,7 +148,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise DoubledKeyError(next(key for key in keys if keys.count(key) > 1))
+        raise DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
     return unique
 
 
@@ -242,31 +242,31 @@ _DEEPLY_NESTED = re.compile(rf"(?:[\[{{]\s*){{{_MAX_DEPTH + 1}}}")
 """Too many consecutive opening brackets: PyYAML takes seconds for a thousand of them."""
 
 
-def yaml_value(text: str, told: str) -> Any:
+def yaml_value(text: str, what: str) -> Any:
     """Parse a YAML text into values that JSON has. Raises BadInput, whose message begins with `told`, otherwise."""
     if _DEEPLY_NESTED.search(text):
-        raise BadInput(f"{told} is nested too deep; {_MAX_DEPTH} levels are enough.")
+        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.")
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
-        raise BadInput(f"{told} is not YAML{where}: {problem}.") from None
+        raise BadInput(f"{what} is not YAML{where}: {problem}.") from None
     except RecursionError:
-        raise BadInput(f"{told} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
+        raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.") from None
     except ValueError as error:  # an invalid date, for example
-        raise BadInput(f"{told} is not YAML: {error}.") from None
+        raise BadInput(f"{what} is not YAML: {error}.") from None
     characters = 0
     for count, (where, member) in enumerate(_members(value)):
         if not isinstance(member, _PLAIN | dict | list) or (isinstance(member, float) and not math.isfinite(member)):
             raise BadInput(
-                f"{told}: {where} is {member}, which is neither text nor a finite number; write one of these."
+                f"{what}: {where} is {member}, which is neither text nor a finite number; write one of these."
             )
         characters += len(member) if isinstance(member, str) else 1
         if count > _MAX_VALUES or characters > _MAX_CHARACTERS:
-            raise BadInput(f"{told} has more than {_MAX_VALUES} values when its aliases are written out; write fewer.")
-    return whole_characters(value, text, told)
+            raise BadInput(f"{what} has more than {_MAX_VALUES} values when its aliases are written out; write fewer.")
+    return require_no_surrogates(value, text, what)
 
 
 def _members(value: Any, *keys: str) -> Iterator[tuple[str, Any]]:

@@ -92,7 +92,7 @@ class Workload(Document):
         return self
 
     @property
-    def chooses(self) -> bool:
+    def selects_samples(self) -> bool:
         """True if a step trains on a subset of its samples, selected by their scores."""
         return self.dynamic_sampling is not None or self.best_of is not None
 
@@ -109,7 +109,7 @@ class Workload(Document):
         """The workload that is generated at once: all candidates, or with dynamic sampling one wave of prompts."""
         if not self.dynamic_sampling:
             return self.candidates
-        num_samples = self.dynamic_sampling.wave(self.num_prompts) * self.group_size
+        num_samples = self.dynamic_sampling.wave_size(self.num_prompts) * self.group_size
         return self.model_copy(update={"batch_size": num_samples, "dynamic_sampling": None, "num_minibatches": 1})
 
     @property
@@ -127,9 +127,9 @@ class Workload(Document):
         return self.turns.lengths(self.response) if self.turns else self.response.resolve()
 
     @cached_property
-    def drawn_lengths(self) -> Histogram:
+    def sampled_lengths(self) -> Histogram:
         """Number of sampled tokens of a response, over all turns."""
-        return self.turns.drawn(self.response) if self.turns else self.response_lengths
+        return self.turns.sampled(self.response) if self.turns else self.response_lengths
 
     @property
     def max_response(self) -> int:
@@ -171,7 +171,7 @@ class Workload(Document):
 
 def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
     """When batches arrive. A single replica need not keep an even pace (see `planner.simulation.pace`)."""
-    if not schedule.runs_on:
+    if not schedule.keeps_in_flight:
         return Arrivals.NEVER
     if schedule.overcommit:
         return Arrivals.FIRST_ENDED

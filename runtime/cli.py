@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.exceptions import TyperException
 
-from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_full
+from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed, is_disk_failure
 from meshwright.profiles.printable import printable
 from meshwright.runtime.commands.listed import Commands
 from meshwright.runtime.records.lasting_output import open_standard_streams
@@ -40,7 +40,7 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback()
-def of_all_commands(
+def global_options(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -63,7 +63,7 @@ def main() -> None:
         code = 0
     except OSError as error:
         path = f" {error.filename}" if error.filename else ""
-        if is_full(error):
+        if is_disk_failure(error):
             code = _print_error(RunFailed(f"cannot write{path}: {error.strerror}; make room there and run this again."))
         else:
             code = _print_error(

@@ -16,9 +16,9 @@ from benchmarks.accelerator.world import World
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import own_kernels
+from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
@@ -66,7 +66,7 @@ def compare(world: World, name: str) -> tuple[Apart, Apart, Apart]:
     lengths = (24, 9, 2) if world.tiny else (1024, 700, 33, 2)
     rows = [draw.choices(range(config["vocab_size"]), k=length) for length in lengths]
     exact, rounded = (_theirs(checkpoint, rows, dtype, world.kind) for dtype in DTYPES.values())
-    ours = launch(_ours, checkpoint, rows, num_ranks=1, preparation=Preparation(world.kind))[0]
+    ours = launch(_ours, checkpoint, rows, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     return Apart.of(ours[0], exact), Apart.of(ours[1], exact), Apart.of(rounded, exact)
 
 
@@ -85,12 +85,12 @@ def _theirs(checkpoint: Path, rows: Sequence[Sequence[int]], dtype: torch.dtype,
 def _ours(checkpoint: Path, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     """As `_theirs`, all rows packed in one pass, in each type and by the kernels of a run; on the one rank."""
     spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
-    block, found = MicroBatch.of(torch.tensor(row) for row in rows), []
+    block, found = MicroBatch.pack(torch.tensor(row) for row in rows), []
     for precision in DTYPES:
-        kernels = own_kernels(abilities(host.device().type), precision, [spec])
+        kernels = choose_kernels(device_capabilities(host.device().type), precision, [spec])
         model = build_model(spec, mesh, dtype=DTYPES[precision], kernels=kernels)
         assert isinstance(model, Decoder)
         load_weights(model, spec, mesh, checkpoint)
         (logprobs,) = forward_logprobs(model, mesh, [block])
-        found.append(torch.cat([values[:-1] for values in block.of_rows(logprobs.cpu())]))
+        found.append(torch.cat([values[:-1] for values in block.split_rows(logprobs.cpu())]))
     return found

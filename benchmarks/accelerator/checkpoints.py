@@ -19,7 +19,7 @@ from benchmarks.accelerator.world import World, tell
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.runtime.device import host
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.bodies import Trainer
@@ -56,7 +56,7 @@ def report(world: World) -> str:
     """Tables of Markdown: a checkpoint on the disk, and one in memory where that has the room and time is left."""
     with world.room("checkpoints") as room:
         places = (world.directory("checkpoints") / "saved", room / "saved")
-        found: str = launch(_measured, world, places, num_ranks=1, preparation=Preparation(world.kind))[0]
+        found: str = launch(_measured, world, places, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     return found
 
 

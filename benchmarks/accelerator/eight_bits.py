@@ -15,27 +15,27 @@ from benchmarks.accelerator.jobs import config_of
 from benchmarks.accelerator.world import World, tell
 from meshwright.profiles.harness import measure
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.eight_bit_floats import LARGEST
+from meshwright.profiles.model_parts.eight_bit_floats import E4M3_MAX
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
-from meshwright.profiles.table import Body, Point, shape_of
+from meshwright.profiles.table import Point, TimedPass, shape_of
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.generation.cuda_graphs import CudaGraphs, Work
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, own_kernels
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import ChosenKernels, choose_kernels
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.quantised import (
-    EIGHT_BITS,
-    QuantisedColumns,
-    QuantisedRows,
+    FP8_DTYPE,
+    QuantisedColumnParallelLinear,
+    QuantisedRowParallelLinear,
     QuantisedWeight,
     largest_of_rows,
     quantise_linears,
-    rounded_rows,
+    quantise_rows,
 )
 from meshwright.runtime.profiling.bench import Bench
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
@@ -61,7 +61,7 @@ _REPEATS, _SECONDS = 20, 10.0
 
 def report(world: World) -> str:
     """Three tables of Markdown. A piece that fails says so in its place."""
-    found: str = launch(_measured, world, num_ranks=1, preparation=Preparation(world.kind))[0]
+    found: str = launch(_measured, world, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     return found
 
 
@@ -117,7 +117,7 @@ def _product(given: Tensor, weights: Sequence[Tensor]) -> str:
 
 
 def _values(rows: Tensor) -> Tensor:
-    values, _ = rounded_rows(rows)
+    values, _ = quantise_rows(rows)
     return values
 
 
@@ -154,7 +154,12 @@ def _rounds(world: World) -> Iterator[str]:
     for name in _DECODED[:1] if world.tiny else _DECODED:
         spec = model_from_config(config_of(world, name), name=name)
         point = Point(
-            shape=shape_of(spec, 1), num_layers=spec.num_layers, body=Body.DECODE, rows=_ROWS, tokens=1, context=context
+            shape=shape_of(spec, 1),
+            num_layers=spec.num_layers,
+            body=TimedPass.DECODE,
+            rows=_ROWS,
+            tokens=1,
+            context=context,
         )
         kernels = _kernels(world, spec)
         found = []
@@ -195,16 +200,16 @@ class _CastUp(QuantisedWeight):
 
     def in_fp32(self, inputs: Tensor) -> Tensor:
         values, scales = _rounded(inputs.reshape(-1, inputs.shape[-1]))
-        return F.linear(values.float() * scales, self.numbers).view(*inputs.shape[:-1], -1)
+        return F.linear(values.float() * scales, self.dequantised).view(*inputs.shape[:-1], -1)
 
     def multiply(self, inputs: Tensor) -> Tensor:
-        return self.in_fp32(inputs).to(self.stands_for.dtype)
+        return self.in_fp32(inputs).to(self.meta_parameter.dtype)
 
 
 def _rounded(values: Tensor) -> tuple[Tensor, Tensor]:
     """The 8-bit numbers of each row and its scale."""
-    scales = largest_of_rows(values) / LARGEST + 1e-12
-    return (values / scales).to(EIGHT_BITS), scales
+    scales = largest_of_rows(values) / E4M3_MAX + 1e-12
+    return (values / scales).to(FP8_DTYPE), scales
 
 
 def _quantised(weight: Tensor) -> QuantisedWeight:
@@ -230,12 +235,12 @@ def _is_linear(name: str) -> bool:
 
 def _cast_up(model: Decoder) -> None:
     for module in model.modules():
-        if isinstance(module, QuantisedColumns | QuantisedRows):
+        if isinstance(module, QuantisedColumnParallelLinear | QuantisedRowParallelLinear):
             module.weight = _CastUp(module.weight)
 
 
 def _kernels(world: World, spec: ModelSpec) -> ChosenKernels:
-    return own_kernels(abilities(host.device().type), world.precision, [spec]).of_one_replica
+    return choose_kernels(device_capabilities(host.device().type), world.precision, [spec]).without_overlap
 
 
 def _built(spec: ModelSpec, mesh: Mesh, world: World, kernels: ChosenKernels) -> Decoder:
@@ -246,9 +251,9 @@ def _built(spec: ModelSpec, mesh: Mesh, world: World, kernels: ChosenKernels) ->
 
 
 def _logprobs(model: Decoder, mesh: Mesh, rows: Sequence[Tensor]) -> Tensor:
-    block = MicroBatch.of(rows)
+    block = MicroBatch.pack(rows)
     (logprobs,) = forward_logprobs(model, mesh, [block])
-    return torch.cat([values[:-1] for values in block.of_rows(logprobs.float().cpu())])
+    return torch.cat([values[:-1] for values in block.split_rows(logprobs.float().cpu())])
 
 
 def _drawn(model: Decoder, spec: ModelSpec, mesh: Mesh, world: World, records: bool) -> list[tuple[int, ...]]:
@@ -263,9 +268,9 @@ def _drawn(model: Decoder, spec: ModelSpec, mesh: Mesh, world: World, records: b
         eos_tokens=frozenset(),
         temperature=1.0,
         seed=0,
-        records_steps=records,
+        use_cuda_graphs=records,
     )
-    asked = [Prompt(row=row, draw=row, tokens=tuple(range(row + 1, row + 9))) for row in range(prompts)]
+    asked = [Prompt(row=row, sample_id=row, tokens=tuple(range(row + 1, row + 9))) for row in range(prompts)]
     return [tuple(response.tokens) for response in generator.generate(asked)]
 
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from benchmarks.accelerator.world import World
 from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import query_device
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 
 _SETUP = Path(__file__).parents[2] / "setup.cfg"
 _BESIDE = ("triton", "transformer-engine", "flash-attn", "flashinfer-python", "vllm", "aiconfigurator-core")
@@ -26,7 +26,7 @@ def report(world: World) -> str:
     rows = [("python", platform.python_version(), ""), *_of_gpu()]
     rows += [(requirement.name, *held_to(requirement)) for requirement in requirements()]
     rows += [(name, _version(name) or "not installed", "") for name in _BESIDE]
-    device, sees = launch(_of_process, num_ranks=1, preparation=Preparation("cpu"))[0]
+    device, sees = launch(_of_process, num_ranks=1, setup=ProcessSetup("cpu"))[0]
     rows.append(
         (
             "a plan for a processor",
@@ -34,7 +34,7 @@ def report(world: World) -> str:
             "" if (device, sees) == ("cpu", 0) else "WRONG",
         )
     )
-    device, _ = launch(_of_process, num_ranks=1, preparation=Preparation(world.kind))[0]
+    device, _ = launch(_of_process, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     rows.append((f"a plan for {world.device}", f"computes on {device}", ""))
     return "\n".join(("| what | here | |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)))
 

@@ -18,21 +18,21 @@ from benchmarks.accelerator.jobs import config_of
 from benchmarks.accelerator.world import World
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
-from meshwright.profiles.table import Body, Point, shape_of
+from meshwright.profiles.table import Point, TimedPass, shape_of
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import own_kernels
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
 MODELS = ("qwen2.5-0.5b", "qwen2.5-1.5b")
-SIZES: dict[Body, tuple[tuple[int, int], ...]] = {
-    Body.TRAIN: ((4, 2048), (32, 540), (4, 540)),
-    Body.FORWARD: ((4, 2048), (32, 540)),
-    Body.PREFILL: ((128, 32), (4, 1024)),
-    Body.DECODE: ((64, 1000), (128, 300)),
+SIZES: dict[TimedPass, tuple[tuple[int, int], ...]] = {
+    TimedPass.TRAIN: ((4, 2048), (32, 540), (4, 540)),
+    TimedPass.FORWARD: ((4, 2048), (32, 540)),
+    TimedPass.PREFILL: ((128, 32), (4, 1024)),
+    TimedPass.DECODE: ((64, 1000), (128, 300)),
 }
 """Rows, and tokens of each: cached ones of a decode step."""
 
@@ -59,10 +59,10 @@ def report(world: World) -> str:
     told = []
     for name in MODELS[:1] if world.tiny else MODELS:
         spec = model_from_config(config_of(world, name), name=name)
-        found = launch(_of_model, spec, world, num_ranks=1, preparation=Preparation(world.kind))[0]
+        found = launch(_of_model, spec, world, num_ranks=1, setup=ProcessSetup(world.kind))[0]
         lines += [f"| {name} | {_row(one)} |" for one in found]
-        seen = {Body.TRAIN: None, Body.DECODE: None} | {one.point.body: one for one in reversed(found)}
-        told += [_longest(name, one) for one in (seen[Body.TRAIN], seen[Body.DECODE]) if one]
+        seen = {TimedPass.TRAIN: None, TimedPass.DECODE: None} | {one.point.body: one for one in reversed(found)}
+        told += [_longest(name, one) for one in (seen[TimedPass.TRAIN], seen[TimedPass.DECODE]) if one]
     return "\n".join((*lines, *told))
 
 
@@ -70,19 +70,19 @@ def _of_model(spec: ModelSpec, world: World) -> list[Found]:
     """On the one rank."""
     points = [_point(spec, body, *((2, 16) if world.tiny else size)) for body, sizes in SIZES.items() for size in sizes]
     longest = max(2 * point.context + point.tokens for point in points) + _ROUNDS
-    kernels = own_kernels(abilities(host.device().type), world.precision, [spec]).of_one_replica
+    kernels = choose_kernels(device_capabilities(host.device().type), world.precision, [spec]).without_overlap
     bench = Bench(
         build_mesh(Layout(), 0), instruments(), precision=world.precision, max_positions=longest, kernels=kernels
     )
     found = []
     for point in points:
-        found.append(_watched(point, bench.ready(point), _ROUNDS if point.body is Body.DECODE else 1))
+        found.append(_watched(point, bench.prepare(point), _ROUNDS if point.body is TimedPass.DECODE else 1))
         print(_row(found[-1]), file=sys.stderr, flush=True)
     return found
 
 
-def _point(spec: ModelSpec, body: Body, rows: int, tokens: int) -> Point:
-    decodes = body is Body.DECODE
+def _point(spec: ModelSpec, body: TimedPass, rows: int, tokens: int) -> Point:
+    decodes = body is TimedPass.DECODE
     return Point(
         body=body,
         shape=shape_of(spec, 1),
@@ -124,7 +124,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 def _row(found: Found) -> str:
     point = found.point
-    tokens = f"{point.context} cached tokens" if point.body is Body.DECODE else f"{point.tokens} tokens"
+    tokens = f"{point.context} cached tokens" if point.body is TimedPass.DECODE else f"{point.tokens} tokens"
     figures = f"{1e3 * found.seconds:.2f} | {1e3 * found.busy_seconds:.2f} | {found.busy_seconds / found.seconds:.0%}"
     return f"{point.body.value}, {point.rows} rows of {tokens} | {figures} | {found.num_kernels:.0f}"
 

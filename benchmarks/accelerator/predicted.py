@@ -11,7 +11,7 @@ from benchmarks.accelerator.long_tail import REWARD_MODULE, write_long_tail_job
 from benchmarks.accelerator.world import World, tell
 from benchmarks.host.score import STEP, Row, median_error, rows_of
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.table import Table
@@ -51,7 +51,7 @@ def report(world: World, algorithm: str) -> str:
         minutes = _TINY_MINUTES if world.tiny else size.minutes
         table = profile_job(facts, directory / "table.json", minutes=minutes)
         tell(f"profiled: {len(table.measurements)} bodies, {num_missing(facts, table)} missing")
-        plan, out = compile_plan(facts, model_of(facts, table)), room / "run"
+        plan, out = compile_plan(facts, cost_model_of(facts, table)), room / "run"
         assert isinstance(plan, Plan), plan
         write_plan(directory / "plan.json", plan)
         tell(f"planned at {plan.period_seconds:.3f} s a step")

@@ -16,9 +16,9 @@ from benchmarks.accelerator.world import World
 from benchmarks.fidelity.score import Answer, Bar, Score
 from meshwright.cost_models.measurements.imported import BODIES, imported_table
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.profiles.aiconfigurator import knows, read_operators
-from meshwright.profiles.cluster import Cluster, of_one_kind
-from meshwright.profiles.table import Body, Table
+from meshwright.profiles.aiconfigurator import has_operators, read_operators
+from meshwright.profiles.cluster import Cluster, require_uniform
+from meshwright.profiles.table import Table, TimedPass
 from meshwright.runtime.profiling.profiling import num_missing, profile_job
 
 _TINY_MINUTES = 0.02
@@ -35,9 +35,9 @@ def report(world: World, name: str, minutes: float) -> str:
     heads = sorted({one.point.shape.num_heads for one in table.measurements})
     told = f"{path}: {measured} bodies of shards of {', '.join(map(str, heads))} heads measured, "
     told += f"{num_missing(facts, table)} measurements missing.\n"
-    if not knows(world.device):
+    if not has_operators(world.device):
         return told + f"\nNo operators of {world.device} that others measured can be read here."
-    cluster = of_one_kind(facts.cluster, "compare")
+    cluster = require_uniform(facts.cluster, "compare")
     lines = ["\n| body | points | median error | mean | 90th percentile | bias |", "|---|---|---|---|---|---|"]
     for score in against(table, _added_up(table, cluster, facts.precision)):
         errors = f"{score.median:.1%} | {score.mean:.1%} | {score.p90:.1%} | {score.bias:+.1%}"
@@ -64,5 +64,5 @@ def against(measured: Table, added_up: Table) -> Iterable[Score]:
         yield Score(name=_name(body), bar=Bar(), answers=answers, skipped=Counter())
 
 
-def _name(body: Body | None) -> str:
+def _name(body: TimedPass | None) -> str:
     return body.value if body else "all"

@@ -29,18 +29,18 @@ from meshwright.profiles.errors import MeshwrightError
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.launch.launch import launch
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, own_kernels
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, choose_kernels
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs
 from meshwright.runtime.training.copies import DTYPES
-from meshwright.runtime.training.overlap import own_buckets
+from meshwright.runtime.training.overlap import overlap_buckets
 from meshwright.runtime.training.ppo import LossShare
 
 ONE_RANK = "tp1"
@@ -143,7 +143,7 @@ class Work:
         lengths, num_prompts, longest = ((24, 17, 9, 6), 6, 8) if tiny else ((200, 129, 64, 33), 12, 32)
         rows = [torch.tensor(draw.choices(range(vocab_size), k=length)) for length in lengths]
         prompts = [
-            Prompt(row=row, draw=100 + row, tokens=tuple(draw.choices(range(vocab_size), k=3 + row % 5)))
+            Prompt(row=row, sample_id=100 + row, tokens=tuple(draw.choices(range(vocab_size), k=3 + row % 5)))
             for row in range(num_prompts)
         ]
         return cls(tuple(rows), tuple(prompts), longest)
@@ -189,13 +189,13 @@ def cases_on(kind: str) -> list[Case]:
 def compare(world: World, cases: Sequence[Case], *, num_ranks: int) -> list[Row | Failed]:
     """What became of each case, in their order."""
     directory = write_models(world)
-    preparation = OnOneDevice(world.kind, patience_seconds=_PATIENCE_SECONDS)
+    preparation = OnOneDevice(world.kind, timeout_seconds=_PATIENCE_SECONDS)
     found: list[Row | Failed] = []
     for _ in range(_LAUNCHES):
         left, problem = cases[len(found) :], ""
         (directory / _LOG).write_text("")
         try:
-            launch(rows_of, left, directory, world.tiny, num_ranks=num_ranks, preparation=preparation)
+            launch(rows_of, left, directory, world.tiny, num_ranks=num_ranks, setup=preparation)
         except MeshwrightError as error:
             problem = str(error).splitlines()[0]
         found += read_rows(directory)
@@ -286,17 +286,17 @@ def _found(case: Case, directory: Path, work: Work) -> Found:
     source, target = directory / case.model, directory / "-".join(case)
     spec, layout, mine = read_model(source), Layout.parse(case.layout), Found()
     mesh, drawing = build_mesh(layout, 0), build_mesh(replace(layout, sp=False), 0)
-    chosen = own_kernels(abilities(host.device().type), case.precision, [spec])
+    chosen = choose_kernels(device_capabilities(host.device().type), case.precision, [spec])
     kernels = chosen if case.kernels == "chosen" else PLAIN
     if mesh.is_member:
-        model = _loaded(case, spec, mesh, source, kernels.of_one_replica, trainable=False)
+        model = _loaded(case, spec, mesh, source, kernels.without_overlap, trainable=False)
         mine.logprobs = _logprobs(model, mesh, work)
         if layout.cp == 1:
-            model = _loaded(case, spec, drawing, source, kernels.of_one_replica, trainable=False)
+            model = _loaded(case, spec, drawing, source, kernels.without_overlap, trainable=False)
             mine.tokens = _drawn(model, spec, drawing, work)
         model = _loaded(case, spec, mesh, source, kernels, trainable=True)
         mine.grad_norm = _learned(model, spec, mesh, work, kernels)
-        save_weights(model, spec, mesh, target, documents_of=source)
+        save_weights(model, spec, mesh, target, config_from=source)
     everyone = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     for other in reversed(everyone):  # the first rank is always a member
@@ -322,9 +322,11 @@ def _written(directory: Path) -> dict[str, Tensor]:
 def _logprobs(model: Decoder, mesh: Mesh, work: Work) -> dict[int, Tensor]:
     """Of this replica's rows, packed in one pass, on the last stage."""
     mine = range(mesh.dp_rank, len(work.rows), mesh.layout.dp)
-    block = MicroBatch.of(work.rows[row] for row in mine)
+    block = MicroBatch.pack(work.rows[row] for row in mine)
     found = forward_logprobs(model, mesh, [block])
-    return {row: values.cpu() for logprobs in found for row, values in zip(mine, block.of_rows(logprobs), strict=True)}
+    return {
+        row: values.cpu() for logprobs in found for row, values in zip(mine, block.split_rows(logprobs), strict=True)
+    }
 
 
 def _drawn(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work) -> dict[int, tuple[int, ...]]:
@@ -340,7 +342,7 @@ def _drawn(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work) -> dict[int,
         eos_tokens=frozenset(),
         temperature=1.0,
         seed=5,
-        records_steps=False,
+        use_cuda_graphs=False,
     )
     return {response.row: response.tokens for response in generator.generate(prompts)}
 
@@ -354,7 +356,7 @@ def _learned(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work, kernels: C
         weight_decay=0.1,
         max_grad_norm=0.5,
         epsilon=_EPSILON,
-        buckets=own_buckets(model, mesh, kernels),
+        buckets=overlap_buckets(model, mesh, kernels),
     )
     mine = work.rows[mesh.dp_rank :: mesh.layout.dp]
     size = len(mine) // _PASSES
@@ -363,7 +365,7 @@ def _learned(model: Decoder, spec: ModelSpec, mesh: Mesh, work: Work, kernels: C
 
 
 def _block(rows: Sequence[Tensor]) -> MicroBatch:
-    return MicroBatch.of(rows, {"mask": [torch.arange(len(row)) < len(row) - 1 for row in rows]})
+    return MicroBatch.pack(rows, {"mask": [torch.arange(len(row)) < len(row) - 1 for row in rows]})
 
 
 def _loss(spec: ModelSpec, mesh: Mesh, num_tokens: int, output: Tensor, block: MicroBatch) -> LossShare:

@@ -11,7 +11,7 @@ from benchmarks.accelerator.jobs import write_run_job
 from benchmarks.accelerator.world import World
 from benchmarks.survival.kills import learned
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -38,7 +38,7 @@ def _digests(world: World) -> Iterator[str]:
     size = {"batch_size": 16, "longest": 24} if world.tiny else {"batch_size": 64, "longest": 256}
     job = read_job(write_run_job(directory, world, "ppo", **size, rate=_RATE))
     facts = resolve(job, directory)
-    plan = compile_plan(facts, model_of(facts))
+    plan = compile_plan(facts, cost_model_of(facts))
     assert isinstance(plan, Plan), plan
     for repeat in range(REPEATS):
         out = directory / str(repeat)

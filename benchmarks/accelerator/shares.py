@@ -13,12 +13,12 @@ from benchmarks.accelerator.world import World
 from meshwright.profiles.cluster import Device
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
-from meshwright.profiles.table import Body, Measurement, Point, shape_of
+from meshwright.profiles.table import Measurement, Point, TimedPass, shape_of
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import own_kernels
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
@@ -60,17 +60,17 @@ def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
         replace(spec, num_layers=min(spec.num_layers, TRAINED_LAYERS.get(spec.name, spec.num_layers))) for spec in specs
     ]
     points = [point for both in zip(specs, trained, strict=True) for point in _points(*both, context, tokens)]
-    found = launch(_measured, points, world.precision, num_ranks=1, preparation=Preparation(world.kind))[0]
+    found = launch(_measured, points, world.precision, num_ranks=1, setup=ProcessSetup(world.kind))[0]
     device, best = device_of(world), measured(world)
 
-    def limit(body: Body, spec: ModelSpec, device: Device) -> float:
-        if body is Body.DECODE:
+    def limit(body: TimedPass, spec: ModelSpec, device: Device) -> float:
+        if body is TimedPass.DECODE:
             return decode_seconds(spec, device, world.precision, rows=_DECODE_ROWS, context=context)
         return train_seconds(spec, device, world.precision, rows=_TRAIN_ROWS, tokens=tokens)
 
     told = {
-        Body.DECODE: f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth",
-        Body.TRAIN: f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic",
+        TimedPass.DECODE: f"decode, {_DECODE_ROWS} rows of {context} tokens, of the bandwidth",
+        TimedPass.TRAIN: f"train, {_TRAIN_ROWS} rows of {tokens} tokens, of the arithmetic",
     }
     sides = (spec for both in zip(specs, trained, strict=True) for spec in both)
     for spec, measurement in zip(sides, found, strict=True):
@@ -80,8 +80,8 @@ def shares(world: World, specs: Sequence[ModelSpec]) -> Iterator[Share]:
 
 
 def _points(spec: ModelSpec, trained: ModelSpec, context: int, tokens: int) -> tuple[Point, Point]:
-    decode = {"body": Body.DECODE, "rows": _DECODE_ROWS, "tokens": 1, "context": context}
-    train = {"body": Body.TRAIN, "rows": _TRAIN_ROWS, "tokens": tokens, "context": 0}
+    decode = {"body": TimedPass.DECODE, "rows": _DECODE_ROWS, "tokens": 1, "context": context}
+    train = {"body": TimedPass.TRAIN, "rows": _TRAIN_ROWS, "tokens": tokens, "context": 0}
     return (
         Point(shape=shape_of(spec, 1), num_layers=spec.num_layers, **decode),
         Point(shape=shape_of(trained, 1), num_layers=trained.num_layers, **train),
@@ -103,6 +103,6 @@ def _measured(points: Sequence[Point], precision: str) -> list[Measurement]:
     """On the one rank."""
     longest = max(point.context + point.tokens for point in points) + 1
     specs = [point.shape.model(num_layers=1, max_positions=longest) for point in points]
-    kernels = own_kernels(abilities(host.device().type), precision, specs).of_one_replica
+    kernels = choose_kernels(device_capabilities(host.device().type), precision, specs).without_overlap
     bench = Bench(build_mesh(Layout(), 0), instruments(), precision=precision, max_positions=longest, kernels=kernels)
     return [bench.measure_point(point, repeats=_REPEATS, budget_seconds=_SECONDS) for point in points]

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.futures import Future
 
 from meshwright.runtime.device import host
-from meshwright.runtime.launch.launch import Preparation
+from meshwright.runtime.launch.launch import ProcessSetup
 
 BACKEND = "staged"
 
 
 @dataclass(frozen=True)
-class OnOneDevice(Preparation):
+class OnOneDevice(ProcessSetup):
     """As for ranks with a device each, but all of them compute on this machine's first."""
 
     def make_ready(self) -> str:

@@ -21,7 +21,7 @@ import yaml
 from benchmarks.algorithms.shortened import write_shortened
 from benchmarks.demo import BUILD, TINY, require_demo
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -58,7 +58,7 @@ def rise_under(algorithm: str, out: Path, seed: int, steps: int, *, rank: int | 
     out.mkdir(parents=True)
     job = _job(algorithm, seed, out / "job.yaml", rank)
     facts = resolve(job, TINY)
-    plan = compile_plan(facts, model_of(facts))
+    plan = compile_plan(facts, cost_model_of(facts))
     assert isinstance(plan, Plan), plan
     summary = run_plan(RunRequest(plan=plan, job=job, directory=TINY, out=out / "run", steps=steps))
     assert summary is not None

@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pools import pool_sizes
-from meshwright.planner.search.space import choices
+from meshwright.planner.search.space import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table, read_table
@@ -33,7 +33,7 @@ _NUM_MODELS = 5
 
 def main(path: Path, table: Table | None) -> None:
     facts = resolve(read_job(path), path.parent)
-    models = [model_of(facts, table) for _ in range(_NUM_MODELS)]
+    models = [cost_model_of(facts, table) for _ in range(_NUM_MODELS)]
     for stage in PPO_GRAPH.stages:
         calls = _calls(facts, stage)
         asked = [_microseconds(facts, model, calls) for model in models]
@@ -49,7 +49,7 @@ def _calls(facts: Facts, stage: Stage) -> list[Call]:
     return [
         Call(stage=stage, model=model, layout=choice.layout, schedule=choice.schedule)
         for size in pool_sizes(facts.cluster)
-        for choice in choices(facts, stage, size, ())
+        for choice in legal_choices(facts, stage, size, ())
     ]
 
 

@@ -20,7 +20,7 @@ from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.training.learning import Learning, minibatches
+from meshwright.runtime.training.learning import TrainingBatch, minibatches
 
 _PROMPT, _UPDATES, _MICRO_BATCH = 16, 4, 16
 RESPONSES: Mapping[str, LengthSpec] = {
@@ -76,12 +76,12 @@ def batch_of(num_rows: int, response: LengthSpec) -> tuple[StepExperience, Workl
 def target_seconds(batch: StepExperience, workload: Workload) -> float:
     """Processor seconds of one stage, on a rank that has all rows."""
     began = time.process_time()
-    learning = Learning(PPO(), batch, reads=("ref_logprobs", "values"), workload=workload)
+    learning = TrainingBatch(PPO(), batch, reads=("ref_logprobs", "values"), workload=workload)
     learning.metrics()
     for rows in minibatches(batch.rows, step=0, num_epochs=1, num_minibatches=workload.num_minibatches, seed=0):
         learning.num_tokens(rows)
         for first in range(0, len(rows), _MICRO_BATCH):
-            learning.block(rows[first : first + _MICRO_BATCH])
+            learning.micro_batch(rows[first : first + _MICRO_BATCH])
     return time.process_time() - began
 
 

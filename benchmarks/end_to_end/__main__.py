@@ -27,7 +27,7 @@ from benchmarks.end_to_end.jobs import JOBS, job_of
 from benchmarks.search import by_hand
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -101,7 +101,7 @@ def measure(name: str, scratch: Path, pairs: int, steps: int, table_path: Path |
 
 def plans_of(facts: Facts, table: Table) -> Mapping[str, Plan]:
     """The plans that are compared, each the best of what it may use."""
-    model = model_of(facts, table)
+    model = cost_model_of(facts, table)
     fresh = facts.model_copy(update={"staleness": 0})
     single = by_hand.single_layout(facts, model)
     assert single is not None

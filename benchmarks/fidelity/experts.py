@@ -65,7 +65,7 @@ def experts_seconds(gpu: str, row: Row, efficiency: Efficiency | None = None) ->
         load = _drawn(float(row["distribution"].removeprefix(_POWER)), tokens, picked, number, ep)
     experts = Experts(num_experts=number, experts_per_token=picked, ffn_size=count(row, "ffn_size") // count(row, "tp"))
     kernels, found = kernels_of(gpu, efficiency), efficiency or _efficiency(gpu)
-    return Mixture(kernels, found, experts, count(row, "hidden_size"), spread=ep, size=2).of(*load)
+    return Mixture(kernels, found, experts, count(row, "hidden_size"), spread=ep, size=2).seconds_of_rows(*load)
 
 
 @cache
@@ -78,7 +78,7 @@ def _drawn(exponent: float, tokens: int, picked: int, number: int, ep: int) -> _
     copies = tokens * picked
     least = 0.5 * sum(drawn) / copies
     reached = sum(x >= least for x in drawn)
-    return _Load(copies / ep * law.busiest(tokens, picked, number, ep), min(reached, copies) / ep)
+    return _Load(copies / ep * law.imbalance(tokens, picked, number, ep), min(reached, copies) / ep)
 
 
 @cache

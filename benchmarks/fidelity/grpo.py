@@ -18,7 +18,7 @@ from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.layout import Layout, layers_of_stages, layout_violations
+from meshwright.profiles.layout import Layout, layers_per_stage, layout_violations
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule
@@ -108,7 +108,7 @@ class _Job:
         (Kwon et al., vLLM, arXiv:2309.06180)."""
         layout, model = self.generation, self.model
         weights = _WEIGHT_BYTES * fullest_part(model, layout.tp, layout.pp).num_params
-        per_token = 2 * _WEIGHT_BYTES * max(layers_of_stages(model, layout.pp)) * model.shard(layout.tp).kv_size
+        per_token = 2 * _WEIGHT_BYTES * max(layers_per_stage(model, layout.pp)) * model.shard(layout.tp).kv_size
         free = memory_share * cluster.device.memory_bytes - weights
         return max(1, int(free / (per_token * self.workload.mean_tokens)))
 

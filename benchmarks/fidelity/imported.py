@@ -33,7 +33,7 @@ def _engine(system: str, engine: str, precision: str) -> MeasuredEngine:
     device = cluster_of(system, 1).device
     efficiency = efficiency_of(device.kind, device.name)
     layers, head = (
-        read_operators(device.name, engine=engine, precision=name, peers=True)
+        read_operators(device.name, engine=engine, precision=name, custom_all_reduce=True)
         for name in (precision, precision_named(precision, device).head)
     )
     return MeasuredEngine(

@@ -17,7 +17,7 @@ from meshwright.cost_models.cost import Cost
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import engine_named, framework_named
-from meshwright.profiles.layout import Layout, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_per_stage
 
 _PRECISIONS = {"FP8": "fp8", "FP16": "bf16", "FP16 (presumed)": "bf16", "FP4": "fp4", "fp8": "fp8", "fp4": "fp4"}
 _ENGINES = {
@@ -121,7 +121,7 @@ def _serving(row: Row, tp: int, pp: int, prompt_tokens: int, response_tokens: in
     except BadInput:
         raise Skip("tensor parallelism does not divide the model") from None
     try:
-        layers_of_stages(model, pp)
+        layers_per_stage(model, pp)
     except BadInput:
         raise Skip("layers are dealt to pipeline stages otherwise than here") from None
     fresh = assumed().served.fresh_prompts_per_second if row.get("backend") in _PREFIX_CACHED else math.inf

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshwright.cost_models.collectives import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.generation_cost import Generation, work_of
+from meshwright.cost_models.generation_cost import Generation, generation_work
 from meshwright.cost_models.kernels import Kernels
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.precision import precision_named
@@ -25,7 +25,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework
-from meshwright.profiles.layout import Layout, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.table import Collective
@@ -71,7 +71,7 @@ class Serving:
         numbers = precision_named(self.precision, device)
         weights = numbers.weight_bytes * fullest_part(self.model, layout.tp, layout.pp).num_params
         shard = self.model.shard(layout.tp)
-        per_token = 2 * max(layers_of_stages(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
+        per_token = 2 * max(layers_per_stage(self.model, layout.pp)) * shard.kv_size * numbers.cache_bytes
         free = self.framework.cache_share * (device.memory_bytes - weights)
         found = int(free / (per_token * (self.prompt_tokens + self.response_tokens)))
         if found < 1:
@@ -143,4 +143,4 @@ class Serving:
             element_bytes=precision_named(self.precision, device).size,
             framework=framework,
         )
-        return generation.seconds(work_of(rounds, rows, layout.pp))
+        return generation.seconds(generation_work(rounds, rows, layout.pp))

@@ -23,7 +23,7 @@ from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.profiles.packing import blocks_of
+from meshwright.profiles.packing import num_blocks_for
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.generation.engine import Generator
@@ -62,7 +62,7 @@ def main() -> None:
         workload = Workload(batch_size=SEQUENCES, prompt=LengthSpec(max=PROMPT, fixed=PROMPT), response=response)
         for slots in SLOTS:
             planned = workload.cache_need(Schedule(generation_slots=slots), 1).blocks
-            bound = slots * blocks_of(PROMPT + response.max)
+            bound = slots * num_blocks_for(PROMPT + response.max)
             peaks = sorted(peak(spec, workload, slots, seed) for seed in range(arguments.runs))
             assert peaks[-1] <= bound
             ratio = planned / statistics.fmean(peaks)
@@ -87,11 +87,16 @@ def peak(spec: ModelSpec, workload: Workload, num_slots: int, seed: int) -> int:
     responses = draw.choices(lengths.tokens, lengths.probabilities, k=workload.batch_size)
     generator.generate(
         [
-            Prompt(row=row, draw=row, tokens=tuple(draw.choices(range(spec.vocab_size), k=PROMPT)), max_response=length)
+            Prompt(
+                row=row,
+                sample_id=row,
+                tokens=tuple(draw.choices(range(spec.vocab_size), k=PROMPT)),
+                max_response=length,
+            )
             for row, length in enumerate(responses)
         ]
     )
-    return generator.seating.most_blocks
+    return generator.scheduler.peak_blocks
 
 
 if __name__ == "__main__":

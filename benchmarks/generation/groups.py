@@ -18,7 +18,7 @@ import torch
 from benchmarks.generation.rivals import DEVICE, Engine, seconds
 from benchmarks.generation.work import BATCH, SHAPES, Work, write_checkpoint
 from meshwright.profiles.devices import local_cluster
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 
 _WIDE = {
     "vocab_size": 4096,
@@ -69,7 +69,7 @@ def main() -> None:
 def _row(shape: dict[str, int], num_tokens: int, arguments: argparse.Namespace) -> str:
     """Slots, tokens a second and ratios of one model and one length, in cells of a table."""
     work = in_groups(arguments.sequences, arguments.group_size, num_tokens, shape["vocab_size"])
-    num_blocks = BATCH * blocks_of(2 * num_tokens)
+    num_blocks = BATCH * num_blocks_for(2 * num_tokens)
     slots = (BATCH, slots_in(num_blocks, arguments.group_size, num_tokens) if arguments.fill else BATCH)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = write_checkpoint(Path(directory), shape, 0, positions=2 * num_tokens)
@@ -97,7 +97,7 @@ def _row(shape: dict[str, int], num_tokens: int, arguments: argparse.Namespace) 
 def slots_in(num_blocks: int, group_size: int, num_tokens: int) -> int:
     """Samples of whole groups that find room in so many blocks, with prompts and responses of so many tokens each."""
     shared = num_tokens // BLOCK_TOKENS
-    return num_blocks // (shared + group_size * (blocks_of(2 * num_tokens) - shared)) * group_size
+    return num_blocks // (shared + group_size * (num_blocks_for(2 * num_tokens) - shared)) * group_size
 
 
 def in_groups(num_sequences: int, group_size: int, num_tokens: int, vocab_size: int) -> Work:

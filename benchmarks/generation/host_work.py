@@ -83,7 +83,7 @@ def host_seconds(num_rows: int, mean_tokens: int) -> tuple[float, int]:
     prompts = [
         Prompt(
             row=row,
-            draw=row,
+            sample_id=row,
             tokens=tuple(draw.choices(range(259), k=PROMPT_TOKENS)),
             max_response=draw.randint(1, 2 * mean_tokens),
         )

@@ -25,7 +25,7 @@ from meshwright.profiles.devices import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.packing import blocks_of
+from meshwright.profiles.packing import num_blocks_for
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.generation.engine import Generator
@@ -51,7 +51,7 @@ def main() -> None:
         prompt=LengthSpec(max=PROMPT, fixed=PROMPT),
         response=LengthSpec(max=LONGEST, median=MEDIAN, p99=P99),
     )
-    num_blocks = arguments.slots * blocks_of(PROMPT + LONGEST)
+    num_blocks = arguments.slots * num_blocks_for(PROMPT + LONGEST)
     fitting = [
         n
         for n in counts(arguments.prompts)
@@ -70,7 +70,7 @@ def main() -> None:
     num_tokens = sum(prompt.max_response or 0 for prompt in prompts)
     for side, slots, took in zip(sides, (arguments.slots, num_rows), zip(*runs, strict=True), strict=True):
         rate = num_tokens / statistics.median(took)
-        blocks, preempted = side.seating.most_blocks, side.seating.num_preempted
+        blocks, preempted = side.scheduler.peak_blocks, side.scheduler.num_preempted
         print(f"{slots} slots: {rate:.0f} tokens/s, at most {blocks} blocks, {preempted} pre-empted")
     ratios = sorted(one / other for one, other in runs)
     told = f"{statistics.median(ratios):.2f}x the tokens/s ({ratios[0]:.2f} to {ratios[-1]:.2f})"
@@ -102,7 +102,7 @@ def draw_prompts(count: int, vocab_size: int) -> list[Prompt]:
     draw, sigma = random.Random(0), math.log(P99 / MEDIAN) / 2.326
     lengths = [min(LONGEST, max(1, round(draw.lognormvariate(math.log(MEDIAN), sigma)))) for _ in range(count)]
     return [
-        Prompt(row=row, draw=row, tokens=tuple(draw.choices(range(vocab_size), k=PROMPT)), max_response=length)
+        Prompt(row=row, sample_id=row, tokens=tuple(draw.choices(range(vocab_size), k=PROMPT)), max_response=length)
         for row, length in enumerate(lengths)
     ]
 

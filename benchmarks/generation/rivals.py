@@ -17,10 +17,10 @@ from benchmarks.generation.work import BATCH, LONGEST_RESPONSE, Work
 from benchmarks.small_worlds import join_alone
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Prompt
-from meshwright.runtime.model.chosen_kernels import own_kernels
+from meshwright.runtime.model.chosen_kernels import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -58,7 +58,7 @@ class Engine:
         if not dist.is_initialized():
             join_alone(DEVICE.type)
         spec, mesh = read_model(checkpoint), build_mesh(Layout(), 0)
-        kernels = own_kernels(abilities(DEVICE.type), PRECISION, [spec])
+        kernels = choose_kernels(device_capabilities(DEVICE.type), PRECISION, [spec])
         model = build_model(spec, mesh, dtype=DTYPE, kernels=kernels)
         load_weights(model, spec, mesh, checkpoint)
         self._through = functools.partial(
@@ -87,7 +87,7 @@ class Engine:
     def refilled(self, work: Work) -> list[list[int]]:
         """All prompts at once, through as many slots as a batch has rows."""
         prompts = [
-            Prompt(row=row, draw=row, tokens=tokens, max_response=length)
+            Prompt(row=row, sample_id=row, tokens=tokens, max_response=length)
             for row, (tokens, length) in enumerate(zip(work.prompts, work.lengths, strict=True))
         ]
         return [list(response.tokens) for response in self._generator.generate(prompts)]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from meshwright.cost_models.question import Call
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule
-from meshwright.profiles.table import Body, Measurement, Point, Table, shape_of
+from meshwright.profiles.table import Measurement, Point, Table, TimedPass, shape_of
 from meshwright.runtime.device.instruments import instruments
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 
@@ -44,9 +44,9 @@ def memory_rows(name: str, plan: Plan, table: Table | None) -> tuple[MemoryRow, 
     """The forward and training stages of a plan, each shape once."""
     calls = _calls(plan)
     cluster = plan.facts.cluster
-    preparation = Preparation(cluster.kind)
-    measured = launch(_measure, plan.facts, list(calls), num_ranks=cluster.num_ranks, preparation=preparation)[0]
-    model = model_of(plan.facts, table)
+    preparation = ProcessSetup(cluster.kind)
+    measured = launch(_measure, plan.facts, list(calls), num_ranks=cluster.num_ranks, setup=preparation)[0]
+    model = cost_model_of(plan.facts, table)
     rows = []
     for (point, call), found in zip(calls.items(), measured, strict=True):
         transient = model.memory(call).transient
@@ -71,11 +71,11 @@ def _calls(plan: Plan) -> dict[Point, Call]:
         if stage.generates:
             continue
         longest = plan.facts.workload.max_tokens
-        rows = max(1, p.schedule.most_tokens(longest) // longest)
+        rows = max(1, p.schedule.max_tokens(longest) // longest)
         point = Point(
             shape=shape_of(spec, p.layout.tp),
             num_layers=spec.num_layers,
-            body=Body.TRAIN if stage.trains else Body.FORWARD,
+            body=TimedPass.TRAIN if stage.trains else TimedPass.FORWARD,
             rows=rows,
             tokens=longest,
             context=0,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.recost import recost
-from meshwright.profiles.observations import met, observe
+from meshwright.planner.search.recost import re_evaluate
+from meshwright.profiles.observations import observe, observe_workload
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import read_spans
 
@@ -40,8 +40,8 @@ def rows_of(name: str, plan: Plan, table: Table | None, directory: Path) -> tupl
     placements = {p.stage: p for p in plan.placements}
     spans = read_spans(directory / "trace.jsonl")
     seen = observe(spans, {s: p.layout for s, p in placements.items()}, plan.graph, plan.facts.workload.batch_size)
-    facts = plan.facts.model_copy(update={"workload": met(plan.facts.workload, seen)})
-    again = recost(plan, facts, model_of(facts, table))
+    facts = plan.facts.model_copy(update={"workload": observe_workload(plan.facts.workload, seen)})
+    again = re_evaluate(plan, facts, cost_model_of(facts, table))
     stages = [
         Row(
             run=name,

@@ -22,7 +22,7 @@ from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import JOBS, OPPO, STEPS, facts_of
 from benchmarks.search.by_hand import WHOLE_BATCHES, single_layout
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan, write_plan
@@ -107,7 +107,7 @@ def ablate(job: str, facts: Facts, plans: Path | None = None, spaces: Sequence[S
         if plans:
             plans.mkdir(parents=True, exist_ok=True)
             write_plan(plans / f"{job}-{number}.json", plan)
-        simulated = simulate(plan, Sampled(plan, model_of, seed=0), steps=STEPS)
+        simulated = simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=STEPS)
         mean = simulated.steps.mean
         first = first or mean
         yield Row(
@@ -150,7 +150,7 @@ _HEADINGS = (
 
 
 def _best(facts: Facts, space: Space) -> Plan | None:
-    model = model_of(facts)
+    model = cost_model_of(facts)
     if space is SINGLE:
         return single_layout(facts, model)
     allowed = facts.model_copy(update={"staleness": space.staleness})

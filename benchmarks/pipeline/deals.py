@@ -16,8 +16,8 @@ import numpy as np
 
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.simulation.generated import Lengths
-from meshwright.planner.simulation.sampled import draw_lengths
-from meshwright.profiles.packing import deal_to_replicas, work_of_rows
+from meshwright.planner.simulation.sampled import sample_lengths
+from meshwright.profiles.packing import assign_to_replicas, row_work
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
 
 def over_mean(plan: Plan, stage: str, steps: int) -> list[float]:
     """By how much the replica with the most work is above the mean of a step, in each of the four ways."""
-    planned, workload = plan.deal_of(stage), plan.facts.workload
+    planned, workload = plan.row_split_of(stage), plan.facts.workload
     by_number = planned._replace(any_number=False)
     ways: list[Callable[[Sequence[int]], tuple[tuple[int, ...], ...]]] = [
-        lambda lengths: deal_to_replicas(lengths, planned.replicas),
-        by_number.of,
-        planned._replace(any_number=True).of,
-        planned.of,
+        lambda lengths: assign_to_replicas(lengths, planned.replicas),
+        by_number.assign,
+        planned._replace(any_number=True).assign,
+        planned.assign,
     ]
     updates = [lengths.tolist() for step in range(steps) for lengths in _batches(plan, stage, step)]
     num_batches = workload.num_minibatches if plan.stage(stage).trains else 1
@@ -56,7 +56,7 @@ def over_mean(plan: Plan, stage: str, steps: int) -> list[float]:
     for way in ways:
         most, mean = [], []
         for lengths in updates:
-            work = work_of_rows(planned.model, lengths)
+            work = row_work(planned.model, lengths)
             sums = [sum(work[row] for row in rows) for rows in way(lengths)]
             most.append(max(sums))
             mean.append(statistics.fmean(sums))
@@ -68,7 +68,7 @@ def over_mean(plan: Plan, stage: str, steps: int) -> list[float]:
 
 def _batches(plan: Plan, stage: str, step: int) -> list[Lengths]:
     """Lengths of the rows that the stage takes at once: of the whole batch, or of each minibatch of one epoch."""
-    prompts, responses = draw_lengths(plan.facts.workload, seed=0, step=step)
+    prompts, responses = sample_lengths(plan.facts.workload, seed=0, step=step)
     lengths = prompts + responses
     if not plan.stage(stage).trains:
         return [lengths]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork
 from meshwright.planner.simulation.sampled import Sampled
@@ -114,7 +114,7 @@ def rows(jobs: tuple[str, ...], staleness: int | None) -> Iterator[Row]:
             continue
         if staleness is not None:
             facts = facts.model_copy(update={"staleness": staleness})
-        plan = best_plan(facts, model_of(facts), limits=Limits(gap=GAP))
+        plan = best_plan(facts, cost_model_of(facts), limits=Limits(gap=GAP))
         if isinstance(plan, Plan):
             yield compare(job, plan)
         else:
@@ -123,7 +123,7 @@ def rows(jobs: tuple[str, ...], staleness: int | None) -> Iterator[Row]:
 
 def compare(job: str, plan: Plan) -> Row:
     """The differences as parts of the plan's objective."""
-    objective, drawn = plan.solver.objective_seconds, Sampled(plan, model_of, seed=0)
+    objective, drawn = plan.solver.objective_seconds, Sampled(plan, cost_model_of, seed=0)
     planned, even, generated, simulated = (
         simulate(plan, durations, steps=STEPS).steps.mean
         for durations in (Planned(plan), EvenGeneration(plan, drawn), DrawnGeneration(plan, drawn), drawn)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.pipeline.ablation import SINGLE, SPACES, ablate
 from benchmarks.pipeline.jobs import JOBS, facts_of
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.runtime.execution.rehearse import rehearse
@@ -80,7 +80,7 @@ def find(job: str, number: int, path: Path) -> None:
 
 def compare(job: str, space: str, plan: Plan) -> Row:
     """The row of a plan that is compared with itself."""
-    found = rehearse(plan, Sampled(plan, model_of, seed=0), steps=STEPS)
+    found = rehearse(plan, Sampled(plan, cost_model_of, seed=0), steps=STEPS)
     return Row(
         job=job,
         space=space,

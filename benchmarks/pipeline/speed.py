@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from meshwright.planner.plan.calls import Choice, model_of
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import Choice, cost_model_of
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.program.instruction_durations import Planned, StepWork, lags_of
+from meshwright.planner.program.instruction_durations import Planned, StepWork, transfer_delays
 from meshwright.planner.program.program import lower
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.simulation.events import play, score
+from meshwright.planner.simulation.events import group_ranks, simulate_events
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -40,7 +40,7 @@ def main() -> None:
     print(f"{num_events:,} events, every rank for itself: {seconds:.2f} s, {num_events / seconds:,.0f} a second")
     for name in ("planned", "sampled"):
         began = time.perf_counter()
-        durations = Planned(plan) if name == "planned" else Sampled(plan, model_of, seed=0)
+        durations = Planned(plan) if name == "planned" else Sampled(plan, cost_model_of, seed=0)
         simulated = simulate(plan, durations, steps=50)
         seconds = time.perf_counter() - began
         print(f"1,024 ranks, 50 {name} steps: {seconds:.2f} s, {simulated.num_events:,} events")
@@ -50,11 +50,11 @@ def count_events(plan: Plan) -> int:
     """Runs steps in which each rank is a group of its own until there were enough events."""
     program, num_ranks = lower(plan), plan.facts.cluster.num_ranks
     names = frozenset(instruction.name for instruction in program.instructions)
-    parts = score(program, num_ranks, names, lambda _name, rank: rank)
+    parts = group_ranks(program, num_ranks, names, lambda _name, rank: rank)
     work = Planned(plan).of_step(0)
     alone = StepWork(seconds={name: seconds * num_ranks for name, seconds in work.seconds.items()}, num_tokens=0.0)
     steps = -(-EVENTS // sum(map(len, parts.streams)))
-    return sum(1 for _ in play(parts, [alone] * steps, lags_of(plan)))
+    return sum(1 for _ in simulate_events(parts, [alone] * steps, transfer_delays(plan)))
 
 
 def facts_of_1024_ranks() -> Facts:
@@ -65,7 +65,7 @@ def facts_of_1024_ranks() -> Facts:
 
 def plan_by_hand(facts: Facts) -> Plan:
     """Generation on all ranks; scoring and training on halves."""
-    model = model_of(facts)
+    model = cost_model_of(facts)
     solver = Solver(
         name="by hand",
         version="0",
@@ -80,7 +80,7 @@ def plan_by_hand(facts: Facts) -> Plan:
     return assemble(
         facts,
         model,
-        handovers=handovers(facts, model),
+        handovers=stage_transfers(facts, model),
         picks={stage.name: pick(stage) for stage in PPO_GRAPH.stages},
         order=(
             "refit actor_generate",

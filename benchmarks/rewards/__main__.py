@@ -25,7 +25,7 @@ from examples.tiny.byte_tokenizer import byte_tokenizer
 from examples.tiny.random_models import random_model
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.latency import LatencySpec
@@ -158,7 +158,7 @@ def _request(
     path.write_text(yaml.safe_dump(job))
     read = read_job(path)
     facts = resolve(read, out)
-    found = compile_plan(facts, model_of(facts))
+    found = compile_plan(facts, cost_model_of(facts))
     assert isinstance(found, Plan), found
     allowed = ("benchmarks.rewards.words",)
     return RunRequest(plan=found, job=read, directory=out, out=out / name, steps=steps, allowed_modules=allowed)

@@ -36,7 +36,7 @@ def served(calls: Calls) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            samples = [RewardSample.of(message) for message in told["samples"]]
+            samples = [RewardSample.from_message(message) for message in told["samples"]]
             time.sleep(max(calls.seconds(sample.id) for sample in samples))
             answer = json.dumps({"scores": share_of_letters(samples)}).encode()
             self.send_response(200)

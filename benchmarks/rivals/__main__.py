@@ -30,7 +30,7 @@ from benchmarks.end_to_end.__main__ import RAMP, best_of, steady_steps
 from benchmarks.rivals.environment import REQUIREMENTS, pins, python_of, run_in
 from benchmarks.rivals.jobs import LENGTHS, STALENESS, Shared, shared
 from benchmarks.rivals.processor import watched
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
@@ -153,8 +153,8 @@ def _profile(job: Shared) -> Table:
 def _our_sides(job: Shared, table: Table, steps: int) -> Mapping[str, Side]:
     """The best plan that waits for every update, as TRL does, and the best one that may work ahead."""
     facts = resolve(read_job(job.path), job.path.parent)
-    fresh = best_of(facts.model_copy(update={"staleness": 0}), model_of(facts, table))
-    ahead = best_of(facts, model_of(facts, table))
+    fresh = best_of(facts.model_copy(update={"staleness": 0}), cost_model_of(facts, table))
+    ahead = best_of(facts, cost_model_of(facts, table))
     return {
         "ours, synchronous": partial(_ours, job, fresh, steps),
         f"ours, staleness {STALENESS}": partial(_ours, job, ahead, steps),

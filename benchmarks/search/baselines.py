@@ -26,11 +26,11 @@ from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, scopes
+from meshwright.planner.plan.steps_ahead import StepsAhead, search_cases, steps_ahead_patterns
 from meshwright.planner.search.assemble import Pick
 from meshwright.planner.search.formulate import Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
@@ -128,7 +128,7 @@ def compare(
 
     A random walk gets `walk_times` the time that our search took.
     """
-    model = model_of(facts)
+    model = cost_model_of(facts)
     ours = _ours("ours", facts, model, limits)
     found = [ours, *(_timed(name, partial(search, facts, model)) for name, search in BY_HAND.items())]
     found += [_random_walk(facts, model, ours.seconds * walk_times, seed) for seed in SEEDS]
@@ -169,7 +169,7 @@ def _plan(found: object) -> Plan | None:
 
 def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> Found:
     """The time is shared by the patterns of steps ahead, as each is a problem of its own."""
-    began, allowed = time.perf_counter(), patterns(facts.graph, facts.staleness)
+    began, allowed = time.perf_counter(), steps_ahead_patterns(facts.graph, facts.staleness)
     best: Plan | None = None
     num_steps = 0
     for ahead in allowed:
@@ -185,25 +185,25 @@ def _random_walk(facts: Facts, model: CostModel, seconds: float, seed: int) -> F
 
 def _formulation(facts: Facts, model: CostModel, ahead: StepsAhead) -> Formulation:
     """The whole space of one pattern of steps ahead, with options of its own for every pool."""
-    scope = scopes(ahead, facts.staleness)[-1]
-    found = frontiers(facts, model, (), scope=scope)
-    return formulate(facts, model, found, handovers(facts, model), ahead, by_pool=True)
+    scope = search_cases(ahead, facts.staleness)[-1]
+    found = frontiers(facts, model, (), search_case=scope)
+    return formulate(facts, model, found, stage_transfers(facts, model), ahead, by_pool=True)
 
 
 def _of_walk(
     facts: Facts, model: CostModel, formulation: Formulation, picked: Sequence[int], ahead: StepsAhead
 ) -> Plan:
-    starts = Greedy(formulation.problem).turn(picked).starts
+    starts = Greedy(formulation.problem).timed_period(picked).starts
     position = {name: index for index, name in enumerate(formulation.problem.order)}
     order = sorted(position, key=lambda name: (starts[name], position[name]))
-    chosen = zip(formulation.behind.items(), picked, strict=True)
+    chosen = zip(formulation.option_choices.items(), picked, strict=True)
     picks = {stage: Pick(*pairs[index]) for (stage, pairs), index in chosen}
     return unproven(facts, model, name="random walk", picks=picks, order=order, ahead=ahead)
 
 
 def _brute_force(job: str, facts: Facts, model: CostModel, ours: Found) -> Iterator[Row]:
     """The optimum by trying everything, where that is little enough."""
-    formulation = [_formulation(facts, model, ahead) for ahead in patterns(facts.graph, facts.staleness)]
+    formulation = [_formulation(facts, model, ahead) for ahead in steps_ahead_patterns(facts.graph, facts.staleness)]
     if sum(math.prod(len(call.options) for call in one.problem.calls) for one in formulation) > MOST_CHOICES:
         return
     began = time.perf_counter()

@@ -19,7 +19,7 @@ def best_makespan(problem: Problem) -> int | None:
     names = [call.name for call in problem.calls]
     for options in itertools.product(*(call.options for call in problem.calls)):
         picked = dict(zip(names, options, strict=True))
-        if _may_be(options) and max(problem.memory(picked), default=0) <= problem.device_blocks:
+        if _may_be(options) and max(problem.memory(picked), default=0) <= problem.device_units:
             shortest = _shortest_turn if problem.carried else _best_order
             found = shortest(problem, picked, best)
             best = found if best is None else min(best, found)
@@ -100,7 +100,9 @@ def _shortest_turn(problem: Problem, picked: Mapping[str, Option], bound: int | 
         waits.append((p.before, p.after, lag - early[p.after] if p.streamed else lag, 0))
         if p.streamed:
             waits.append((p.before, p.after, 0, 0))
-    waits += [(c.before, c.after, ticks[c.before] + c.lag + late[c.before] * c.late, c.turns) for c in problem.carried]
+    waits += [
+        (c.before, c.after, ticks[c.before] + c.lag + late[c.before] * c.late, c.periods) for c in problem.carried
+    ]
     best = problem.horizon + 1 if bound is None else bound
     least = _best_order(replace(problem, carried=()), picked, best)
 

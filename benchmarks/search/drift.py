@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.search.proofs import timed
 from meshwright import api
 from meshwright.planner.analysis.replan import replan, without_nodes
-from meshwright.planner.plan.calls import model_of
-from meshwright.planner.search.recost import recost
+from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 
@@ -39,12 +39,12 @@ def changes(facts: api.Facts, times: Sequence[float]) -> Iterator[tuple[str, api
 
 def cells(plan: api.Plan, changed: api.Facts) -> Iterator[str]:
     """What is told of one change; a process that has planned again for what was meets it for the first time."""
-    replan(plan, plan.facts, model_of(plan.facts))
-    found, seconds = timed(lambda: replan(plan, changed, model_of(changed)))
-    model = model_of(changed)
+    replan(plan, plan.facts, cost_model_of(plan.facts))
+    found, seconds = timed(lambda: replan(plan, changed, cost_model_of(changed)))
+    model = cost_model_of(changed)
     after = simulated(found.plan)
     kept, new = found.kept_seconds, found.plan.period_seconds
-    before = simulated(recost(plan, changed, model)) if kept else None
+    before = simulated(re_evaluate(plan, changed, model)) if kept else None
     scratch = api.plan(changed)
     assert isinstance(scratch, api.Plan)
     yield from (f"{before:.2f}", f"{kept:.2f}") if before and kept else (found.broken.rstrip("."), "-")
@@ -57,7 +57,7 @@ def cells(plan: api.Plan, changed: api.Facts) -> Iterator[str]:
 
 def simulated(plan: api.Plan) -> float:
     """Mean seconds of a step."""
-    return simulate(plan, Sampled(plan, model_of, seed=0), steps=20).steps.mean
+    return simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps.mean
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def read_instance(instance: Mapping[str, Any]) -> Problem:
         precedences += _precedences(iteration)
     return Problem(
         num_ranks=instance["num_ranks"],
-        device_blocks=instance["device_bytes"] // BLOCK_BYTES,
+        device_units=instance["device_bytes"] // BLOCK_BYTES,
         calls=calls,
         tasks=tuple(tasks),
         precedences=tuple(precedences),
@@ -49,8 +49,8 @@ def _option(row: Mapping[str, int]) -> Option:
     return Option(
         place=Place(row["first_rank"], row["num_ranks"], _layout([row["pp"], row["tp"], row["dp"]])),
         ticks=-(-row["time_us"] // MICROSECONDS_PER_TICK),
-        resident_blocks=-(-row["resident_bytes"] // BLOCK_BYTES),
-        transient_blocks=-(-(row["peak_bytes"] - row["resident_bytes"]) // BLOCK_BYTES),
+        resident_units=-(-row["resident_bytes"] // BLOCK_BYTES),
+        transient_units=-(-(row["peak_bytes"] - row["resident_bytes"]) // BLOCK_BYTES),
     )
 
 

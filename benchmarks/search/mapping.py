@@ -142,7 +142,7 @@ def _ways(facts: Facts, model: CostModel, role: Role, size: int) -> tuple[Way, .
     found: dict[str, tuple[Way, ...]] = {}
     for stage in (stage for stage in PPO_GRAPH.stages if stage.role is role):
         pins = (*WHOLE_BATCHES, Pin(stage.name, "pool", Ranks(0, size)))
-        candidates = frontier(facts, model, stage, pins).on(Ranks(0, size))
+        candidates = frontier(facts, model, stage, pins).candidates_on(Ranks(0, size))
         found[stage.name] = tuple(map(_alone(stage.name), candidates))
     if role not in PPO_GRAPH.train_stage:
         (only,) = found.values()

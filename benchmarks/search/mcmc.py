@@ -59,9 +59,9 @@ def walk(problem: Problem, *, seconds: float, seed: int) -> Walk:
 def _cost(problem: Problem, greedy: Greedy, picks: Picks) -> tuple[float, int | None]:
     """The cost, and the makespan of what fits."""
     score = greedy.score(picks)
-    if not score.excess_blocks:
+    if not score.excess_units:
         return float(score.makespan), score.makespan
-    return score.makespan * _OUT_OF_MEMORY * (1 + score.excess_blocks / problem.device_blocks), None
+    return score.makespan * _OUT_OF_MEMORY * (1 + score.excess_units / problem.device_units), None
 
 
 def _beta(share: float) -> float:

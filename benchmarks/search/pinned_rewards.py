@@ -17,7 +17,7 @@ from itertools import count, islice
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.environment.rewards import RewardLoad
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
@@ -67,7 +67,7 @@ def pins_of(seed: int, facts: Facts) -> Iterator[str]:
 
 def tried(seed: int, facts: Facts, num_pins: int, until: float) -> Pinned:
     """A job with its pins, as many as there is time for."""
-    model = model_of(facts)
+    model = cost_model_of(facts)
     best = compile_plan(facts, model)
     assert isinstance(best, Plan), seed
     faster: list[str] = []

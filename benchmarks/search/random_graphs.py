@@ -181,7 +181,7 @@ def _pins(draw: random.Random, facts: Facts) -> Iterator[str]:
     """What is not tried: micro-batches and what is like them, and all pools but one of some stages, one more of them
     where there are more pools."""
     stages, num_nodes = facts.graph.stages, sum(part.nodes for part in facts.cluster.parts)
-    num_free = _FREE[len(stages) + len(facts.graph.hosted)] - (num_nodes > 1)
+    num_free = _FREE[len(stages) + len(facts.graph.host_stages)] - (num_nodes > 1)
     free = draw.sample(stages, min(len(stages), num_free))
     for stage in stages:
         place = () if stage in free else tuple(_place_pins(draw, stage, num_nodes))

@@ -25,11 +25,11 @@ from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.random_graphs import RandomJob, random_job
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
@@ -65,14 +65,14 @@ class Tried:
 def tried(job: RandomJob, oracle: CostModel | None = None) -> Tried:
     """A job that was solved and tried whole. The `oracle` is the cost model by which it is tried, by default that by
     which it is solved."""
-    model = model_of(job.facts)
+    model = cost_model_of(job.facts)
     said: list[str] = []
     least: list[float] = []
     num_choices, in_solver, in_brute_force = 0, 0.0, 0.0
     every = [
         scope
-        for ahead in patterns(job.facts.graph, job.facts.staleness)
-        for scope in scopes(ahead, job.facts.staleness)
+        for ahead in steps_ahead_patterns(job.facts.graph, job.facts.staleness)
+        for scope in search_cases(ahead, job.facts.staleness)
     ]
     for scope in every:
         blocks = _formulation(job, model, scope, by_pool=False)
@@ -99,10 +99,10 @@ def tried(job: RandomJob, oracle: CostModel | None = None) -> Tried:
     )
 
 
-def _formulation(job: RandomJob, model: CostModel, scope: Scope, *, by_pool: bool) -> Formulation:
+def _formulation(job: RandomJob, model: CostModel, scope: SearchCase, *, by_pool: bool) -> Formulation:
     facts = job.facts
-    found = frontiers(facts, model, parse_pins(job.pins, facts.graph), scope=scope)
-    return formulate(facts, model, found, handovers(facts, model), scope.ahead, by_pool=by_pool)
+    found = frontiers(facts, model, parse_pins(job.pins, facts.graph), search_case=scope)
+    return formulate(facts, model, found, stage_transfers(facts, model), scope.ahead, by_pool=by_pool)
 
 
 def _planned(job: RandomJob, model: CostModel, least: float | None) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _row(name: str, found: Sequence[Tried]) -> str:
 
 
 def _num_stages(found: Tried) -> int:
-    return len(found.job.facts.graph.stages) + len(found.job.facts.graph.hosted)
+    return len(found.job.facts.graph.stages) + len(found.job.facts.graph.host_stages)
 
 
 def _counts(every: Iterable[Tried], of: Callable[[Tried], int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import StepsAhead
@@ -29,7 +29,7 @@ def unproven(
         gap=1.0,
     )
     origin = Origin(digests=facts.digests(), pins=(), solver=solver)
-    edges = handovers(facts, model)
+    edges = stage_transfers(facts, model)
     plan = assemble(facts, model, handovers=edges, picks=picks, order=order, origin=origin, ahead=ahead)
     timed = solver.model_copy(update={"objective_seconds": plan.period_seconds})
     plan = plan.model_copy(update={"solver": timed})

@@ -25,11 +25,11 @@ from benchmarks.survival.kills import APART
 from meshwright.planner.simulation import pace
 from meshwright.planner.simulation.pace import planned_rounds
 from meshwright.profiles.stages import GENERATE
-from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.generation.chunking import Listeners
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.training.refit import RefitCopy
 
@@ -40,7 +40,7 @@ TOLERANCE = 1e-6
 _RATE = 1e-4
 """By which Adam moves a weight in an update, whatever its gradient: the last digit of one near 0 decides where to."""
 _MOST_SECONDS: Mapping[tuple[Any, str], float] = {
-    (Actions, "run"): 0.1,
+    (StageRunner, "run"): 0.1,
     (RefitCopy, "run"): 0.1,
     (Listeners, "tell"): 0.01,
     (Transport, "send"): 0.02,
@@ -210,7 +210,7 @@ def learned(scratch: Path, layouts: Layouts, staleness: int, *, seed: int = 0, r
     asked = request_of(scratch, case, out, STEPS)
     out.mkdir()
     try:
-        how = {"preparation": Preparation("cpu"), "preload": "meshwright.runtime.execution.train"}
+        how = {"preparation": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
         ranks = launch(_carried_out, asked, seed, rounds, num_ranks=case.num_ranks, **how)
         drawn = {place: row for found, _ in ranks.values() for place, row in found.items()}
         return Learned(drawn=drawn, weights=_weights(out / "models" / f"step-{STEPS:06d}"), seconds=ranks[0][1])
@@ -236,9 +236,9 @@ def _carried_out(asked: RunRequest, seed: int, rounds: float | None) -> tuple[Dr
             _make_late(holder, name, most, draw)
     run, drawn, seconds = RankRun(asked), dict[tuple[int, int], tuple[tuple[int, ...], ...]](), list[float]()
     run.recorder.open(0)
-    for turn in run.turns:
+    for turn in run.periods:
         began = time.perf_counter()
-        batch = run.turn(turn)
+        batch = run.run_period(turn)
         seconds.append(time.perf_counter() - began)
         for row in batch.experience.rows("versions"):
             fields = (batch.experience.get(name, row).tolist() for name in ("tokens", "versions"))

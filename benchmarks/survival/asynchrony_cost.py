@@ -22,7 +22,7 @@ from benchmarks.survival.kills import APART
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
 
 _STREAMED = ("reward_score", "ref_logprob", "critic_value")
@@ -70,7 +70,7 @@ def measure(scratch: Path) -> SamenessCost:
         for as_come in seconds:
             asked = request_of(models, CASE, scratch / "run", STEPS)
             asked.out.mkdir()
-            how = {"preparation": Preparation("cpu"), "preload": "meshwright.runtime.execution.train"}
+            how = {"preparation": ProcessSetup("cpu"), "preload": "meshwright.runtime.execution.train"}
             seconds[as_come] += launch(_seconds_of_steps, asked, as_come, num_ranks=2, **how)[1][_WARM_STEPS:]
             shutil.rmtree(asked.out)
     return SamenessCost(as_sent=statistics.median(seconds[False]), as_come=statistics.median(seconds[True]))
@@ -91,9 +91,9 @@ def _seconds_of_steps(asked: RunRequest, as_come: bool) -> list[float]:
         ChunkSender.send = lambda self, chunks, _=0: send(self, chunks)  # type: ignore[method-assign]
     run, seconds = RankRun(asked), []
     run.recorder.open(0)
-    for turn in run.turns:
+    for turn in run.periods:
         began = time.perf_counter()
-        run.turn(turn)
+        run.run_period(turn)
         seconds.append(time.perf_counter() - began)
     run.finish()
     run.close()

@@ -21,10 +21,10 @@ from benchmarks.survival.kills import APART
 from meshwright.planner.program import deadlines
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution import run_watch
-from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import _run_locked
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.training.refit import RefitCopy
 
@@ -124,10 +124,10 @@ def named(scratch: Path, out: Path, planted: Planted) -> Named:
     """What a run of the models of `write_models` ends with in which a rank hangs."""
     asked = request_of(scratch, planted.case, out, _STEPS)
     out.mkdir()
-    preparation, preload = Preparation("cpu"), "meshwright.runtime.execution.train"
+    preparation, preload = ProcessSetup("cpu"), "meshwright.runtime.execution.train"
     sentence = ""
     try:
-        launch(_hanging, asked, planted, num_ranks=2, preparation=preparation, logs=out, preload=preload)
+        launch(_hanging, asked, planted, num_ranks=2, setup=preparation, logs=out, preload=preload)
     except RunFailed as failed:
         sentence = str(failed)
     began = out / _BEGAN
@@ -154,7 +154,7 @@ def report(found: Sequence[Named]) -> str:
 
 def _hanging(asked: RunRequest, planted: Planted) -> object:
     """A run in which a rank hangs."""
-    deadlines.LEAST_SECONDS = deadlines._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
+    deadlines.MIN_SECONDS = deadlines._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
     deadlines._OF_MEASURED = deadlines._OF_PREDICTED = 0.0
     run_watch._MEETING_SECONDS = ALLOWED_SECONDS
     if dist.get_rank() == planted.rank:
@@ -170,21 +170,21 @@ def _plant(where: str, out: Path) -> None:
     elif where in _COLLECTIVES:
         _in_collective(where, out)
     elif where.startswith(STOPPED):
-        _replace(Actions, "run", lambda _, stage, __: stage == where.removeprefix(STOPPED), lambda: stop(out))
+        _replace(StageRunner, "run", lambda _, stage, __: stage == where.removeprefix(STOPPED), lambda: stop(out))
     else:
-        _replace(Actions, "run", lambda _, stage, __: stage == where, lambda: hang(out))
+        _replace(StageRunner, "run", lambda _, stage, __: stage == where, lambda: hang(out))
 
 
 def _in_collective(name: str, out: Path) -> None:
     """Where it is called for the first time in the third turn."""
     turns: list[int] = []
-    begin = Actions.begin
+    begin = StageRunner.begin
 
-    def begun(self: Actions, turn: int) -> None:
+    def begun(self: StageRunner, turn: int) -> None:
         turns.append(turn)
         begin(self, turn)
 
-    Actions.begin = begun
+    StageRunner.begin = begun
     _replace(dist, name, lambda *_: len(turns) > 2, lambda: hang(out), calls=1)
 
 

@@ -21,12 +21,12 @@ from benchmarks.survival.matrix import PLAIN
 from benchmarks.survival.mutations import Form
 from meshwright.planner.plan.plan import write_plan
 from meshwright.runtime.execution.resume import best_step, latest_checkpoint
-from meshwright.runtime.generation.in_flight_state import read_all_underway
+from meshwright.runtime.generation.in_flight_state import read_all_in_flight_states
 from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
-from meshwright.runtime.training.manifest import damage
-from meshwright.runtime.training.plain_pickles import require_plain
+from meshwright.runtime.training.manifest import find_damage
+from meshwright.runtime.training.plain_pickles import require_safe_pickles
 
 OUT = "out"
 """Where commands may write."""
@@ -74,14 +74,21 @@ def kinds(directory: Path) -> tuple[Kind, ...]:
         *_of_models(),
         *_of_prompts(),
         *_of_runs(),
-        Kind(name="manifest", path=f"{here}/manifest.json", form=Form.JSON, reads=(lambda d: damage(d / here),)),
-        Kind(name="metadata", path=f"{here}/.metadata", form=Form.BYTES, reads=(lambda d: require_plain(d / here),)),
-        Kind(name="common", path=f"{here}/common.pt", form=Form.BYTES, reads=(lambda d: require_plain(d / here),)),
+        Kind(name="manifest", path=f"{here}/manifest.json", form=Form.JSON, reads=(lambda d: find_damage(d / here),)),
+        Kind(
+            name="metadata",
+            path=f"{here}/.metadata",
+            form=Form.BYTES,
+            reads=(lambda d: require_safe_pickles(d / here),),
+        ),
+        Kind(
+            name="common", path=f"{here}/common.pt", form=Form.BYTES, reads=(lambda d: require_safe_pickles(d / here),)
+        ),
         Kind(
             name="in flight",
             path=f"{here}/underway-00000.safetensors",
             form=Form.SAFETENSORS,
-            reads=(lambda d: read_all_underway(d / here),),
+            reads=(lambda d: read_all_in_flight_states(d / here),),
         ),
         Kind(name="skipped batch", path=str(skipped), form=Form.SAFETENSORS, reads=(("replay", str(skipped)),)),
         *(

@@ -12,11 +12,11 @@ import yaml
 
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns, staleness_of
+from meshwright.planner.plan.steps_ahead import staleness_of, steps_ahead_patterns
 from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
@@ -116,14 +116,14 @@ def planned(path: Path, pins: Sequence[str]) -> tuple[Job, Plan]:
     """A job and its plan."""
     job = read_job(path)
     facts = resolve(job, path.parent)
-    plan = compile_plan(facts, model_of(facts), pins=pins)
+    plan = compile_plan(facts, cost_model_of(facts), pins=pins)
     assert isinstance(plan, Plan), plan
     return job, plan
 
 
 def _moved(plan: Plan, case: Case) -> Plan:
     """The plan with generation so many steps ahead and with these schedules, in the graph's order, timed again."""
-    ahead, position = patterns(plan.graph, case.ahead)[case.ahead], plan.graph.position
+    ahead, position = steps_ahead_patterns(plan.graph, case.ahead)[case.ahead], plan.graph.position
     placements = {
         p.stage: p.model_copy(
             update={

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.survival.job import Case, request_of, write_models
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 
 CASE = Case(name="saves", num_ranks=2, pins=("actor_train.layout=dp2", "critic_train.layout=dp2"))
 HOWS = ("no checkpoint", "waited for", "beside training")
@@ -36,7 +36,7 @@ def measure(scratch: Path, *, steps: int, repeats: int, hidden_size: int) -> lis
         for how in HOWS:
             run = request_of(models, CASE, scratch / "run", steps)
             run.out.mkdir()
-            of_ranks = launch(_seconds_of_steps, run, how, num_ranks=2, preparation=Preparation("cpu"))
+            of_ranks = launch(_seconds_of_steps, run, how, num_ranks=2, setup=ProcessSetup("cpu"))
             seconds[how] += of_ranks[0][2:]
             saved = sorted((run.out / "checkpoints").glob("step-*"))
             num_bytes[how] = sum(path.stat().st_size for path in saved[-1].iterdir()) if saved else 0
@@ -63,9 +63,9 @@ def _seconds_of_steps(request: RunRequest, how: str) -> list[float]:
     """On one rank; what is still on its way at the end is waited for, and not counted."""
     run, seconds = RankRun(request), []
     run.recorder.open(0)
-    for turn in run.turns:
+    for turn in run.periods:
         start = time.perf_counter()
-        run.turn(turn)
+        run.run_period(turn)
         if how != HOWS[0]:
             run.save(turn + 1)
         if how == HOWS[1]:

@@ -83,9 +83,9 @@ def beside(example: Example, *, gap: float) -> Beside:
             shapes={"": _MODELS / example.model},
             limits=api.Limits(gap=gap),
         )
-    if found.plan is None or found.within is None:
+    if found.plan is None or found.best_in_trainer is None:
         raise RuntimeError(f"{example.script} fits into no memory: {found.notes}")
-    return Beside(example=example, shipped=found.plan, best=found.within, notes=tuple(found.notes))
+    return Beside(example=example, shipped=found.plan, best=found.best_in_trainer, notes=tuple(found.notes))
 
 
 def report(rows: list[Beside]) -> str:

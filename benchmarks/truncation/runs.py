@@ -15,7 +15,7 @@ from benchmarks.demo import TINY
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from benchmarks.truncation.treatments import Treatment, treated
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -84,8 +84,8 @@ def run_alone(
     with treated(treatment):
         run = RankRun(RunRequest(plan=_plan(job, models), job=job, directory=models, out=out, steps=steps))
         run.recorder.open(0)
-        for turn in run.turns:
-            run.turn(turn)
+        for turn in run.periods:
+            run.run_period(turn)
         run.finish()
         run.close()
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -113,6 +113,6 @@ def _read(document: Mapping[str, Any], out: Path) -> Job:
 def _plan(job: Job, directory: Path) -> Plan:
     """By analytic costs, which change no result."""
     facts = resolve(job, directory)
-    plan = compile_plan(facts, model_of(facts))
+    plan = compile_plan(facts, cost_model_of(facts))
     assert isinstance(plan, Plan), plan
     return plan

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training import learning
 from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
-from meshwright.runtime.training.ppo import Targets, targets
+from meshwright.runtime.training.ppo import Targets, ppo_targets
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def targets_paid_twice(
 @contextlib.contextmanager
 def treated(treatment: Treatment) -> Iterator[None]:
     """Runs of this process learn from its targets."""
-    learning.targets = targets_paid_twice if treatment.pays_twice else targets
+    learning.ppo_targets = targets_paid_twice if treatment.pays_twice else ppo_targets
     try:
         yield
     finally:
-        learning.targets = targets
+        learning.ppo_targets = ppo_targets
 
 
 def advantages_at_ones(treatment: Treatment, *, num_tokens: int) -> tuple[list[float], list[float]]:
@@ -70,7 +70,7 @@ def advantages_at_ones(treatment: Treatment, *, num_tokens: int) -> tuple[list[f
     mask = torch.ones(2, num_tokens + 1, dtype=torch.bool)
     mask[:, -1] = False
     ones = torch.ones(2, num_tokens + 1)
-    found = (targets_paid_twice if treatment.pays_twice else targets)(
+    found = (targets_paid_twice if treatment.pays_twice else ppo_targets)(
         scores=torch.ones(2),
         logprobs=0 * ones,
         ref_logprobs=0 * ones,

@@ -15,13 +15,13 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import GRAPH, engine_named
-from meshwright.profiles.harness import Sample, points, record, record_collective
+from meshwright.profiles.harness import TimingResult, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role, StageGraph
-from meshwright.profiles.table import Body, Collective, Exchange, Measurement, Point, Provenance, Shape, Table
+from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Shape, Table, TimedPass
 from meshwright.profiles.workload import Workload
 
-BODIES = (Body.FORWARD, Body.PREFILL, Body.DECODE)
+BODIES = (TimedPass.FORWARD, TimedPass.PREFILL, TimedPass.DECODE)
 """The kinds of passes that the operators cover."""
 
 _UNKNOWN = "not told"
@@ -38,17 +38,19 @@ def imported_points(
     return tuple(dict.fromkeys(point for point in candidates if point.body in BODIES))
 
 
-def imported_table(operators: Operators, wanted: Iterable[Point], cluster: Cluster, precision: str, date: str) -> Table:
+def imported_table(
+    operators: Operators, table_points: Iterable[Point], cluster: Cluster, precision: str, date: str
+) -> Table:
     """Return the table of these points. Raises BadInput if the job's precision is not that of the operators."""
     if precision != operators.precision:
         measured = operators.precision
         raise BadInput(f"the operators of {PACKAGE} are in {measured} and the job runs in {precision}; profile it.")
     efficiency = efficiency_of(cluster.device.kind, cluster.device.name)
     kernels = MeasuredKernels(operators, cluster.device, efficiency)
-    framework = engine_named(GRAPH).passes_on(cluster.device.kind)
+    framework = engine_named(GRAPH).framework_on(cluster.device.kind)
     shards: dict[Shape, AnalyticShard] = {}
     rows = []
-    for point in wanted:
+    for point in table_points:
         if point.shape not in shards:
             model = point.shape.model(num_layers=1, max_positions=1)
             shards[point.shape] = AnalyticShard(
@@ -94,5 +96,5 @@ def _collective(message: Message, seconds: float) -> Collective:
     return record_collective(Exchange.model_validate(message._asdict()), _sample(seconds))
 
 
-def _sample(seconds: float) -> Sample:
-    return Sample(median_seconds=seconds, spread_seconds=0.0, repeats=1)
+def _sample(seconds: float) -> TimingResult:
+    return TimingResult(median_seconds=seconds, spread_seconds=0.0, repeats=1)

@@ -28,8 +28,12 @@ class MeasuredKernels(Kernels):
         )
         self._cache_bytes = number_format.cache_bytes
         self._gemms = _Ratios(operators.gemms, lambda key: Kernels.gemm(self, *key))
-        self._prefill = {heads: self._prefill_ratios(heads, measured) for heads, measured in operators.prompts.items()}
-        self._decode = {heads: self._decode_ratios(heads, measured) for heads, measured in operators.decoding.items()}
+        self._prefill = {
+            heads: self._prefill_ratios(heads, measured) for heads, measured in operators.prefill_attention.items()
+        }
+        self._decode = {
+            heads: self._decode_ratios(heads, measured) for heads, measured in operators.decode_attention.items()
+        }
 
     def gemm(self, rows: float, inner: float, outer: float) -> float:
         """Return the seconds of [rows, inner] x [inner, outer]."""

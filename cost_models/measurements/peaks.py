@@ -11,13 +11,13 @@ import math
 from dataclasses import replace
 
 from meshwright.cost_models.cost import Cost, Memory, Source, Term
-from meshwright.cost_models.measurements.measured import splits, surfaces
+from meshwright.cost_models.measurements.measured import split_by_depth, surfaces
 from meshwright.cost_models.params import micro_batches_in_flight
 from meshwright.cost_models.question import Call
-from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute
-from meshwright.profiles.table import Body, Table, shape_of
+from meshwright.profiles.table import Table, TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 
 _COUNTED = ("activations", "working set", "logits")
@@ -30,10 +30,10 @@ class Peaks:
     """Bytes that a pass of one shard of `model` allocates at its peak, by kind of pass, rows and tokens."""
 
     def __init__(self, table: Table, model: ModelSpec, tp: int) -> None:
-        parts_by_body = splits(table, shape_of(model, tp), lambda measurement: measurement.peak_bytes)
+        parts_by_body = split_by_depth(table, shape_of(model, tp), lambda measurement: measurement.peak_bytes)
         self._surfaces = {body: surfaces(parts) for body, parts in parts_by_body.items()}
 
-    def at(self, body: Body, rows: float, tokens: float, num_layers: float) -> tuple[float, Source] | None:
+    def at(self, body: TimedPass, rows: float, tokens: float, num_layers: float) -> tuple[float, Source] | None:
         """Return the peak bytes of `num_layers` layers with embedding and head; None if they were not measured."""
         if body not in self._surfaces:
             return None
@@ -48,11 +48,11 @@ def with_peaks(counted: Memory, call: Call, workload: Workload, peaks: Peaks) ->
     if stage.generates or schedule.chunk_tokens or schedule.recompute is Recompute.FULL or layout.sp or layout.cp > 1:
         return counted
     longest = workload.max_tokens
-    max_rows = schedule.most_tokens(longest) / longest
+    max_rows = schedule.max_tokens(longest) / longest
     num_batches = math.ceil(_rows(call, workload) / max_rows)
     in_flight = micro_batches_in_flight(layout, layout.pp, num_batches) if stage.trains else 1
-    body = Body.TRAIN if stage.trains else Body.FORWARD
-    num_layers = in_flight * max(layers_of_stages(call.model, layout.pp))
+    body = TimedPass.TRAIN if stage.trains else TimedPass.FORWARD
+    num_layers = in_flight * max(layers_per_stage(call.model, layout.pp))
     measured = peaks.at(body, max_rows, longest, num_layers)
     terms = counted.transient.terms
     if measured is None or not measured[0]:

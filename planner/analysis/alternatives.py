@@ -12,7 +12,7 @@ from itertools import islice
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.calls import Choice
-from meshwright.planner.plan.edges import Handover, handovers
+from meshwright.planner.plan.edges import StageTransfer, stage_transfers
 from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_name, resident_bytes, tasks
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -37,7 +37,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Considered:
+class StageAlternatives:
     """The choices that the search considered for one stage: the best alternatives, and the number of choices that each
     rule rejected."""
 
@@ -46,14 +46,14 @@ class Considered:
     rejected: Mapping[str, int]
 
 
-def alternatives(plan: Plan, model: CostModel, *, most: int = 3) -> tuple[Considered, ...]:
+def alternatives(plan: Plan, model: CostModel, *, max_count: int = 3) -> tuple[StageAlternatives, ...]:
     """Return up to `most` best alternatives of each stage, under the plan's pins. `model` is the cost model of the
     plan's own facts."""
-    edges = handovers(plan.facts, model)
+    edges = stage_transfers(plan.facts, model)
     return tuple(
-        Considered(
+        StageAlternatives(
             stage=frontier_of_stage.stage.name,
-            runners_up=_best(_fitting_alternatives(plan, model, edges, frontier_of_stage), most),
+            runners_up=_best(_fitting_alternatives(plan, model, edges, frontier_of_stage), max_count),
             rejected=dict(frontier_of_stage.rejected),
         )
         for frontier_of_stage in frontiers(plan.facts, model, parse_pins(plan.pins, plan.graph))
@@ -71,7 +71,7 @@ def _best(alternatives: Iterator[Alternative], most: int) -> tuple[Alternative, 
 
 
 def _fitting_alternatives(
-    plan: Plan, model: CostModel, edges: Sequence[Handover], frontier_of_stage: Frontier
+    plan: Plan, model: CostModel, edges: Sequence[StageTransfer], frontier_of_stage: Frontier
 ) -> Iterator[Alternative]:
     """The fastest few alternatives of a stage on every pool that fit in memory."""
     stage, picks, order = frontier_of_stage.stage.name, _picks(plan), _order(plan)
@@ -82,8 +82,8 @@ def _fitting_alternatives(
         return assemble(plan.facts, model, handovers=edges, picks=changed, order=order, origin=origin, ahead=plan.ahead)
 
     for ranks in frontier_of_stage.pools:
-        room = room_for(plan, stage, ranks)
-        fastest_first = sorted(frontier_of_stage.on(ranks), key=lambda candidate: candidate.seconds)
+        room = free_bytes_for(plan, stage, ranks)
+        fastest_first = sorted(frontier_of_stage.candidates_on(ranks), key=lambda candidate: candidate.seconds)
         small = (Pick(ranks, c.choice) for c in fastest_first if c.peak_bytes - c.weights_bytes <= room)
         plans = ((pick, plan_with(pick)) for pick in small if pick != picks[stage])
         fitting = ((pick, other) for pick, other in plans if _fits(other))
@@ -97,7 +97,7 @@ def _fitting_alternatives(
             )
 
 
-def room_for(plan: Plan, stage: str, ranks: Ranks) -> float:
+def free_bytes_for(plan: Plan, stage: str, ranks: Ranks) -> float:
     """The bytes that a stage may use on each of these ranks, given what other stages keep there.
 
     Weights of the stage's own role do not count, because the stage may share them.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshwright.cost_models.waves import sees_waves
+from meshwright.cost_models.waves import processes_all_samples
 from meshwright.planner.plan.plan import Plan
 
 
@@ -41,7 +41,7 @@ def best_samples(plan: Plan) -> BestSamples | None:
     if not workload.best_of:
         return None
     seconds = {p.stage: p.cost.total for p in plan.placements}
-    see_all = [stage.name for stage in plan.graph.stages if sees_waves(stage)]
+    see_all = [stage.name for stage in plan.graph.stages if processes_all_samples(stage)]
     return BestSamples(
         num_prompts=workload.num_prompts,
         num_drawn=workload.best_of,

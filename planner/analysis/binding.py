@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.alternatives import room_for
+from meshwright.planner.analysis.alternatives import free_bytes_for
 from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.frontier import frontier
@@ -17,7 +17,7 @@ _MIN_GAIN = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldBack:
+class MemoryLimited:
     """The smallest of a stage's faster choices on its ranks that memory excludes, given what other stages keep there.
 
     `gain_seconds` is the gain of the stage alone, and `lacking_bytes` the memory that a rank lacks for it.
@@ -30,20 +30,20 @@ class HeldBack:
     lacking_bytes: float
 
 
-def held_back(plan: Plan, model: CostModel) -> tuple[HeldBack, ...]:
+def memory_limited(plan: Plan, model: CostModel) -> tuple[MemoryLimited, ...]:
     """Return the stages that memory limits, the largest gain first. `model` is the cost model of the plan's own
     facts."""
     stages = (_held_back(plan, model, placement.stage) for placement in plan.placements)
     return tuple(sorted((one for one in stages if one is not None), key=lambda one: -one.gain_seconds))
 
 
-def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
+def _held_back(plan: Plan, model: CostModel, stage: str) -> MemoryLimited | None:
     pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
     ranks = Ranks(pool.first_rank, pool.num_ranks)
     pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
     stage_pins = (*pins, Pin(stage, "pool", ranks))
-    candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).on(ranks)
-    room = room_for(plan, stage, ranks)
+    candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).candidates_on(ranks)
+    room = free_bytes_for(plan, stage, ranks)
     excluded = [
         candidate
         for candidate in candidates
@@ -52,7 +52,7 @@ def _held_back(plan: Plan, model: CostModel, stage: str) -> HeldBack | None:
     if not excluded:
         return None
     smallest = min(excluded, key=lambda candidate: candidate.peak_bytes - candidate.weights_bytes)
-    return HeldBack(
+    return MemoryLimited(
         stage=stage,
         layout=smallest.layout,
         schedule=smallest.schedule,

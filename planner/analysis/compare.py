@@ -42,7 +42,7 @@ def compare(plan: Plan, spans: Iterable[Span], step_seconds: Mapping[int, float]
     times = MeasuredSteps(plan)
     for step, step_spans in spans_of_step.items():
         times.add(step, step_spans)
-    return times.beside(step_seconds)
+    return times.comparisons(step_seconds)
 
 
 class MeasuredSteps:
@@ -63,7 +63,7 @@ class MeasuredSteps:
         if "refit" in spans_of:
             self._seconds["refit"][step] = refit_seconds(spans_of["refit"])
 
-    def beside(self, step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
+    def comparisons(self, step_seconds: Mapping[int, float]) -> tuple[Comparison, ...]:
         """Return the comparison over the added steps; see `compare`."""
         first = min(step_seconds)
         steps = [step for step in step_seconds if step > first] or [first]

@@ -14,24 +14,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.plan.calls import call_in, model_of
+from meshwright.planner.plan.calls import cost_model_of, query_for_placement
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.search.recost import recost
-from meshwright.profiles.cluster import of_one_kind
+from meshwright.planner.search.recost import re_evaluate
+from meshwright.profiles.cluster import require_uniform
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.observations import (
     RunObservation,
-    bodies_of,
-    extra_seconds,
-    factor,
-    met,
+    collective_factor,
+    compute_factor,
+    empty_table,
+    extra_transfer_seconds,
     observe,
-    traffic_factor,
-    unprofiled,
+    observe_workload,
+    timed_passes_of,
 )
-from meshwright.profiles.table import Body, Correction, Shape, Table, Traffic, TrafficCorrection, shape_of
-from meshwright.profiles.trace import Span, read_most_spans
+from meshwright.profiles.table import Correction, Shape, Table, TimedPass, Traffic, TrafficCorrection, shape_of
+from meshwright.profiles.trace import Span, read_recent_spans
 from meshwright.profiles.workload import Workload
 
 _WITHOUT_TABLE = "calibrate without a table"
@@ -80,16 +80,16 @@ def read_run(plan: Plan, directory: Path) -> tuple[Span, ...]:
     trace, and for a run of another plan."""
     if read_plan(directory / "plan.json") != plan:
         raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
-    return read_most_spans(directory / "trace.jsonl")
+    return read_recent_spans(directory / "trace.jsonl")
 
 
 def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date: str) -> Calibration:
     """Return the table with a correction for each shape and kernel pass of the plan. Raises BadInput for a trace that
     cannot be used."""
-    require_telling(plan, table)
+    require_calibratable(plan, table)
     base, workload = _base(plan, table, date), plan.facts.workload
     observation = observe(spans, {p.stage: p.layout for p in plan.placements}, plan.graph, workload.batch_size)
-    observed_workload = met(workload, observation)
+    observed_workload = observe_workload(workload, observation)
     corrected = _with_collectives(plan, observation, observed_workload, base, date)
     for group in _groups(plan, observation, date):
         corrected = group.applied(corrected, _factor(plan, group, observation, observed_workload, corrected))
@@ -100,7 +100,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
         table=corrected,
         num_steps=observation.num_steps,
         response_tokens=observation.response_tokens,
-        expected_response_tokens=workload.drawn_lengths.mean,
+        expected_response_tokens=workload.sampled_lengths.mean,
         rows=tuple(
             _rows(
                 plan,
@@ -112,7 +112,7 @@ def calibrate(plan: Plan, spans: tuple[Span, ...], table: Table | None, *, date:
     )
 
 
-def require_telling(plan: Plan, table: Table | None) -> None:
+def require_calibratable(plan: Plan, table: Table | None) -> None:
     """Raises BadInput for a plan whose runs cannot calibrate a table, and without the table that it was made with."""
     if plan.facts.workload.dynamic_sampling:
         raise BadInput(
@@ -122,7 +122,7 @@ def require_telling(plan: Plan, table: Table | None) -> None:
     if table is None and "profile" in plan.digests:
         raise BadInput("the plan was made with a measured table; give it with --profile.")
     if table is None:
-        of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
+        require_uniform(plan.facts.cluster, _WITHOUT_TABLE)
 
 
 def _rows(plan: Plan, observation: RunObservation, before: Plan, after: Plan) -> Iterator[StageRow]:
@@ -159,7 +159,7 @@ def _with_collectives(
             measured = observation.seconds[stage]
             shares.append(((measured - fixed) / measured, computed / measured, exchanged / measured))
         parts.append(shares)
-    slowdown = traffic_factor(parts)
+    slowdown = collective_factor(parts)
     if slowdown is None:
         return table
     return _corrected(table, plan, observation, date, traffic=Traffic.COLLECTIVE, factor=slowdown)
@@ -172,7 +172,7 @@ def _with_refits(
     predicted = _refit_seconds(_recosted(plan, observed_workload, table))
     if observation.refit_seconds is None or not predicted:
         return table
-    slowdown = factor(observation.refit_seconds, predicted, 2 * predicted)
+    slowdown = compute_factor(observation.refit_seconds, predicted, 2 * predicted)
     return _corrected(table, plan, observation, date, traffic=Traffic.REFIT, factor=slowdown)
 
 
@@ -183,9 +183,9 @@ def _with_handovers(
     the step took no longer than its stages."""
 
     def later(seconds: float) -> Table:
-        return _corrected(table, plan, observation, date, traffic=Traffic.HANDOVER, seconds=seconds)
+        return _corrected(table, plan, observation, date, traffic=Traffic.TRANSFER, seconds=seconds)
 
-    seconds = extra_seconds(
+    seconds = extra_transfer_seconds(
         observation.step_seconds, lambda s: _recosted(plan, observed_workload, later(s)).period_seconds
     )
     return later(seconds) if seconds else table
@@ -201,7 +201,7 @@ def _corrected(table: Table, plan: Plan, observation: RunObservation, date: str,
 def _recosted(plan: Plan, workload: Workload, table: Table) -> Plan:
     """The plan re-evaluated for this workload."""
     facts = plan.facts.model_copy(update={"workload": workload})
-    return recost(plan, facts, model_of(facts, table))
+    return re_evaluate(plan, facts, cost_model_of(facts, table))
 
 
 def _refit_seconds(plan: Plan) -> float:
@@ -213,8 +213,8 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
     """The table to correct; an empty one for a plan that was made without a table."""
     if table is not None:
         return table
-    cluster = of_one_kind(plan.facts.cluster, _WITHOUT_TABLE)
-    return unprofiled(
+    cluster = require_uniform(plan.facts.cluster, _WITHOUT_TABLE)
+    return empty_table(
         device=cluster.device.name,
         kind=cluster.device.kind,
         precision=plan.facts.precision,
@@ -225,11 +225,11 @@ def _base(plan: Plan, table: Table | None, date: str) -> Table:
 
 def _groups(plan: Plan, observation: RunObservation, date: str) -> Iterator[_Group]:
     """The groups of the plan's stages, in the order of the stages: forward before training."""
-    groups: dict[tuple[Shape, tuple[Body, ...]], list[str]] = {}
+    groups: dict[tuple[Shape, tuple[TimedPass, ...]], list[str]] = {}
     for stage in plan.graph.stages:
         placement = plan.placement(stage.name)
         shape = shape_of(plan.facts.models.spec(stage.role), placement.layout.tp)
-        groups.setdefault((shape, bodies_of(stage)), []).append(stage.name)
+        groups.setdefault((shape, timed_passes_of(stage)), []).append(stage.name)
     for (shape, bodies), stages in groups.items():
         corrections = (
             Correction(
@@ -254,7 +254,7 @@ def _factor(plan: Plan, group: _Group, observation: RunObservation, observed_wor
         for candidate in (table, group.applied(table, 2.0))
     )
     measured = sum(observation.seconds[stage] for stage in group.stages)
-    solved = factor(measured, predicted, doubled)
+    solved = compute_factor(measured, predicted, doubled)
     if solved <= 0:
         raise BadInput(
             f"{' and '.join(group.stages)}: messages and scheduling alone are predicted to take "
@@ -266,5 +266,9 @@ def _factor(plan: Plan, group: _Group, observation: RunObservation, observed_wor
 
 def _seconds(plan: Plan, workload: Workload, table: Table, stages: Sequence[str] = ()) -> dict[str, float]:
     """Predicted seconds of these stages, or of all if none is named, with the plan's placements and this workload."""
-    model = model_of(plan.facts.model_copy(update={"workload": workload}), table)
-    return {p.stage: model.seconds(call_in(plan, p)).total for p in plan.placements if not stages or p.stage in stages}
+    model = cost_model_of(plan.facts.model_copy(update={"workload": workload}), table)
+    return {
+        p.stage: model.seconds(query_for_placement(plan, p)).total
+        for p in plan.placements
+        if not stages or p.stage in stages
+    }

@@ -15,17 +15,17 @@ from meshwright.planner.analysis.best_samples import BestSamples, best_samples
 from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
 from meshwright.planner.analysis.measured_calls import MeasuredLatencies, measured_latencies
 from meshwright.planner.analysis.quantised_copy import QuantisedCopy, quantised_copy
-from meshwright.planner.analysis.trained_share import Adapted, adapted
+from meshwright.planner.analysis.trained_share import AdapterSummary, adapter_summary
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
-from meshwright.planner.plan.evaluate import name_of as task_name
+from meshwright.planner.plan.evaluate import task_name_of as task_name
 from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan, Pool
-from meshwright.profiles.cluster import most_usable_bytes
+from meshwright.profiles.cluster import max_usable_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class CriticalTask:
     """One task of the critical path, and why it did not start earlier."""
 
     task: str
@@ -70,7 +70,7 @@ class Explanation:
     bound_seconds: float
     gap: float
     status: str
-    critical_path: tuple[Wait, ...]
+    critical_path: tuple[CriticalTask, ...]
     pools: tuple[PoolUse, ...]
     ranks: tuple[RankUse, ...]
     device_bytes: int
@@ -79,7 +79,7 @@ class Explanation:
     work: Mapping[str, float]
     rewards: HostRewards | None = None
     latencies: MeasuredLatencies | None = None
-    adapter: Adapted | None = None
+    adapter: AdapterSummary | None = None
     best: BestSamples | None = None
     quantised: QuantisedCopy | None = None
 
@@ -110,30 +110,30 @@ def explain(plan: Plan) -> Explanation:
             sorted((_pool_use(plan, pool, path) for pool in plan.pools), key=lambda use: -use.critical_seconds)
         ),
         ranks=tuple(_rank_use(plan, rank) for rank in range(plan.facts.cluster.num_ranks)),
-        device_bytes=most_usable_bytes(plan.facts.cluster),
+        device_bytes=max_usable_bytes(plan.facts.cluster),
         extrapolated=tuple(task_name(i) for i in items_of(plan) if i.cost.source is Source.EXTRAPOLATED),
         pins=plan.pins,
         work=plan.solver.work.model_dump(),
         rewards=host_rewards(plan),
         latencies=measured_latencies(plan.facts),
-        adapter=adapted(plan),
+        adapter=adapter_summary(plan),
         best=best_samples(plan),
         quantised=quantised_copy(plan),
     )
 
 
-def _critical_path(plan: Plan) -> tuple[Wait, ...]:
+def _critical_path(plan: Plan) -> tuple[CriticalTask, ...]:
     """The tasks from the one that ends last back through what each waited for, in order of time."""
     items = {task_name(item): item for item in items_of(plan)}
     by_name = {task.name: task for task in tasks(plan)}
-    path: list[Wait] = []
+    path: list[CriticalTask] = []
     current: str | None = max(items, key=lambda name: items[name].end_seconds)
     while current is not None:
         item = items[current]
         before, because = _blocker(plan, by_name[current], by_name)
         largest = sorted(item.cost.terms, key=lambda term: -term.amount)[:_MAX_TERMS]
         path.append(
-            Wait(
+            CriticalTask(
                 task=current,
                 start_seconds=item.start_seconds,
                 seconds=item.cost.total,
@@ -157,7 +157,9 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     if latest is not None and inputs[latest] >= start - _TOLERANCE * plan.period_seconds:
         waits = sum(map(host_seconds, (e for e in plan.edges if (e.producer, e.consumer) == (latest, task.name))))
         return latest, f"needs {'rewards of ' if waits else ''}what {latest} gives"
-    streams = next((name for name in task.beside if starts[name] >= start - _TOLERANCE * plan.period_seconds), None)
+    streams = next(
+        (name for name in task.after_start_of if starts[name] >= start - _TOLERANCE * plan.period_seconds), None
+    )
     if streams is not None:
         return streams, f"reads what {streams} writes while it runs"
     shared = [name for name, other in by_name.items() if name != task.name and other.ranks & task.ranks]
@@ -168,7 +170,7 @@ def _blocker(plan: Plan, task: Task, by_name: dict[str, Task]) -> tuple[str | No
     return occupied[0], f"runs on rank {min(by_name[occupied[0]].ranks & task.ranks)} after {occupied[0]}"
 
 
-def _pool_use(plan: Plan, pool: Pool, path: Sequence[Wait]) -> PoolUse:
+def _pool_use(plan: Plan, pool: Pool, path: Sequence[CriticalTask]) -> PoolUse:
     stages = tuple(placement.stage for placement in plan.placements if placement.pool == pool.name)
     peak = max(plan.peak_bytes_per_rank[rank] for rank in pool.ranks)
     return PoolUse(

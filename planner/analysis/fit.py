@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from meshwright.planner.analysis.pareto import SizePoint, size_points
 from meshwright.planner.analysis.whatif import Consequence, WhatIf, whatif
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.cluster_sizes import size_settings
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.cluster import of_one_kind
+from meshwright.profiles.cluster import require_uniform
 
 _MAX_NODE_FACTOR = 16
 """The largest cluster that is tried, as a multiple of the job's nodes."""
@@ -41,7 +41,7 @@ class Fit:
 
 def fit(
     facts: Facts,
-    remodel: Remodel,
+    rebuild_cost_model: CostModelBuilder,
     *,
     sizes: Sequence[int] = (),
     price: float | None = None,
@@ -55,7 +55,7 @@ def fit(
     """
     report = progress or _silent
     size_settings(facts.cluster, sizes)
-    smallest = _smallest_fitting(facts, remodel, report)
+    smallest = _smallest_fitting(facts, rebuild_cost_model, report)
     most = max(_tried_sizes(facts), default=0)
     if smallest is None:
         return Fit(least_ranks=None, most_ranks=most, points=(), answers=None)
@@ -65,7 +65,7 @@ def fit(
     for place, size in enumerate(requested):
         report("planning sizes", place, len(requested))
         answer = whatif(
-            smallest, size_settings(facts.cluster, [size]), remodel, replan=True, price=price, limits=limits
+            smallest, size_settings(facts.cluster, [size]), rebuild_cost_model, replan=True, price=price, limits=limits
         )
         answers[size] = answer.answers[0]
     assert answer is not None
@@ -77,7 +77,7 @@ def fit(
     )
 
 
-def _smallest_fitting(facts: Facts, remodel: Remodel, report: Callable[[str, int, int], None]) -> Plan | None:
+def _smallest_fitting(facts: Facts, remodel: CostModelBuilder, report: Callable[[str, int, int], None]) -> Plan | None:
     """A plan on the smallest size that has one: powers of two within a node, then whole nodes."""
     sizes, too_few = _tried_sizes(facts), 0
     for place, size in enumerate(sizes):
@@ -89,7 +89,7 @@ def _smallest_fitting(facts: Facts, remodel: Remodel, report: Callable[[str, int
     return None
 
 
-def _fewer_nodes(facts: Facts, remodel: Remodel, fitting: Plan, too_few: int) -> Plan:
+def _fewer_nodes(facts: Facts, remodel: CostModelBuilder, fitting: Plan, too_few: int) -> Plan:
     """Bisect for a plan on the fewest whole nodes, between `too_few` ranks and those of a plan that fits."""
     per_node, size = facts.cluster.ranks_per_node, fitting.facts.cluster.num_ranks
     if size - too_few <= per_node:
@@ -99,7 +99,7 @@ def _fewer_nodes(facts: Facts, remodel: Remodel, fitting: Plan, too_few: int) ->
     return _fewer_nodes(facts, remodel, in_between or fitting, too_few if in_between else middle)
 
 
-def _plan_on(facts: Facts, size: int, remodel: Remodel) -> Plan | None:
+def _plan_on(facts: Facts, size: int, remodel: CostModelBuilder) -> Plan | None:
     facts_on_size = with_setting(facts, size_settings(facts.cluster, [size])[0])
     plan = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
     return plan if isinstance(plan, Plan) else None
@@ -107,7 +107,7 @@ def _plan_on(facts: Facts, size: int, remodel: Remodel) -> Plan | None:
 
 def _tried_sizes(facts: Facts) -> list[int]:
     """The sizes that are tried, ascending: 1, 2, 4, ... ranks of a node, then 1, 2, 4, ... nodes."""
-    cluster = of_one_kind(facts.cluster, "fit")
+    cluster = require_uniform(facts.cluster, "fit")
     in_node = _powers(cluster.ranks_per_node - 1)
     nodes = _powers(cluster.nodes * _MAX_NODE_FACTOR)
     return [*in_node, *(number * cluster.ranks_per_node for number in nodes)]

@@ -11,9 +11,9 @@ from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.waves import WAVE_REWARDS
 from meshwright.planner.environment.rewards import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import LATENCY, WAITING, host_seconds, tail
+from meshwright.planner.plan.host_workers import LATENCY, WAITING, host_seconds, reward_tail_of
 from meshwright.planner.plan.plan import Edge, Plan
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
 
 
@@ -53,13 +53,13 @@ def host_rewards(plan: Plan) -> HostRewards | None:
     if not plan.workers:
         return None
     num_replicas = plan.placement(GENERATE).layout.dp
-    rows = np.zeros(rows_of_replicas(plan.facts.workload.candidates.batch_size, num_replicas)[0])
+    rows = np.zeros(rows_per_replica(plan.facts.workload.candidates.batch_size, num_replicas)[0])
     evaluated_without_wait = evaluate(plan.model_copy(update={"edges": tuple(map(_without_host_wait, plan.edges))}))
     wave_wait = plan.placement(GENERATE).cost.amount(WAVE_REWARDS) if plan.facts.workload.best_of else 0.0
     return HostRewards(
         workers=plan.workers,
         num_replicas=num_replicas,
-        at_once_seconds=tail(plan, rows, [one.workers for one in plan.workers]),
+        at_once_seconds=reward_tail_of(plan, rows, [one.workers for one in plan.workers]),
         tail_seconds=max(wave_wait, *map(host_seconds, plan.edges)),
         added_seconds=wave_wait + max(0.0, plan.period_seconds - evaluated_without_wait.period_seconds),
     )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.planner.analysis.sensitivity import Sensitivity, rate_sensitivities
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.profiles.cluster import MixedCluster
 from meshwright.profiles.frameworks import EAGER, GRAPH, EngineName, own_engine
 
@@ -23,7 +23,7 @@ _MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leading:
+class MainInfluences:
     """The largest influences on the step time.
 
     `launch_share` is the share of the step, 0 to 1, that kernel launches take; None for measured times, which include
@@ -53,21 +53,27 @@ class Leading:
         return f"most sensitive to {self.rate.name}: {self.rate.factor - 1:.0%} more changes the step by {changed:+.1%}"
 
 
-def leading(plan: Plan, remodel: Remodel, *, measured: bool = False) -> Leading:
+def main_influences(plan: Plan, rebuild_cost_model: CostModelBuilder, *, measured: bool = False) -> MainInfluences:
     """Return the largest influences on the step time of a valid plan; `measured` says that its cost model has a
     table."""
-    rates = [sensitivity for sensitivity in rate_sensitivities(plan, remodel) if sensitivity.elasticity is not None]
+    rates = [
+        sensitivity
+        for sensitivity in rate_sensitivities(plan, rebuild_cost_model)
+        if sensitivity.elasticity is not None
+    ]
     other = _other_engine(plan.facts)
-    return Leading(
+    return MainInfluences(
         engine=plan.facts.engine,
-        launch_share=None if measured else _launch_share(plan, remodel),
+        launch_share=None if measured else _launch_share(plan, rebuild_cost_model),
         other_engine=other,
-        other_seconds=_seconds(plan, plan.facts.model_copy(update={"engine": other}), remodel) if other else None,
+        other_seconds=_seconds(plan, plan.facts.model_copy(update={"engine": other}), rebuild_cost_model)
+        if other
+        else None,
         rate=max(rates, key=lambda sensitivity: abs(sensitivity.elasticity or 0.0)),
     )
 
 
-def _launch_share(plan: Plan, remodel: Remodel) -> float:
+def _launch_share(plan: Plan, remodel: CostModelBuilder) -> float:
     without_launches = with_setting(plan.facts, _zero_launch_seconds(plan.facts))
     return max(0.0, 1 - _seconds(plan, without_launches, remodel) / _seconds(plan, plan.facts, remodel))
 
@@ -86,5 +92,5 @@ def _other_engine(facts: Facts) -> EngineName | None:
     return None if default == facts.engine else default
 
 
-def _seconds(plan: Plan, facts: Facts, remodel: Remodel) -> float:
-    return recost(plan, facts, remodel(facts)).period_seconds
+def _seconds(plan: Plan, facts: Facts, remodel: CostModelBuilder) -> float:
+    return re_evaluate(plan, facts, remodel(facts)).period_seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.shown import replan_and_simulate
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.child_process import end_with
+from meshwright.planner.search.child_process import end_with_process
 from meshwright.profiles.errors import MeshwrightError
 from meshwright.profiles.table import Table
 
@@ -19,7 +19,7 @@ _NICENESS = 10
 """The niceness of the search process; the run's own processes have priority."""
 
 
-class Look:
+class BackgroundSearch:
     """One background search. It starts on construction and ends with this process at the latest."""
 
     def __init__(self, plan: Plan, directory: Path, table: Table | None) -> None:
@@ -55,7 +55,7 @@ def _search_in_process(sender: Connection, parent: int, plan: Plan, directory: P
     """The main function of the search process. Ranks block SIGTERM for a thread that waits for it; this process has no
     such thread."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    end_with(parent)
+    end_with_process(parent)
     os.nice(_NICENESS)
     result: Replanned | str
     try:

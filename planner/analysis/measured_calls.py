@@ -26,5 +26,5 @@ def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
     latencies = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
     if facts.workload.turns:
         latencies["the tool"] = facts.workload.turns.latency_seconds
-    told = {name: latency.told for name, latency in latencies.items() if latency.measured}
+    told = {name: latency.description for name, latency in latencies.items() if latency.measured}
     return MeasuredLatencies(told=told) if told else None

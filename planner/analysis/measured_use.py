@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.simulate import TimeShare, Use
-from meshwright.profiles.trace import Span, ends_of
+from meshwright.planner.simulation.simulate import TimeShare, TimeUse
+from meshwright.profiles.trace import Span, endpoints_of
 
-BETWEEN = "between instructions"
+BETWEEN_INSTRUCTIONS = "between instructions"
 """The wait between the spans of a rank: barriers at the end of a step, and the overhead of following the program."""
 
 _COLLECTIVE_KINDS = ("stage", "refit")
 """Kinds of instructions that ranks run together; those that arrive early wait for the last."""
 
 
-def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) -> tuple[Use, ...]:
+def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) -> tuple[TimeUse, ...]:
     """Return the use of all ranks together and of each pool between `begin` and `end`, in seconds since the run's
     start.
 
@@ -37,7 +37,7 @@ def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) ->
             for rank in range(plan.facts.cluster.num_ranks):
                 busy[rank][span.instruction] += worked
         elif span.kind == "receive":
-            source = ends_of(span).source
+            source = endpoints_of(span).source
             waits[span.rank][source] += waited
             waits[span.rank][f"hand-over from {source}"] += worked
         else:
@@ -45,7 +45,7 @@ def measured_use(plan: Plan, spans: Sequence[Span], begin: float, end: float) ->
             busy[span.rank][span.instruction] += worked
     for rank in range(plan.facts.cluster.num_ranks):
         accounted = sum(busy[rank].values()) + sum(waits[rank].values())
-        waits[rank][BETWEEN] += max(0.0, end - begin - accounted)
+        waits[rank][BETWEEN_INSTRUCTIONS] += max(0.0, end - begin - accounted)
     groups = {"all ranks": range(plan.facts.cluster.num_ranks), **{pool.name: pool.ranks for pool in plan.pools}}
     return tuple(_average_use(name, ranks, busy, waits, end - begin) for name, ranks in groups.items())
 
@@ -63,12 +63,12 @@ class _Arrivals:
     def ready(self, span: Span) -> float:
         """The time at which the last needed rank arrived, in seconds since the start of the run."""
         if span.kind == "receive":
-            return self._last_arrival.get(("send", str(ends_of(span)), span.step), 0.0)
+            return self._last_arrival.get(("send", str(endpoints_of(span)), span.step), 0.0)
         return self._last_arrival[self._key(span)] if span.kind in _COLLECTIVE_KINDS else span.start_seconds
 
     def _key(self, span: Span) -> tuple[object, ...]:
         if span.kind == "send":
-            return span.kind, str(ends_of(span)), span.step
+            return span.kind, str(endpoints_of(span)), span.step
         return span.kind, span.instruction, span.step, self._replica(span)
 
     def _replica(self, span: Span) -> int:
@@ -94,7 +94,7 @@ def _average_use(
     busy: Mapping[int, Mapping[str, float]],
     waits: Mapping[int, Mapping[str, float]],
     elapsed: float,
-) -> Use:
+) -> TimeUse:
     """The average use over the ranks, the largest shares first."""
 
     def shares(part: Mapping[int, Mapping[str, float]]) -> tuple[TimeShare, ...]:
@@ -108,6 +108,6 @@ def _average_use(
         return tuple(sorted(time_shares, key=lambda one: -one.share))
 
     worked = shares(busy)
-    return Use(
+    return TimeUse(
         name=name, ranks=tuple(ranks), idle_share=1 - sum(one.share for one in worked), busy=worked, waits=shares(waits)
     )

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.near import near_plan
+from meshwright.planner.search.near import best_plan_nearby
 from meshwright.planner.solver.result import Limits
 
 _SHARES = (0.5, 0.75, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
@@ -25,7 +25,7 @@ _SHARES = (0.5, 0.75, 1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
 
 
 @dataclass(frozen=True)
-class DrawnWaves:
+class SampledWaves:
     """Averages for a step: prompts in a wave, number of waves, and the share of sampled groups that are trained on."""
 
     num_prompts: int
@@ -41,16 +41,16 @@ class DrawnWaves:
         )
 
 
-def drawn_waves(plan: Plan) -> DrawnWaves | None:
+def sampled_waves(plan: Plan) -> SampledWaves | None:
     """Return the waves of a plan's step; None without dynamic sampling."""
     num_groups, sampling = plan.facts.workload.num_prompts, plan.facts.workload.dynamic_sampling
     if not sampling:
         return None
-    size, number = sampling.wave(num_groups), sampling.expected_waves(num_groups)
-    return DrawnWaves(size, number, num_groups / (size * number))
+    size, number = sampling.wave_size(num_groups), sampling.expected_waves(num_groups)
+    return SampledWaves(size, number, num_groups / (size * number))
 
 
-def is_open(facts: Facts) -> bool:
+def plan_chooses_wave(facts: Facts) -> bool:
     """True if the job leaves the wave size to the plan."""
     sampling = facts.workload.dynamic_sampling
     return sampling is not None and sampling.num_prompts is None
@@ -64,30 +64,32 @@ def with_wave(facts: Facts, num_prompts: int) -> Facts:
     return facts.model_copy(update={"workload": workload.model_copy(update={"dynamic_sampling": sampling})})
 
 
-def with_first_wave(facts: Facts) -> Facts:
+def with_average_wave(facts: Facts) -> Facts:
     """Return the facts with waves that fill a batch on average."""
     assert facts.workload.dynamic_sampling
-    return with_wave(facts, facts.workload.dynamic_sampling.wave(facts.workload.num_prompts))
+    return with_wave(facts, facts.workload.dynamic_sampling.wave_size(facts.workload.num_prompts))
 
 
-def best_wave(plan: Plan, remodel: Remodel, *, pins: Sequence[str] = (), limits: Limits | None = None) -> Plan:
+def best_wave(
+    plan: Plan, rebuild_cost_model: CostModelBuilder, *, pins: Sequence[str] = (), limits: Limits | None = None
+) -> Plan:
     """Return the plan, or a faster one with another wave size."""
     fixed = parse_pins(pins, plan.graph)
     nearby_plans = [
         nearby
-        for facts in (with_wave(plan.facts, size) for size in waves(plan.facts))
-        if (nearby := near_plan(plan, facts, remodel(facts), limits or Limits(), fixed))
+        for facts in (with_wave(plan.facts, size) for size in candidate_wave_sizes(plan.facts))
+        if (nearby := best_plan_nearby(plan, facts, rebuild_cost_model(facts), limits or Limits(), fixed))
     ]
     start = min((plan, *nearby_plans), key=lambda one: one.period_seconds)
     if start is plan:
         return plan
-    model = remodel(start.facts)
+    model = rebuild_cost_model(start.facts)
     searched = compile_plan(start.facts, model, pins=pins, digests=plan.origins, limits=limits, start=start)
     assert isinstance(searched, Plan), searched  # the start is a solution
     return searched
 
 
-def waves(facts: Facts) -> tuple[int, ...]:
+def candidate_wave_sizes(facts: Facts) -> tuple[int, ...]:
     """The wave sizes that are tried, in prompts."""
     sampling, num_groups = facts.workload.dynamic_sampling, facts.workload.num_prompts
     assert sampling

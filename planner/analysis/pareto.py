@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, whatif
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.cluster_sizes import size_settings
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
@@ -30,7 +30,7 @@ class SizePoint:
 def pareto(
     plan: Plan,
     sizes: Sequence[int],
-    remodel: Remodel,
+    rebuild_cost_model: CostModelBuilder,
     *,
     price: float | None = None,
     limits: Limits | None = None,
@@ -44,7 +44,7 @@ def pareto(
     settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
     answers: dict[int, Consequence] = {}
     for size in sorted(settings):
-        answer = whatif(plan, (settings[size],), remodel, replan=True, price=price, limits=limits)
+        answer = whatif(plan, (settings[size],), rebuild_cost_model, replan=True, price=price, limits=limits)
         answers[size] = answer.answers[0]
         if progress:
             progress()

@@ -16,23 +16,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, PassedOn, Summed
+from meshwright.cost_models.question import Call, CostModel, DelegatingCostModel, LayoutCosts, Move, TotalCosts
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.search.near import near_plan
-from meshwright.planner.search.progress import Progress
+from meshwright.planner.search.near import best_plan_nearby
+from meshwright.planner.search.progress import ProgressCallback
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import digest
-from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
+from meshwright.profiles.environment.seen_lengths import lengths_of_workload, workload_with_lengths
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.observations import met, observe
+from meshwright.profiles.observations import observe, observe_workload
 from meshwright.profiles.stages import GENERATE, Stage
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Span
@@ -79,7 +79,7 @@ class Replanned:
     def moving_seconds(self) -> float:
         return math.fsum(one.seconds for one in self.moving)
 
-    def earned_after(self, pause_seconds: float) -> int | None:
+    def payback_steps_with_pause(self, pause_seconds: float) -> int | None:
         """The number of steps after which moving, with a pause, is paid back by the predicted or the simulated saving,
         whichever is less.
 
@@ -88,7 +88,10 @@ class Replanned:
         """
         if self.kept_seconds is None:
             return 0
-        saved, limits = self.kept_seconds - self.plan.period_seconds, Limits().on(self.plan.facts.cluster.num_ranks)
+        saved, limits = (
+            self.kept_seconds - self.plan.period_seconds,
+            Limits().with_default_gap(self.plan.facts.cluster.num_ranks),
+        )
         if self.simulated:
             saved = min(saved, self.simulated.kept_seconds - self.simulated.seconds)
         if saved <= self.kept_seconds * max(limits.tolerance, self.off_by):
@@ -97,7 +100,7 @@ class Replanned:
 
 
 @dataclass(frozen=True)
-class Paced(PassedOn):
+class PacedCostModel(DelegatingCostModel):
     """A cost model whose seconds are scaled by the measured / predicted ratio of each stage in a run.
 
     `in_layouts` has the factors of layouts that the run has used. In any other layout a stage has its current factor,
@@ -105,43 +108,43 @@ class Paced(PassedOn):
     """
 
     factors: Mapping[str, float]
-    in_layouts: Mapping[tuple[str, Layout], float] = field(default_factory=dict)
+    layout_factors: Mapping[tuple[str, Layout], float] = field(default_factory=dict)
 
     def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
-        return super().least_seconds(stage, model, num_ranks, part) * self._least_factor(stage)
+        return super().lower_bound_seconds(stage, model, num_ranks, part) * self._least_factor(stage)
 
     def least_generation_seconds(self, call: Call) -> float:
-        return super().least_generation_seconds(call) * self._factor(call)
+        return super().generation_lower_bound(call) * self._factor(call)
 
     def seconds(self, call: Call) -> Cost:
         cost, factor = super().seconds(call), self._factor(call)
         return Cost(tuple(Term(t.name, t.amount * factor, t.source) for t in cost.terms)) if factor != 1 else cost
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def tail_seconds(self, call: Call) -> float:
         return super().tail_seconds(call) * self._factor(call)
 
     def pace(self, stage: str, layout: Layout) -> float:
         """The factor of a stage in a layout: measured over predicted seconds."""
-        in_layout = self.in_layouts.get((stage, layout))
+        in_layout = self.layout_factors.get((stage, layout))
         return self.factors.get(stage, 1.0) if in_layout is None else in_layout
 
     def _factor(self, call: Call) -> float:
         return self.pace(call.stage.name, call.layout)
 
     def _least_factor(self, stage: Stage) -> float:
-        layout_factors = (factor for (name, _), factor in self.in_layouts.items() if name == stage.name)
+        layout_factors = (factor for (name, _), factor in self.layout_factors.items() if name == stage.name)
         return min(self.factors.get(stage.name, 1.0), *layout_factors, math.inf)
 
 
-def factors_of(found: Calibration) -> dict[str, float]:
+def pace_factors(calibration: Calibration) -> dict[str, float]:
     """The ratio of measured to predicted seconds of each stage in a run, at the lengths of that run."""
-    return {row.stage: row.measured_seconds / row.before_seconds for row in found.rows if row.before_seconds}
+    return {row.stage: row.measured_seconds / row.before_seconds for row in calibration.rows if row.before_seconds}
 
 
-def facts_from(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: int = 0) -> Facts:
+def facts_of_run(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: int = 0) -> Facts:
     """Return the facts of a job with the lengths that a run of the plan observed, without the nodes that were lost.
 
     Raises BadInput for a trace that cannot be used, if no node is left, and for lost nodes of a cluster of several
@@ -149,7 +152,7 @@ def facts_from(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes: i
     """
     layouts = {placement.stage: placement.layout for placement in plan.placements}
     observation = observe(spans, layouts, plan.graph, plan.facts.workload.batch_size)
-    workload = with_lengths(facts.workload, as_seen(met(facts.workload, observation)))
+    workload = workload_with_lengths(facts.workload, lengths_of_workload(observe_workload(facts.workload, observation)))
     return without_nodes(facts, lost_nodes).model_copy(update={"workload": workload})
 
 
@@ -165,9 +168,9 @@ def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
     return facts.model_copy(update={"cluster": cluster.model_copy(update={"nodes": cluster.nodes - lost_nodes})})
 
 
-def of_run(plan: Plan, model: Paced, table: Table | None = None) -> Plan:
+def with_run_records(plan: Plan, model: PacedCostModel, table: Table | None = None) -> Plan:
     """Return the plan with the pace of each stage, and the digests of its observed lengths (`facts_from`) and table."""
-    origins = {"trace": as_seen(plan.facts.workload), **({"profile": table} if table else {})}
+    origins = {"trace": lengths_of_workload(plan.facts.workload), **({"profile": table} if table else {})}
     return plan.model_copy(
         update={
             "digests": {**plan.digests, **{name: digest(one) for name, one in origins.items()}},
@@ -178,10 +181,10 @@ def of_run(plan: Plan, model: Paced, table: Table | None = None) -> Plan:
     )
 
 
-def as_paced(plan: Plan, model: CostModel) -> CostModel:
+def paced_model(plan: Plan, model: CostModel) -> CostModel:
     """The cost model scaled by the paces that the plan records."""
     paces = {placement.stage: placement.pace for placement in plan.placements if placement.pace != 1}
-    return Paced(model, paces) if paces else model
+    return PacedCostModel(model, paces) if paces else model
 
 
 def replan(
@@ -191,7 +194,7 @@ def replan(
     *,
     pins: Sequence[Pin] = (),
     limits: Limits | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Replanned:
     """Find the best plan for changed facts.
 
@@ -200,7 +203,7 @@ def replan(
     """
     kept = start_from(plan, facts, model, pins)
     is_kept = isinstance(kept, Plan)
-    candidates = [one for one in (kept, near_plan(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
+    candidates = [one for one in (kept, best_plan_nearby(plan, facts, model, Limits(), pins)) if isinstance(one, Plan)]
     best = min(candidates, key=lambda one: one.period_seconds, default=None)
     if limits is not None or best is None:
         searched = best_plan(facts, model, pins=pins, limits=limits, progress=progress, start=best)
@@ -225,7 +228,7 @@ def _moves(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
     sequences in flight."""
     for placement in new.placements:
         stage = new.stage(placement.stage)
-        if stage.is_refit or new.copy_of(stage.name) != stage.name or _is_unmoved(old, new, stage.name):
+        if stage.needs_refit or new.copy_of(stage.name) != stage.name or _is_unmoved(old, new, stage.name):
             continue
         move = _move_to(old, new, placement)
         term = next((t for t in placement.resident.terms if t.name == WEIGHTS), Term(WEIGHTS, 0.0))
@@ -239,12 +242,12 @@ def _moves(old: Plan, new: Plan, model: CostModel) -> Iterator[Moving]:
             yield Moving(
                 what=f"{stage.role} optimizer",
                 num_bytes=state * placement.layout.num_ranks,
-                seconds=model.handover_seconds(state).total,
+                seconds=model.transfer_seconds(state).total,
             )
     if not _is_unmoved(old, new, GENERATE):
         num_bytes = _bytes_in_flight(old)
         ranks = old.placement(GENERATE).layout.dp
-        seconds = model.handover_seconds(num_bytes / ranks).total if num_bytes else 0.0
+        seconds = model.transfer_seconds(num_bytes / ranks).total if num_bytes else 0.0
         yield Moving(what="sequences in flight", num_bytes=num_bytes, seconds=seconds)
 
 

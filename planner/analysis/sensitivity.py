@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import has_even_rows
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.search.recost import illegal_under, recost
+from meshwright.planner.search.recost import re_evaluate, violations_under
 from meshwright.profiles.cluster import Cluster, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 
@@ -39,20 +39,20 @@ class Sensitivity:
     broken: tuple[str, ...] = ()
 
 
-def sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
+def sensitivities(plan: Plan, rebuild_cost_model: CostModelBuilder) -> tuple[Sensitivity, ...]:
     """Return the sensitivity to each input, the largest effect first."""
     return _sensitivities(
-        plan, remodel, (*_hardware_inputs(plan.facts), _longer_responses(plan.facts), _larger_batch(plan))
+        plan, rebuild_cost_model, (*_hardware_inputs(plan.facts), _longer_responses(plan.facts), _larger_batch(plan))
     )
 
 
-def rate_sensitivities(plan: Plan, remodel: Remodel) -> tuple[Sensitivity, ...]:
+def rate_sensitivities(plan: Plan, rebuild_cost_model: CostModelBuilder) -> tuple[Sensitivity, ...]:
     """Return the sensitivities to hardware rates only; see `sensitivities`."""
-    return _sensitivities(plan, remodel, _hardware_inputs(plan.facts))
+    return _sensitivities(plan, rebuild_cost_model, _hardware_inputs(plan.facts))
 
 
-def _sensitivities(plan: Plan, remodel: Remodel, inputs: Iterable[_LargerInput]) -> tuple[Sensitivity, ...]:
-    before = recost(plan, plan.facts, remodel(plan.facts)).period_seconds
+def _sensitivities(plan: Plan, remodel: CostModelBuilder, inputs: Iterable[_LargerInput]) -> tuple[Sensitivity, ...]:
+    before = re_evaluate(plan, plan.facts, remodel(plan.facts)).period_seconds
     results = [_sensitivity(plan, remodel, before, larger) for larger in inputs]
     return tuple(sorted(results, key=lambda one: -abs(one.elasticity or 0.0)))
 
@@ -116,7 +116,7 @@ def _larger_batch(plan: Plan) -> _LargerInput:
     size, group_size = plan.facts.workload.batch_size, plan.facts.workload.group_size
     for larger in range(-(-math.ceil(size * FACTOR) // group_size) * group_size, 2 * size, group_size):
         facts = with_setting(plan.facts, {"workload.batch_size": larger})
-        if _have_even_rows(plan, facts) and not illegal_under(plan, facts):
+        if _have_even_rows(plan, facts) and not violations_under(plan, facts):
             return _LargerInput("batch size", larger / size, facts)
     return _LargerInput("batch size", 2.0, with_setting(plan.facts, {"workload.batch_size": 2 * size}))
 
@@ -125,10 +125,10 @@ def _have_even_rows(plan: Plan, facts: Facts) -> bool:
     return all(has_even_rows(facts, plan.stage(p.stage), p.layout) for p in plan.placements)
 
 
-def _sensitivity(plan: Plan, remodel: Remodel, before: float, larger: _LargerInput) -> Sensitivity:
-    broken = illegal_under(plan, larger.facts)
+def _sensitivity(plan: Plan, remodel: CostModelBuilder, before: float, larger: _LargerInput) -> Sensitivity:
+    broken = violations_under(plan, larger.facts)
     if broken:
         return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=None, elasticity=None, broken=broken)
-    period = recost(plan, larger.facts, remodel(larger.facts)).period_seconds
+    period = re_evaluate(plan, larger.facts, remodel(larger.facts)).period_seconds
     elasticity = math.log(period / before) / math.log(larger.factor)
     return Sensitivity(name=larger.name, factor=larger.factor, period_seconds=period, elasticity=elasticity)

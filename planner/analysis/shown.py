@@ -13,34 +13,34 @@ from pathlib import Path
 
 from meshwright.planner.analysis.correct_table import calibrate
 from meshwright.planner.analysis.replan import (
-    Paced,
+    PacedCostModel,
     Replanned,
     Simulated,
-    factors_of,
-    facts_from,
-    of_run,
+    facts_of_run,
+    pace_factors,
     replan,
+    with_run_records,
 )
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.left_plans import left_plans
+from meshwright.profiles.left_plans import former_plans
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Span, read_last_spans
 
-RECENT = 20
+RECENT_STEPS = 20
 """The number of last steps that are observed; earlier ones may be out of date."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ObservedRun:
     """The facts of a plan as its run observed them, and the measured / predicted ratio of each stage: `factors` for its
     current layout, and `in_layouts` for every layout that the run has used.
 
@@ -50,23 +50,23 @@ class Shown:
 
     facts: Facts
     factors: Mapping[str, float]
-    in_layouts: Mapping[tuple[str, Layout], float]
-    off_by: float
+    layout_factors: Mapping[tuple[str, Layout], float]
+    relative_error: float
     table: Table | None
 
-    def remodel(self, facts: Facts) -> Paced:
+    def cost_model_for(self, facts: Facts) -> PacedCostModel:
         """The cost model of any facts, scaled by these factors."""
-        return Paced(model_of(facts, self.table), self.factors, self.in_layouts)
+        return PacedCostModel(cost_model_of(facts, self.table), self.factors, self.layout_factors)
 
     @property
-    def model(self) -> Paced:
+    def model(self) -> PacedCostModel:
         """The cost model of the observed facts, scaled by these factors."""
-        return self.remodel(self.facts)
+        return self.cost_model_for(self.facts)
 
 
-def shown_by(
+def observed_run(
     plan: Plan, directory: Path, table: Table | None = None, *, facts: Facts | None = None, lost_nodes: int = 0
-) -> Shown:
+) -> ObservedRun:
     """Return the observations of the plan's run, applied to the plan's facts or to `facts`.
 
     `table` is the one that the plan was made with, if any. Raises BadInput for a directory of another plan, for a run
@@ -76,18 +76,22 @@ def shown_by(
         raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
     spans, earlier_plans = _last_steps(directory / "trace.jsonl"), tuple(_earlier_plans(directory, table))
     observed_facts, factors = (
-        facts_from(plan, facts or plan.facts, spans, lost_nodes=lost_nodes),
+        facts_of_run(plan, facts or plan.facts, spans, lost_nodes=lost_nodes),
         _factors(plan, spans, table),
     )
     in_layouts: dict[tuple[str, Layout], float] = {}
     for one, plan_factors in (*earlier_plans, (plan, factors)):
         in_layouts |= {(p.stage, p.layout): plan_factors[p.stage] for p in one.placements if p.stage in plan_factors}
-    predicted_again = recost(plan, plan.facts, Paced(model_of(plan.facts, table), factors)).period_seconds
+    predicted_again = re_evaluate(
+        plan, plan.facts, PacedCostModel(cost_model_of(plan.facts, table), factors)
+    ).period_seconds
     off_by = abs(predicted_again - plan.period_seconds) / predicted_again if earlier_plans else 0.0
-    return Shown(facts=observed_facts, factors=factors, in_layouts=in_layouts, off_by=off_by, table=table)
+    return ObservedRun(
+        facts=observed_facts, factors=factors, layout_factors=in_layouts, relative_error=off_by, table=table
+    )
 
 
-def replan_as_shown(
+def replan_from_run(
     plan: Plan,
     directory: Path,
     table: Table | None = None,
@@ -97,41 +101,41 @@ def replan_as_shown(
     limits: Limits | None = None,
 ) -> Replanned:
     """Find the best plan from the observations of the plan's run. Raises BadInput like `shown_by` and `replan`."""
-    return _replanned(plan, shown_by(plan, directory, table, facts=facts, lost_nodes=lost_nodes), limits)
+    return _replanned(plan, observed_run(plan, directory, table, facts=facts, lost_nodes=lost_nodes), limits)
 
 
 def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None) -> Replanned:
     """Re-plan like `replan_as_shown`; if the new plan is predicted to be faster, both plans are also simulated with the
     same sampled lengths. Raises BadInput like `replan_as_shown`."""
-    shown = shown_by(plan, directory, table)
+    shown = observed_run(plan, directory, table)
     replanned = _replanned(plan, shown, None)
-    if replanned.kept_seconds is None or replanned.earned_after(0.0) is None:
+    if replanned.kept_seconds is None or replanned.payback_steps_with_pause(0.0) is None:
         return replanned
     kept, new = (
-        simulate(one, Sampled(one, shown.remodel, seed=0), steps=RECENT).steps.mean
-        for one in (recost(plan, shown.facts, shown.model), replanned.plan)
+        simulate(one, Sampled(one, shown.cost_model_for, seed=0), steps=RECENT_STEPS).steps.mean
+        for one in (re_evaluate(plan, shown.facts, shown.model), replanned.plan)
     )
     return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
 
 
-def _replanned(plan: Plan, shown: Shown, limits: Limits | None) -> Replanned:
+def _replanned(plan: Plan, shown: ObservedRun, limits: Limits | None) -> Replanned:
     model = shown.model
     replanned = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
-    return replace(replanned, plan=of_run(replanned.plan, model, shown.table), off_by=shown.off_by)
+    return replace(replanned, plan=with_run_records(replanned.plan, model, shown.table), off_by=shown.relative_error)
 
 
 def _last_steps(trace: Path) -> tuple[Span, ...]:
     """The spans of the observed steps and of one step before them; an observation leaves out its first step."""
-    return read_last_spans(trace, RECENT + 1)
+    return read_last_spans(trace, RECENT_STEPS + 1)
 
 
 def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[str, float]:
-    return factors_of(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
+    return pace_factors(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
 
 
 def _earlier_plans(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
     """Each earlier plan of the run with its factors, without plans that were left too soon to know them."""
-    for left_plan in left_plans(directory):
+    for left_plan in former_plans(directory):
         plan = read_plan(left_plan.plan)
         try:
             factors = _factors(plan, _last_steps(left_plan.trace), table)

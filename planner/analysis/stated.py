@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.replan import as_paced
-from meshwright.planner.plan.evaluate import name_of
+from meshwright.planner.analysis.replan import paced_model
+from meshwright.planner.plan.evaluate import task_name_of
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 
 _TOLERANCE = 1e-9
 """The relative error that summing the same numbers in another order may cause."""
@@ -17,13 +17,13 @@ _TOLERANCE = 1e-9
 _REMEDY = "plan the job again"
 
 
-def misstated(plan: Plan, model: CostModel) -> tuple[str, ...]:
+def mismatched_costs(plan: Plan, model: CostModel) -> tuple[str, ...]:
     """Return one sentence for each recorded cost that differs from the cost model's, at the paces that the plan
     records.
 
     The plan must be valid by `planner.plan.verify`.
     """
-    again = recost(plan, plan.facts, as_paced(plan, model))
+    again = re_evaluate(plan, plan.facts, paced_model(plan, model))
     return tuple(_differences(plan, again))
 
 
@@ -35,9 +35,9 @@ def _differences(plan: Plan, again: Plan) -> Iterator[str]:
         yield from _transfer_differences(
             f"the edge {edge.producer} -> {edge.consumer}", edge, edges[edge.producer, edge.consumer]
         )
-    refits = {name_of(refit): refit for refit in again.refits}
+    refits = {task_name_of(refit): refit for refit in again.refits}
     for refit in plan.refits:
-        yield from _transfer_differences(f"the refit of {refit.target}", refit, refits[name_of(refit)])
+        yield from _transfer_differences(f"the refit of {refit.target}", refit, refits[task_name_of(refit)])
 
 
 def _placement_differences(stated: Placement, evaluated: Placement) -> Iterator[str]:

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import Missing, best_plan
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 
-Search: TypeAlias = Callable[[tuple[Pin, ...]], Plan | Missing | None]
+SubspaceSearch: TypeAlias = Callable[[tuple[Pin, ...]], Plan | Missing | None]
 """A function that finds the best plan under some pins, if there is one."""
 
 _SIMULATED_STEPS = 20
@@ -37,8 +37,8 @@ class Ranked:
 
 def best_structures(
     best: Plan,
-    asked: Sequence[Pin],
-    search: Search,
+    requested_pins: Sequence[Pin],
+    search: SubspaceSearch,
     *,
     count: int,
     progress: Callable[[], None] | None = None,
@@ -49,7 +49,7 @@ def best_structures(
     whole space. There are fewer if no more exist. `progress` is called after each new search.
     """
     plans, candidates = [best], []
-    subspaces = _subspaces(best, tuple(asked))
+    subspaces = _subspaces(best, tuple(requested_pins))
     while len(plans) < count:
         for subspace in subspaces:
             plan = search(subspace)
@@ -61,17 +61,17 @@ def best_structures(
             break
         pins, next_best = min(candidates, key=lambda one: one[1].period_seconds)
         candidates = [one for one in candidates if one[1] is not next_best]
-        plans.append(_with_bound_of(next_best, best, {*map(str, pins)} - {*map(str, asked)}))
+        plans.append(_with_bound_of(next_best, best, {*map(str, pins)} - {*map(str, requested_pins)}))
         subspaces = _subspaces(next_best, pins)
     return tuple(plans)
 
 
-def every_plan(best: Plan, model: CostModel, limits: Limits) -> Search:
+def whole_space_search(best: Plan, model: CostModel, limits: Limits) -> SubspaceSearch:
     """A search over all plans for the facts of `best`, with the same digests of inputs."""
     return lambda subspace: best_plan(best.facts, model, pins=subspace, digests=best.origins, limits=limits)
 
 
-def ranked(plans: Sequence[Plan], model_of: Remodel, *, seed: int = 0) -> tuple[Ranked, ...]:
+def ranked_by_simulation(plans: Sequence[Plan], model_of: CostModelBuilder, *, seed: int = 0) -> tuple[Ranked, ...]:
     """Return the plans sorted by their mean simulated step; the simulator samples the same lengths for each."""
     means = [simulate(plan, Sampled(plan, model_of, seed=seed), steps=_SIMULATED_STEPS).steps.mean for plan in plans]
     rows = [Ranked(plan=plan, simulated_seconds=mean) for plan, mean in zip(plans, means, strict=True)]

@@ -13,7 +13,7 @@ _MILLION = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapted:
+class AdapterSummary:
     """The adapter of a plan's actor.
 
     `serves` has the stages that run on another stage's copy of the actor's weights without the adapter, each with the
@@ -43,17 +43,17 @@ class Adapted:
             yield f"{stage} has its own copy of the actor's weights, {size}: no stage of the actor has its layout"
 
 
-def adapted(plan: Plan) -> Adapted | None:
+def adapter_summary(plan: Plan) -> AdapterSummary | None:
     """Return the adapter of a valid plan; None if all weights of the actor are trained."""
     spec = plan.facts.models.actor
     if spec.adapter is None:
         return None
     bases = [p for p in plan.placements if plan.stage(p.stage).base_of]
     owners = {p.stage: plan.copy_of(p.stage) for p in bases}
-    return Adapted(
+    return AdapterSummary(
         rank=spec.adapter.rank,
         linears=spec.adapter.targets,
-        trained_params=spec.trained_params,
+        trained_params=spec.trainable_params,
         num_params=spec.num_params,
         serves=tuple((stage, owner) for stage, owner in owners.items() if owner != stage),
         apart=tuple(stage for stage, owner in owners.items() if owner == stage),

@@ -14,7 +14,7 @@ from meshwright.profiles.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class StagePlacement:
     """The pool, layout, schedule and seconds of a stage."""
 
     pool: Ranks
@@ -25,47 +25,47 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageOfBoth:
+class StageComparison:
     """A stage in both plans; None for a plan without it."""
 
     stage: str
-    one: Placed | None
-    other: Placed | None
+    one: StagePlacement | None
+    other: StagePlacement | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoPlans:
+class PlanComparison:
     """The comparison of two plans. `difference` is `other` minus `one`; `facts` are the keys in which their jobs
     differ."""
 
     one: Outlook
     other: Outlook
     difference: Outlook
-    stages: tuple[StageOfBoth, ...]
+    stages: tuple[StageComparison, ...]
     facts: tuple[Difference, ...]
     notes: tuple[str, ...]
 
 
-def two_plans(one: Plan, other: Plan) -> TwoPlans:
+def compare_plans(one: Plan, other: Plan) -> PlanComparison:
     """Compare two plans; stages are in the order of the first plan, followed by those of the second only."""
     one_outlook, other_outlook = outlook(one), outlook(other)
     names = dict.fromkeys(placement.stage for plan in (one, other) for placement in plan.placements)
-    return TwoPlans(
+    return PlanComparison(
         one=one_outlook,
         other=other_outlook,
         difference=other_outlook.minus(one_outlook),
-        stages=tuple(StageOfBoth(stage=name, one=_placed(one, name), other=_placed(other, name)) for name in names),
+        stages=tuple(StageComparison(stage=name, one=_placed(one, name), other=_placed(other, name)) for name in names),
         facts=differences(one.facts, other.facts),
         notes=tuple(_notes(one, other)),
     )
 
 
-def _placed(plan: Plan, stage: str) -> Placed | None:
+def _placed(plan: Plan, stage: str) -> StagePlacement | None:
     placement_of_stage = next((placement for placement in plan.placements if placement.stage == stage), None)
     if placement_of_stage is None:
         return None
     pool = plan.pool(placement_of_stage.pool)
-    return Placed(
+    return StagePlacement(
         pool=Ranks(pool.first_rank, pool.num_ranks),
         layout=placement_of_stage.layout,
         schedule=placement_of_stage.schedule,

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.evaluate import free_bytes, host_bytes, items, name_of, ranks_of
+from meshwright.planner.plan.calls import CostModelBuilder
+from meshwright.planner.plan.evaluate import free_bytes, host_bytes, items, ranks_of, task_name_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting, with_setting
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import illegal_under, recost
+from meshwright.planner.search.recost import re_evaluate, violations_under
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
@@ -86,7 +86,7 @@ class WhatIf:
 def whatif(
     plan: Plan,
     settings: Sequence[Setting],
-    remodel: Remodel,
+    rebuild_cost_model: CostModelBuilder,
     *,
     replan: bool = False,
     price: float | None = None,
@@ -96,13 +96,17 @@ def whatif(
 
     Raises BadInput for an unknown field or a value that breaks a rule.
     """
-    before = recost(plan, plan.facts, remodel(plan.facts))
+    before = re_evaluate(plan, plan.facts, rebuild_cost_model(plan.facts))
     baseline = outlook(before, price)
     answers, most_ranks = [], 0
     for setting in settings:
         facts = with_setting(plan.facts, setting)
         most_ranks = max(most_ranks, facts.cluster.num_ranks)
-        answer = _replanned(plan, facts, remodel, limits) if replan else _recosted(plan, facts, remodel)
+        answer = (
+            _replanned(plan, facts, rebuild_cost_model, limits)
+            if replan
+            else _recosted(plan, facts, rebuild_cost_model)
+        )
         broken, after = answer
         consequence_outlook = outlook(after, price) if after else None
         answers.append(
@@ -120,7 +124,10 @@ def whatif(
         baseline=baseline,
         replanned=replan,
         answers=tuple(answers),
-        notes=(*_baseline_notes(plan, before), *_search_notes(replan, (limits or Limits()).on(most_ranks))),
+        notes=(
+            *_baseline_notes(plan, before),
+            *_search_notes(replan, (limits or Limits()).with_default_gap(most_ranks)),
+        ),
     )
 
 
@@ -131,7 +138,7 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
     hours = period * cluster.num_ranks * _REPORTED_STEPS / _HOUR
     return Outlook(
         step_seconds=period,
-        tokens_per_second=workload.batch_size * workload.drawn_lengths.mean / period,
+        tokens_per_second=workload.batch_size * workload.sampled_lengths.mean / period,
         idle_share=1 - busy / (period * cluster.num_ranks),
         headroom_bytes=free_bytes(plan),
         host_bytes=host_bytes(plan),
@@ -140,17 +147,17 @@ def outlook(plan: Plan, price: float | None = None) -> Outlook:
     )
 
 
-def _recosted(plan: Plan, facts: Facts, remodel: Remodel) -> tuple[tuple[str, ...], Plan | None]:
+def _recosted(plan: Plan, facts: Facts, remodel: CostModelBuilder) -> tuple[tuple[str, ...], Plan | None]:
     """Broken rules, and the same placements re-evaluated; None where a rule forbids them."""
-    illegal = illegal_under(plan, facts)
+    illegal = violations_under(plan, facts)
     if illegal:
         return illegal, None
-    after = recost(plan, facts, remodel(facts))
+    after = re_evaluate(plan, facts, remodel(facts))
     return verify(after), after
 
 
 def _replanned(
-    plan: Plan, facts: Facts, remodel: Remodel, limits: Limits | None
+    plan: Plan, facts: Facts, remodel: CostModelBuilder, limits: Limits | None
 ) -> tuple[tuple[str, ...], Plan | None]:
     if violations := position_violations(facts.models.by_name, facts.workload):
         return violations, None
@@ -164,7 +171,7 @@ def _replanned(
 
 
 def _extrapolated(plan: Plan) -> tuple[str, ...]:
-    return tuple(name_of(item) for item in items(plan) if item.cost.source is Source.EXTRAPOLATED)
+    return tuple(task_name_of(item) for item in items(plan) if item.cost.source is Source.EXTRAPOLATED)
 
 
 def _truncated_quantiles(facts: Facts) -> Iterator[str]:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.alternatives import Considered
-from meshwright.planner.analysis.binding import HeldBack
+from meshwright.planner.analysis.alternatives import StageAlternatives
+from meshwright.planner.analysis.binding import MemoryLimited
 from meshwright.planner.analysis.explain import Explanation
-from meshwright.planner.analysis.leading import Leading
+from meshwright.planner.analysis.leading import MainInfluences
 from meshwright.planner.analysis.pareto import SizePoint
 from meshwright.planner.analysis.runners_up import RunnerUp
 from meshwright.planner.analysis.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Why:
+class FullExplanation:
     """The results of all analyses that explain a plan; those that were not requested are empty."""
 
     explanation: Explanation
-    held_back: tuple[HeldBack, ...]
+    held_back: tuple[MemoryLimited, ...]
     sensitivities: tuple[Sensitivity, ...]
-    leading: Leading
-    alternatives: tuple[Considered, ...] = ()
+    leading: MainInfluences
+    alternatives: tuple[StageAlternatives, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     sizes: tuple[SizePoint, ...] = ()

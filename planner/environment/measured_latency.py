@@ -11,7 +11,7 @@ from typing import TypeVar
 from meshwright.planner.environment.rewards import Reward, RewardLoad
 from meshwright.planner.environment.tool import Tool
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.workload import Workload
 
@@ -20,22 +20,22 @@ _LATENCY_KEY = "latency_seconds"
 D = TypeVar("D", Reward, ToolTurns)
 
 
-def open_calls(rewards: Sequence[Reward], tool: Tool | None, workload: Workload) -> tuple[Called, ...]:
+def unstated_calls(rewards: Sequence[Reward], tool: Tool | None, workload: Workload) -> tuple[CallKey, ...]:
     """Return the keys of rewards and tools whose latency the job does not state."""
-    calls = [called_by(reward) for reward in rewards if not _is_stated(reward)]
+    calls = [reward_call_key(reward) for reward in rewards if not _is_stated(reward)]
     if tool and workload.turns and not _is_stated(workload.turns):
-        calls.append(called_of(tool))
+        calls.append(tool_call_key(tool))
     return tuple(dict.fromkeys(calls))
 
 
-def called_by(reward: Reward) -> Called:
+def reward_call_key(reward: Reward) -> CallKey:
     """Return the key of a reward's calls in a table."""
-    return Called(kind="reward", target=str(reward.function or reward.url), batch_size=reward.batch_size)
+    return CallKey(kind="reward", target=str(reward.function or reward.url), batch_size=reward.batch_size)
 
 
-def called_of(tool: Tool) -> Called:
+def tool_call_key(tool: Tool) -> CallKey:
     """Return the key of a tool's calls in a table."""
-    return Called(kind="tool", target=tool.function)
+    return CallKey(kind="tool", target=tool.function)
 
 
 def from_table(
@@ -44,8 +44,8 @@ def from_table(
     """Return a job's `rewards` and `workload` with measured latencies where it states none."""
     latencies = {one.called: one.latency for one in calls}
     return {
-        "rewards": tuple(_with_latency(reward, latencies.get(called_by(reward))) for reward in rewards),
-        "workload": _with_tool_latency(workload, latencies.get(called_of(tool)) if tool else None),
+        "rewards": tuple(_with_latency(reward, latencies.get(reward_call_key(reward))) for reward in rewards),
+        "workload": _with_tool_latency(workload, latencies.get(tool_call_key(tool)) if tool else None),
     }
 
 

@@ -27,14 +27,14 @@ _NEVER = -60.0
 Seconds = NDArray[np.float64]
 
 
-class Served(NamedTuple):
+class RewardWorkers(NamedTuple):
     """Latencies of one call of a reward, and the number of samples that its workers process at a time."""
 
     latencies: Latencies
-    num_at_a_time: int
+    concurrency: int
 
 
-def tail_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
+def tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
     """Return the expected seconds from the last of the `ends` of responses [n] until all their rewards are known.
 
     The result is for the slowest of R = `num_replicas` replicas. With a worker for each response it is exact: calls are
@@ -104,7 +104,7 @@ def _integrate(
     return float((np.diff(at[order]) * -np.expm1(num_replicas * logs)).sum()), float(logs[0])
 
 
-def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas: int = 1) -> float:
+def tail_lower_bound_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], num_replicas: int = 1) -> float:
     """Return a tight lower bound of `tail_seconds` that is much faster to compute: times are rounded on a grid."""
     pairs, longest = _elapsed_calls(ends, rewards)
     if longest <= 0:
@@ -116,28 +116,28 @@ def tail_at_least_seconds(ends: Seconds, rewards: Sequence[Served], num_replicas
         counts = np.bincount(cells - first, minlength=1)
         times: Seconds = cell * np.arange(first + 1, first + _NUM_CELLS + len(counts), dtype=np.float64)
         with np.errstate(divide="ignore"):
-            log_done = np.maximum(np.log(one.within(times)), _NEVER)
+            log_done = np.maximum(np.log(one.cdf(times)), _NEVER)
         size = 1 << len(times).bit_length()
         spectrum = np.fft.rfft(log_done, size) * np.fft.rfft(counts, size).conj()
         logs += np.fft.irfft(spectrum, size)[:_NUM_CELLS]
     return float((1 - np.exp(logs * num_replicas)).mean() * longest)
 
 
-def least_arrival_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
+def arrival_lower_bound_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
     """Return a lower bound on the seconds from the start of a generation until all rewards are known.
 
     All calls are assumed to start with the generation and to run in parallel.
     """
-    served = [Served(one, num_samples) for one in latencies]
-    return tail_at_least_seconds(np.zeros(num_samples), served) if served and num_samples else 0.0
+    served = [RewardWorkers(one, num_samples) for one in latencies]
+    return tail_lower_bound_seconds(np.zeros(num_samples), served) if served and num_samples else 0.0
 
 
-def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random.Generator) -> float:
+def sampled_tail_seconds(ends: Seconds, rewards: Sequence[RewardWorkers], rng: np.random.Generator) -> float:
     """Return a random sample of the tail of one replica: each call of the queue takes a random latency."""
     last = 0.0
     for one in rewards:
-        latencies = draw.choice(one.latencies.seconds, len(ends), p=one.latencies.probabilities)
-        free_at = [0.0] * min(one.num_at_a_time, len(ends))
+        latencies = rng.choice(one.latencies.seconds, len(ends), p=one.latencies.probabilities)
+        free_at = [0.0] * min(one.concurrency, len(ends))
         for end, latency in zip(np.sort(ends).tolist(), latencies.tolist(), strict=True):
             done = max(end, free_at[0]) + latency
             heapq.heapreplace(free_at, done)
@@ -145,18 +145,18 @@ def drawn_tail_seconds(ends: Seconds, rewards: Sequence[Served], draw: np.random
     return last - float(ends.max())
 
 
-def least_tail_seconds(latencies: Sequence[Latencies]) -> float:
+def unqueued_tail_seconds(latencies: Sequence[Latencies]) -> float:
     """Return a lower bound on the tail: the mean latency of the response that ends last, without queueing."""
     return max((one.mean for one in latencies), default=0.0)
 
 
-def _elapsed_calls(ends: Seconds, rewards: Sequence[Served]) -> tuple[list[tuple[Seconds, Latencies]], float]:
+def _elapsed_calls(ends: Seconds, rewards: Sequence[RewardWorkers]) -> tuple[list[tuple[Seconds, Latencies]], float]:
     """Return (seconds from the start of each call to the end of the last response [n], latencies) for each reward.
 
     Also return the longest time that any call may take after the last response.
     """
     ordered = np.sort(ends)
-    elapsed = [ordered[-1] - _starts(ordered, one.num_at_a_time, one.latencies.mean) for one in rewards]
+    elapsed = [ordered[-1] - _starts(ordered, one.concurrency, one.latencies.mean) for one in rewards]
     pairs = [(seconds, one.latencies) for seconds, one in zip(elapsed, rewards, strict=True)]
     return pairs, max(one.longest - float(seconds.min()) for seconds, one in pairs)
 

@@ -73,7 +73,7 @@ class HostWorkers(Document):
     workers: int = Field(gt=0)
 
 
-def require_names_once(rewards: Sequence[Reward]) -> None:
+def require_unique_names(rewards: Sequence[Reward]) -> None:
     """Raises ValueError if two rewards have the same name."""
     names = [reward.name for reward in rewards]
     for name in names:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.within import Within, within
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.export.within import TrainerPlan, best_expressible_plan
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
 
@@ -35,7 +35,7 @@ class Exported:
     lost_seconds: float
     remarks: tuple[str, ...]
 
-    def told(self) -> str:
+    def to_json(self) -> str:
         """Everything but the files, as JSON."""
         return json.dumps(
             {
@@ -52,10 +52,10 @@ class Exported:
         )
 
 
-def exported(
+def export(
     trainer: OtherTrainer,
     plan: Plan,
-    remodel: Remodel,
+    rebuild_cost_model: CostModelBuilder,
     *,
     job: Job | None = None,
     directory: Path | None = None,
@@ -68,10 +68,14 @@ def exported(
     engine. Where the trainer cannot express it, the best plan that it can express is searched for. Raises BadInput for
     an algorithm whose settings are not known for the trainer.
     """
-    trainer.require_written(plan.facts)
-    plan = _with_engine_of(trainer, plan, remodel)
-    exact_mode = next((way for way in trainer.ways_of(plan.facts) if not any(way.broken(plan))), None)
-    best = Within(plan=plan, way=exact_mode) if exact_mode else _search(trainer, plan, remodel, limits, progress)
+    trainer.require_exportable(plan.facts)
+    plan = _with_engine_of(trainer, plan, rebuild_cost_model)
+    exact_mode = next((way for way in trainer.modes_for(plan.facts) if not any(way.inexpressible(plan))), None)
+    best = (
+        TrainerPlan(plan=plan, mode=exact_mode)
+        if exact_mode
+        else _search(trainer, plan, rebuild_cost_model, limits, progress)
+    )
     if best is None:
         return None
     source = ExportInput(plan=best.plan, job=job, directory=directory)
@@ -79,29 +83,29 @@ def exported(
     unknown = [setting.key for setting in settings if not trainer.keys.knows(setting.key)]
     assert not unknown, unknown
     return Exported(
-        trainer=trainer.told,
-        way=best.way.name,
+        trainer=trainer.label,
+        way=best.mode.name,
         plan=best.plan,
         settings=settings,
         files={**trainer.files(source, settings), "plan.json": canonical_json(best.plan)},
-        unsaid=() if exact_mode else tuple(best.way.broken(plan)),
+        unsaid=() if exact_mode else tuple(best.mode.inexpressible(plan)),
         lost_seconds=best.plan.period_seconds - plan.period_seconds,
         remarks=trainer.remarks,
     )
 
 
-def _with_engine_of(trainer: OtherTrainer, plan: Plan, remodel: Remodel) -> Plan:
+def _with_engine_of(trainer: OtherTrainer, plan: Plan, remodel: CostModelBuilder) -> Plan:
     """The plan, costed with the generation engine of the trainer."""
-    facts = trainer.generating(plan.facts)
-    return plan if facts.engine == plan.facts.engine else recost(plan, facts, remodel(facts))
+    facts = trainer.with_engine(plan.facts)
+    return plan if facts.engine == plan.facts.engine else re_evaluate(plan, facts, remodel(facts))
 
 
 def _search(
     trainer: OtherTrainer,
     plan: Plan,
-    remodel: Remodel,
+    remodel: CostModelBuilder,
     limits: Limits | None,
     progress: Callable[[int, int], None] | None,
-) -> Within | None:
+) -> TrainerPlan | None:
     model = remodel(plan.facts)
-    return within(trainer, plan.facts, model, limits=limits, digests=plan.origins, progress=progress)
+    return best_expressible_plan(trainer, plan.facts, model, limits=limits, digests=plan.origins, progress=progress)

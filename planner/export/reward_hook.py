@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from string import Template
 
-from meshwright.planner.export.trainer import YOURS, ExportInput
+from meshwright.planner.export.trainer import USER_FUNCTION, ExportInput
 
-FILE = "reward_hook.py"
+HOOK_FILE = "reward_hook.py"
 """The name of the file in an export."""
 
 _BUILT_IN: Mapping[str, str] = {
@@ -73,15 +73,15 @@ slime/rollout/rm_hub of the versions that `data` names."""
 
 def reward_hook(trainer: str, origin: ExportInput) -> dict[str, str]:
     """The text of the file by its name; empty where a reward model scores."""
-    function = origin.function
+    function = origin.reward_function
     if function is None:
         return {}
     module, colon, name = function.partition(":")
-    if function == YOURS:
+    if function == USER_FUNCTION:
         name, imported = "score", _STUB
     elif colon:
         imported = f"from {module} import {name}"
     else:
         name, imported = function, f"from {_BUILT_IN[function]} import {function}"
     head = _HEAD.substitute(function=function, trainer=trainer, imported=imported)
-    return {FILE: head + Template(_HOOKS[trainer]).substitute(name=name)}
+    return {HOOK_FILE: head + Template(_HOOKS[trainer]).substitute(name=name)}

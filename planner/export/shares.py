@@ -10,13 +10,13 @@ from meshwright.planner.export.trainer import KeyValue
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.layout import unequal_stages
+from meshwright.profiles.layout import unequal_layers_per_stage
 from meshwright.profiles.stages import GENERATE
 
 _MIN_SHARE, _MAX_SHARE = 0.1, 0.95
 
 
-def machines(plan: Plan, stage: str) -> tuple[int, int]:
+def pool_nodes(plan: Plan, stage: str) -> tuple[int, int]:
     """The nodes of a stage's pool, and the ranks on each."""
     ranks, per_node = plan.choice(stage, "pool"), plan.facts.cluster.ranks_per_node
     assert isinstance(ranks, Ranks)
@@ -40,7 +40,7 @@ def token_budget_origin(plan: Plan, stage: str) -> str:
     return f"placements.{stage}.schedule.{field}"
 
 
-def engine_share(plan: Plan) -> float:
+def engine_memory_share(plan: Plan) -> float:
     """The fraction of a device's memory that generation's weights and KV cache take, rounded up to hundredths."""
     placement = plan.placement(GENERATE)
     device = plan.facts.cluster.parts[plan.part_of(GENERATE)].device
@@ -49,10 +49,10 @@ def engine_share(plan: Plan) -> float:
     return min(max(share, _MIN_SHARE), _MAX_SHARE)
 
 
-def uneven_ends(plan: Plan, stage: str) -> tuple[int, int] | None:
+def uneven_stage_layers(plan: Plan, stage: str) -> tuple[int, int] | None:
     """Layers of the first and the last pipeline stage; None where all stages have equally many."""
     layout, role = plan.placement(stage).layout, PPO_GRAPH.by_name[stage].role
-    counts = unequal_stages(plan.facts.models.spec(role), layout.pp)
+    counts = unequal_layers_per_stage(plan.facts.models.spec(role), layout.pp)
     return (counts[0], counts[-1]) if counts else None
 
 

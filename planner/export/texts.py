@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from meshwright.planner.export.trainer import KeyValue, Value
+from meshwright.planner.export.trainer import ConfigValue, KeyValue
 
 
 def script(head: str, command: str, arguments: Iterable[tuple[str, str]]) -> str:
@@ -38,7 +38,7 @@ def flags(settings: Sequence[KeyValue]) -> list[tuple[str, str]]:
     ]
 
 
-def nested(settings: Sequence[KeyValue]) -> str:
+def nested_yaml(settings: Sequence[KeyValue]) -> str:
     """Keys as YAML, a level for each part of a key."""
     tree: dict[str, Any] = {}
     for setting in settings:
@@ -60,11 +60,11 @@ def _lines(tree: dict[str, Any], depth: int, render: Callable[[KeyValue], str]) 
             yield from _lines(value, depth + 1, render)
 
 
-def _words(value: Value) -> str:
+def _words(value: ConfigValue) -> str:
     """One word, or two for a pair."""
     return " ".join(shlex.quote(_plain(part)) for part in (value if isinstance(value, tuple) else (value,)))
 
 
-def _plain(value: Value) -> str:
+def _plain(value: ConfigValue) -> str:
     """A value as written on a command line."""
     return "null" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)

@@ -10,10 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.shares import engine_share, machines, megatron_degrees, mini_batch, uneven_ends
-from meshwright.planner.export.texts import nested, script
+from meshwright.planner.export.shares import (
+    engine_memory_share,
+    megatron_degrees,
+    mini_batch,
+    pool_nodes,
+    uneven_stage_layers,
+)
+from meshwright.planner.export.texts import nested_yaml, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, fixed, names, no_overlap, on, parts
+from meshwright.planner.export.ways import (
+    ONE_AHEAD,
+    DeploymentMode,
+    all_ranks,
+    equal_choices,
+    no_overlap,
+    on_pool,
+    pin_value,
+    pool_divisions,
+    ppo_stages,
+)
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.ppo_settings import PPO
@@ -26,43 +42,43 @@ _RM = "env.reward_model"
 _MODEL_PREFIXES = {"actor_train": "policy", "critic_train": "value"}
 
 
-def ways(facts: Facts) -> Iterator[Way]:
+def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Generation on the ranks that train, or on its own ranks one batch ahead; the reward model always on its own."""
-    trained = tuple(name for name in names() if name != "reward_score")
+    trained = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
-        yield _mode("colocated", (*on(all_pool, trained), *on(all_pool, (GENERATE,))))
-        for train, generate in parts(facts.cluster, 2):
-            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+        yield _mode("colocated", (*on_pool(all_pool, trained), *on_pool(all_pool, (GENERATE,))))
+        for train, generate in pool_divisions(facts.cluster, 2):
+            pool_pins = (*on_pool(train, trained), *on_pool(generate, (GENERATE,)))
             yield _mode(f"async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
-    for train, score in parts(facts.cluster, 2):
-        yield _mode("colocated", (*on(train, (GENERATE, *trained)), *on(score, ("reward_score",))))
-    for train, generate, score in parts(facts.cluster, 3):
-        pool_pins = (*on(train, trained), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+    for train, score in pool_divisions(facts.cluster, 2):
+        yield _mode("colocated", (*on_pool(train, (GENERATE, *trained)), *on_pool(score, ("reward_score",))))
+    for train, generate, score in pool_divisions(facts.cluster, 3):
+        pool_pins = (*on_pool(train, trained), *on_pool(generate, (GENERATE,)), *on_pool(score, ("reward_score",)))
         yield _mode(f"async_ppo, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
-    return Way(
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
+    return DeploymentMode(
         name=name,
         pins=(
             *pool_pins,
             *no_overlap(),
             f"{GENERATE}.cp=1",
-            *fixed("micro_batch_tokens", 0, names()),
+            *pin_value("micro_batch_tokens", 0, ppo_stages()),
             "reward_score.pp=1",
             "reward_score.cp=1",
-            *(f"{stage}.{key}" for stage in names(trains=True) for key in ("vpp=1", "recompute!=selective")),
+            *(f"{stage}.{key}" for stage in ppo_stages(trains=True) for key in ("vpp=1", "recompute!=selective")),
             "reward_score.offload=none",
             "ref_logprob.offload=none",
             "critic_train.offload=none",
         ),
-        alike=(
-            *alike("layout", "actor_train", ("actor_logprob", "ref_logprob")),
-            *alike("layout", "critic_train", ("critic_value",)),
-            *alike("micro_batch_size", "actor_logprob", ("ref_logprob",)),
-            *alike("micro_batch_size", "critic_train", ("critic_value",)),
+        equal_choices=(
+            *equal_choices("layout", "actor_train", ("actor_logprob", "ref_logprob")),
+            *equal_choices("layout", "critic_train", ("critic_value",)),
+            *equal_choices("micro_batch_size", "actor_logprob", ("ref_logprob",)),
+            *equal_choices("micro_batch_size", "critic_train", ("critic_value",)),
         ),
         steps_ahead=steps_ahead,
     )
@@ -71,9 +87,10 @@ def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way
 def settings(origin: ExportInput) -> Iterator[KeyValue]:
     """The keys of NeMo-RL's configuration that express a plan. Raises BadInput for a reward function."""
     plan = origin.plan
-    if origin.function is not None:
+    if origin.reward_function is not None:
         raise BadInput(
-            f"rewards.function={origin.function}: NeMo-RL takes a function as an environment, which is not exported "
+            f"rewards.function={origin.reward_function}: NeMo-RL takes a function as an environment, which is not "
+            f"exported "
             "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
     yield from _batch_settings(plan)
@@ -109,7 +126,7 @@ def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
     layout = placement.layout
     yield KeyValue(f"{prefix}.enabled", True, "rule: degrees of pipeline and experts are Megatron's")
     yield from megatron_degrees(plan, stage, prefix)
-    if ends := uneven_ends(plan, stage):
+    if ends := uneven_stage_layers(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"{prefix}.num_layers_in_{name}_pipeline_stage", number, f"{field}.pp")
     recomputes = placement.schedule.recompute is Recompute.FULL
@@ -138,7 +155,7 @@ def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     if layout.ep > 1:
         number = layout.expert_replicas * layout.tp
         yield KeyValue(f"{_G}.vllm_cfg.expert_parallel_size", number, "rule: a multiple of tensor's")
-    share = engine_share(plan)
+    share = engine_memory_share(plan)
     yield KeyValue(f"{_G}.vllm_cfg.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
@@ -147,7 +164,7 @@ def _async_settings(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
     yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
     if ahead:
-        nodes, per_node = machines(plan, GENERATE)
+        nodes, per_node = pool_nodes(plan, GENERATE)
         yield KeyValue("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
         yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools, that of actor_generate")
         yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools, that of actor_generate")
@@ -156,7 +173,7 @@ def _async_settings(plan: Plan) -> Iterator[KeyValue]:
 
 
 def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
-    nodes, per_node = machines(origin.plan, "reward_score")
+    nodes, per_node = pool_nodes(origin.plan, "reward_score")
     layout, schedule = origin.plan.placement("reward_score").layout, origin.plan.placement("reward_score").schedule
     field = "placements.reward_score"
     yield KeyValue("data.default.env_name", "reward_model", field)
@@ -197,15 +214,15 @@ def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, s
     command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
     return {
         "run.sh": script(head, command, ()),
-        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested(settings),
+        "config.yaml": "defaults: ppo_math_1B_megatron.yaml\n" + nested_yaml(settings),
     }
 
 
 NEMO_RL = OtherTrainer(
     name="nemo-rl",
-    file="nemo_rl",
+    key_file="nemo_rl",
     engine="vllm",
-    ways=ways,
+    modes=deployment_modes,
     settings=settings,
     files=_files,
     remarks=(

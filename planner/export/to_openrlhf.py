@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.planner.export.reward_hook import FILE, reward_hook
-from meshwright.planner.export.shares import engine_share, machines, mini_batch
+from meshwright.planner.export.reward_hook import HOOK_FILE, reward_hook
+from meshwright.planner.export.shares import engine_memory_share, mini_batch, pool_nodes
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import (
     ONE_AHEAD,
-    Way,
-    alike,
+    DeploymentMode,
     all_ranks,
-    fixed,
-    names,
+    equal_choices,
     no_overlap,
-    on,
-    parts,
-    present,
+    on_pool,
+    pin_value,
+    pool_divisions,
+    ppo_stages,
+    present_stages,
 )
 from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
@@ -37,8 +37,8 @@ from meshwright.profiles.schedule import Offload, Recompute
 from meshwright.profiles.stages import GENERATE, Role
 
 _TP_CP_DEGREES = tuple((tp, cp) for cp in (1, 2, 4) for tp in (1, 2, 4, 8))
-_FORWARD_STAGES = names(trains=False)
-_TRAIN_STAGES = names(trains=True)
+_FORWARD_STAGES = ppo_stages(trains=False)
+_TRAIN_STAGES = ppo_stages(trains=True)
 _SETTING_KEYS = {
     "gamma": "algo.advantage.gamma",
     "gae_lambda": "algo.advantage.lambd",
@@ -58,23 +58,23 @@ _LOSS_MEAN_NAMES = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 _MODEL_STAGES = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_logprob", "reward": "reward_score"}
 
 
-def ways(facts: Facts) -> Iterator[Way]:
+def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """All degrees, with the models on all ranks; or in one or two groups, with generation one batch ahead."""
     all_pool = all_ranks(facts.cluster)
-    actors = (*names(role="actor"), *names(role="ref"))
-    critics = (*names(role="critic"), *names(role="reward"))
+    actors = (*ppo_stages(role="actor"), *ppo_stages(role="ref"))
+    critics = (*ppo_stages(role="critic"), *ppo_stages(role="reward"))
     for tp, cp in _TP_CP_DEGREES:
         layout = Layout(tp=tp, cp=cp)
         yield from _modes(facts, {all_pool: (*actors, *critics)}, all_pool, layout)
-        for train, generate in parts(facts.cluster, 2):
+        for train, generate in pool_divisions(facts.cluster, 2):
             yield from _modes(facts, {train: (*actors, *critics)}, generate, layout, ONE_AHEAD)
-        for actor_pool, critic_pool, generate in parts(facts.cluster, 3):
+        for actor_pool, critic_pool, generate in pool_divisions(facts.cluster, 3):
             yield from _modes(facts, {actor_pool: actors, critic_pool: critics}, generate, layout, ONE_AHEAD)
 
 
 def _modes(
     facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
-) -> Iterator[Way]:
+) -> Iterator[DeploymentMode]:
     """One mode; none where the degrees do not divide the ranks of a group or the heads of a model."""
     ranks_per_replica = degrees.num_ranks
     heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
@@ -86,25 +86,27 @@ def _modes(
         for stage in stages
     }
     mode = "colocate_all" if steps_ahead == 0 else "async, in groups" if len(groups) > 1 else "async, models together"
-    yield Way(
+    yield DeploymentMode(
         name=f"{mode}, tp{degrees.tp}, ring{degrees.cp}",
         pins=(
-            *(pin for ranks, stages in groups.items() for pin in on(ranks, stages)),
-            *on(engines, (GENERATE,)),
+            *(pin for ranks, stages in groups.items() for pin in on_pool(ranks, stages)),
+            *on_pool(engines, (GENERATE,)),
             *(f"{stage}.layout={layout}" for stage, layout in layouts.items()),
             *no_overlap(),
-            *fixed("micro_batch_tokens", 0, names()),
-            *fixed("pp", 1, (GENERATE,)),
-            *fixed("cp", 1, (GENERATE,)),
-            *fixed("ep", 1, (GENERATE,)),
+            *pin_value("micro_batch_tokens", 0, ppo_stages()),
+            *pin_value("pp", 1, (GENERATE,)),
+            *pin_value("cp", 1, (GENERATE,)),
+            *pin_value("ep", 1, (GENERATE,)),
             *(f"{stage}.recompute!=selective" for stage in _TRAIN_STAGES),
-            *(fixed("offload", "none", _TRAIN_STAGES) if steps_ahead else ()),
+            *(pin_value("offload", "none", _TRAIN_STAGES) if steps_ahead else ()),
         ),
-        alike=(
-            *alike("recompute", "actor_train", ("critic_train",)),
-            *alike("offload", "actor_train", ("critic_train",)),
-            *alike("micro_batch_size", "actor_train", ("critic_train",)),
-            *alike("micro_batch_size", "actor_logprob", tuple(s for s in _FORWARD_STAGES if s != "actor_logprob")),
+        equal_choices=(
+            *equal_choices("recompute", "actor_train", ("critic_train",)),
+            *equal_choices("offload", "actor_train", ("critic_train",)),
+            *equal_choices("micro_batch_size", "actor_train", ("critic_train",)),
+            *equal_choices(
+                "micro_batch_size", "actor_logprob", tuple(s for s in _FORWARD_STAGES if s != "actor_logprob")
+            ),
         ),
         steps_ahead=steps_ahead,
     )
@@ -121,11 +123,11 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    for model, stage in present(plan, _MODEL_STAGES).items():
-        nodes, per_node = machines(plan, stage)
+    for model, stage in present_stages(plan, _MODEL_STAGES).items():
+        nodes, per_node = pool_nodes(plan, stage)
         yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
         yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
-    pools = {stage: plan.choice(stage, "pool") for stage in present(plan, _MODEL_STAGES).values()}
+    pools = {stage: plan.choice(stage, "pool") for stage in present_stages(plan, _MODEL_STAGES).values()}
     together = len(set(pools.values())) == 1
     yield KeyValue("train.colocate_all", together, "pools: all models on one")
     yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
@@ -147,7 +149,7 @@ def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("actor.gradient_checkpointing_enable", recomputes, "placements.actor_train.schedule.recompute")
     offloads = schedule.offload is Offload.OPTIMIZER
     yield KeyValue("ds.enable_sleep", offloads, "placements.actor_train.schedule.offload")
-    for model, stage in present(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
+    for model, stage in present_stages(plan, {"ref": "ref_logprob", "reward": "reward_score"}).items():
         offloads = plan.placement(stage).schedule.offload is Offload.WEIGHTS
         yield KeyValue(f"{model}.offload", offloads, f"placements.{stage}.schedule.offload")
 
@@ -170,7 +172,7 @@ def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
     assert isinstance(ranks, Ranks)
     yield KeyValue("vllm.num_engines", ranks.num_ranks // layout.tp, "placements.actor_generate.layout.dp")
     yield KeyValue("vllm.tensor_parallel_size", layout.tp, "placements.actor_generate.layout.tp")
-    share = engine_share(plan)
+    share = engine_memory_share(plan)
     yield KeyValue("vllm.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
 
 
@@ -179,8 +181,8 @@ def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     for model in ("actor", "critic", "reward"):
         if model in roles:
             yield KeyValue(f"{model}.model_name_or_path", origin.path(Role(model)), f"job: models.{model}.path")
-    if origin.function is not None:
-        yield KeyValue("reward.remote_url", FILE, "job: rewards.function")
+    if origin.reward_function is not None:
+        yield KeyValue("reward.remote_url", HOOK_FILE, "job: rewards.function")
     yield KeyValue("algo.advantage.estimator", _estimator_name(origin), "job: algorithm")
     if Role.REF in roles:
         yield from origin.setting("kl_coefficient", "algo.kl.init_coef")
@@ -189,7 +191,7 @@ def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(
         "algo.kl.use_loss", Role.REF in roles and isinstance(settings, GRPO), "job: algorithm and models.ref"
     )
-    yield from origin.said(_SETTING_KEYS)
+    yield from origin.settings_by_key(_SETTING_KEYS)
     low, high = settings.clip_range
     yield KeyValue("actor.eps_clip_low_high", (round(1 - low, 9), round(high - 1, 9)), "job: clip_ratio")
     if isinstance(settings, CriticFreeSettings) and settings.loss_mean in _LOSS_MEAN_NAMES:
@@ -213,9 +215,9 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
 
 OPENRLHF = OtherTrainer(
     name="openrlhf",
-    file="openrlhf",
+    key_file="openrlhf",
     engine="vllm",
-    ways=ways,
+    modes=deployment_modes,
     algorithms=tuple(_ESTIMATOR_NAMES),
     settings=settings,
     files=_files,

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.reward_hook import FILE, reward_hook
+from meshwright.planner.export.reward_hook import HOOK_FILE, reward_hook
 from meshwright.planner.export.shares import (
-    engine_share,
-    machines,
+    engine_memory_share,
     mini_batch,
+    pool_nodes,
     token_budget,
     token_budget_origin,
-    uneven_ends,
+    uneven_stage_layers,
 )
 from meshwright.planner.export.texts import flags, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
-from meshwright.planner.export.ways import ONE_AHEAD, Way, alike, all_ranks, names, on, parts, served_in_parts_of_tp
+from meshwright.planner.export.ways import (
+    ONE_AHEAD,
+    DeploymentMode,
+    all_ranks,
+    equal_choices,
+    on_pool,
+    pool_divisions,
+    ppo_stages,
+    tp_only_engines,
+)
 from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
@@ -45,37 +54,39 @@ _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {"ppo": "ppo", "grpo": "grpo", "rein
 _LAYOUT_FIELD = "placements.actor_train.layout"
 
 
-def ways(facts: Facts) -> Iterator[Way]:
+def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Engines on the trainer's ranks, or on their own ranks and one batch ahead; the reward model's beside them."""
-    trained = tuple(name for name in names() if name != "reward_score")
+    trained = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
-        yield _mode("colocate", (*on(all_pool, trained), *on(all_pool, (GENERATE,))), trained)
-        for train, generate in parts(facts.cluster, 2):
-            pool_pins = (*on(train, trained), *on(generate, (GENERATE,)))
+        yield _mode("colocate", (*on_pool(all_pool, trained), *on_pool(all_pool, (GENERATE,))), trained)
+        for train, generate in pool_divisions(facts.cluster, 2):
+            pool_pins = (*on_pool(train, trained), *on_pool(generate, (GENERATE,)))
             yield _mode(f"async, {generate} generates", pool_pins, trained, steps_ahead=ONE_AHEAD)
         return
-    for generate, score in parts(facts.cluster, 2):
-        engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _mode(f"colocate, rewards on {score}", (*on(all_ranks(facts.cluster), trained), *engines), trained)
-    for train, generate, score in parts(facts.cluster, 3):
-        engines = (*on(generate, (GENERATE,)), *on(score, ("reward_score",)))
-        yield _mode(f"async, {generate} generates", (*on(train, trained), *engines), trained, steps_ahead=ONE_AHEAD)
+    for generate, score in pool_divisions(facts.cluster, 2):
+        engines = (*on_pool(generate, (GENERATE,)), *on_pool(score, ("reward_score",)))
+        yield _mode(f"colocate, rewards on {score}", (*on_pool(all_ranks(facts.cluster), trained), *engines), trained)
+    for train, generate, score in pool_divisions(facts.cluster, 3):
+        engines = (*on_pool(generate, (GENERATE,)), *on_pool(score, ("reward_score",)))
+        yield _mode(
+            f"async, {generate} generates", (*on_pool(train, trained), *engines), trained, steps_ahead=ONE_AHEAD
+        )
 
 
-def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
+def _mode(name: str, pool_pins: tuple[str, ...], trained: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
     followers = tuple(stage for stage in trained if stage != "actor_train")
-    forward = tuple(stage for stage in followers if stage in names(trains=False) and stage != "actor_logprob")
-    return Way(
+    forward = tuple(stage for stage in followers if stage in ppo_stages(trains=False) and stage != "actor_logprob")
+    return DeploymentMode(
         name=name,
-        pins=(*pool_pins, *served_in_parts_of_tp()),
-        alike=(
-            *alike("layout", "actor_train", followers),
-            *alike("micro_batch_size", "actor_logprob", forward),
-            *alike("micro_batch_tokens", "actor_logprob", forward),
-            *alike("micro_batch_size", "actor_train", ("critic_train",)),
-            *alike("micro_batch_tokens", "actor_train", ("critic_train",)),
-            *alike("recompute", "actor_train", ("critic_train",)),
+        pins=(*pool_pins, *tp_only_engines()),
+        equal_choices=(
+            *equal_choices("layout", "actor_train", followers),
+            *equal_choices("micro_batch_size", "actor_logprob", forward),
+            *equal_choices("micro_batch_tokens", "actor_logprob", forward),
+            *equal_choices("micro_batch_size", "actor_train", ("critic_train",)),
+            *equal_choices("micro_batch_tokens", "actor_train", ("critic_train",)),
+            *equal_choices("recompute", "actor_train", ("critic_train",)),
         ),
         steps_ahead=steps_ahead,
     )
@@ -91,7 +102,7 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    nodes, per_node = machines(plan, "actor_train")
+    nodes, per_node = pool_nodes(plan, "actor_train")
     yield KeyValue("actor-num-nodes", nodes, "pools, that of actor_train")
     yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
     yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
@@ -103,7 +114,9 @@ def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     )
     if "reward_score" in plan.graph.by_name:
         yield KeyValue("sglang-config", "sglang.yaml", "pools, those of actor_generate and reward_score")
-    yield KeyValue("sglang-mem-fraction-static", engine_share(plan), "placements.actor_generate: its weights and cache")
+    yield KeyValue(
+        "sglang-mem-fraction-static", engine_memory_share(plan), "placements.actor_generate: its weights and cache"
+    )
     slots = plan.placement(GENERATE).schedule.generation_slots
     yield KeyValue("sglang-max-running-requests", slots, "placements.actor_generate.schedule.generation_slots")
 
@@ -119,7 +132,7 @@ def _degree_settings(plan: Plan) -> Iterator[KeyValue]:
     if plan.facts.models.actor.experts:
         yield KeyValue("expert-model-parallel-size", layout.ep, f"{_LAYOUT_FIELD}.ep")
         yield KeyValue("expert-tensor-parallel-size", layout.etp, f"{_LAYOUT_FIELD}.etp")
-    if ends := uneven_ends(plan, "actor_train"):
+    if ends := uneven_stage_layers(plan, "actor_train"):
         for name, number in zip(("first", "last"), ends, strict=True):
             yield KeyValue(f"decoder-{name}-pipeline-num-layers", number, f"{_LAYOUT_FIELD}.pp")
     if recompute is not Recompute.NONE:
@@ -153,10 +166,10 @@ def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     has_baseline = isinstance(settings, Reinforce) and settings.group_baseline
     estimator = f"{_ESTIMATOR_NAMES[origin.algorithm]}{'_baseline' if has_baseline else ''}"
     yield KeyValue("advantage-estimator", estimator, "job: algorithm")
-    if origin.function is not None:
-        hook = f"{FILE.removesuffix('.py')}.compute_score"
+    if origin.reward_function is not None:
+        hook = f"{HOOK_FILE.removesuffix('.py')}.compute_score"
         yield KeyValue("custom-rm-path", hook, "job: rewards.function")
-    yield from origin.said(_SETTING_KEYS)
+    yield from origin.settings_by_key(_SETTING_KEYS)
     if isinstance(settings, GRPO):
         yield KeyValue("disable-grpo-std-normalization", not settings.normalise_by_std, "job: grpo.normalise_by_std")
     if isinstance(settings, CriticFreeSettings):
@@ -181,7 +194,7 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
     )
     return {
         "run.sh": script(head, f"python3 {program}", flags(settings)),
-        **({} if origin.function else {"sglang.yaml": "".join(_sglang_config(origin))}),
+        **({} if origin.reward_function else {"sglang.yaml": "".join(_sglang_config(origin))}),
         **reward_hook("slime", origin),
         **_critic_file(origin),
     }
@@ -210,10 +223,10 @@ def _critic_file(origin: ExportInput) -> dict[str, str]:
 
 SLIME = OtherTrainer(
     name="slime",
-    file="slime",
+    key_file="slime",
     algorithms=tuple(_ESTIMATOR_NAMES),
     engine="sglang",
-    ways=ways,
+    modes=deployment_modes,
     settings=settings,
     files=_files,
     remarks=(

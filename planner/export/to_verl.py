@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.planner.export.reward_hook import FILE, reward_hook
+from meshwright.planner.export.reward_hook import HOOK_FILE, reward_hook
 from meshwright.planner.export.shares import (
-    engine_share,
-    machines,
+    engine_memory_share,
     megatron_degrees,
+    pool_nodes,
     prompts_of_mini_batch,
     token_budget,
     token_budget_origin,
-    uneven_ends,
+    uneven_stage_layers,
 )
 from meshwright.planner.export.texts import overrides, script
 from meshwright.planner.export.trainer import ExportInput, KeyValue, OtherTrainer
 from meshwright.planner.export.ways import (
     ONE_AHEAD,
-    Way,
-    alike,
+    DeploymentMode,
     all_ranks,
-    names,
-    on,
-    parts,
-    present,
-    served_in_parts_of_tp,
+    equal_choices,
+    on_pool,
+    pool_divisions,
+    ppo_stages,
+    present_stages,
+    tp_only_engines,
 )
 from meshwright.planner.plan.critic_free_settings import CriticFreeSettings, Reinforce
 from meshwright.planner.plan.job import Facts
@@ -64,35 +64,40 @@ _SETTING_KEYS = {
 }
 
 
-def ways(facts: Facts) -> Iterator[Way]:
+def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
     """Synchronous on all ranks, with or without a separate reward pool; or generation one batch ahead on its own
     pool."""
-    all_pool, stages = all_ranks(facts.cluster), names()
+    all_pool, stages = all_ranks(facts.cluster), ppo_stages()
     stages_without_reward = tuple(name for name in stages if name != "reward_score")
-    yield _mode("sync", on(all_pool, (GENERATE, *stages)))
+    yield _mode("sync", on_pool(all_pool, (GENERATE, *stages)))
     if facts.rewards:
-        for train, generate in parts(facts.cluster, 2):
-            pool_pins = (*on(train, stages), *on(generate, (GENERATE,)))
+        for train, generate in pool_divisions(facts.cluster, 2):
+            pool_pins = (*on_pool(train, stages), *on_pool(generate, (GENERATE,)))
             yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
         return
-    for train, score in parts(facts.cluster, 2):
+    for train, score in pool_divisions(facts.cluster, 2):
         yield _mode(
-            f"sync, rewards on {score}", (*on(train, (GENERATE, *stages_without_reward)), *on(score, ("reward_score",)))
+            f"sync, rewards on {score}",
+            (*on_pool(train, (GENERATE, *stages_without_reward)), *on_pool(score, ("reward_score",))),
         )
-    for train, generate, score in parts(facts.cluster, 3):
-        pool_pins = (*on(train, stages_without_reward), *on(generate, (GENERATE,)), *on(score, ("reward_score",)))
+    for train, generate, score in pool_divisions(facts.cluster, 3):
+        pool_pins = (
+            *on_pool(train, stages_without_reward),
+            *on_pool(generate, (GENERATE,)),
+            *on_pool(score, ("reward_score",)),
+        )
         yield _mode(f"separate_async, {generate} generates", pool_pins, steps_ahead=ONE_AHEAD)
 
 
-def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> Way:
-    return Way(
+def _mode(name: str, pool_pins: tuple[str, ...], *, steps_ahead: int = 0) -> DeploymentMode:
+    return DeploymentMode(
         name=name,
-        pins=(*pool_pins, *served_in_parts_of_tp()),
-        alike=(
-            *alike("layout", "actor_train", ("actor_logprob",)),
-            *alike("layout", "critic_train", ("critic_value",)),
-            *alike("micro_batch_size", "critic_train", ("critic_value",)),
-            *alike("micro_batch_tokens", "critic_train", ("critic_value",)),
+        pins=(*pool_pins, *tp_only_engines()),
+        equal_choices=(
+            *equal_choices("layout", "actor_train", ("actor_logprob",)),
+            *equal_choices("layout", "critic_train", ("critic_value",)),
+            *equal_choices("micro_batch_size", "critic_train", ("critic_value",)),
+            *equal_choices("micro_batch_tokens", "critic_train", ("critic_value",)),
         ),
         steps_ahead=steps_ahead,
     )
@@ -104,7 +109,7 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue("model_engine", "megatron", "rule: degrees of pipeline and experts are Megatron's")
     yield from _batch_settings(plan)
     yield from _pool_settings(plan)
-    for stage in present(plan, _MODEL_PREFIXES):
+    for stage in present_stages(plan, _MODEL_PREFIXES):
         yield from _degree_settings(plan, stage)
     yield from _micro_batch_settings(plan)
     yield from _generation_settings(plan)
@@ -118,19 +123,19 @@ def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue("data.train_batch_size", workload.num_prompts, "facts.workload: batch_size / group_size")
     yield KeyValue("data.max_prompt_length", workload.prompt.max, "facts.workload.prompt.max")
     yield KeyValue("data.max_response_length", workload.response.max, "facts.workload.response.max")
-    for model in present(plan, {f"{_A}.actor": "actor_train", "critic": "critic_train"}):
+    for model in present_stages(plan, {f"{_A}.actor": "actor_train", "critic": "critic_train"}):
         yield KeyValue(f"{model}.ppo_mini_batch_size", prompts_of_mini_batch(plan), "facts.workload.num_minibatches")
         yield KeyValue(f"{model}.ppo_epochs", workload.num_epochs, "facts.workload.num_epochs")
 
 
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
-    nodes, per_node = machines(plan, "actor_train")
+    nodes, per_node = pool_nodes(plan, "actor_train")
     yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
     yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
     if not plan.ahead[GENERATE]:
         yield KeyValue("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
         return
-    nodes, per_node = machines(plan, GENERATE)
+    nodes, per_node = pool_nodes(plan, GENERATE)
     steps = plan.facts.workload.num_minibatches
     yield KeyValue("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
     yield KeyValue(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
@@ -147,7 +152,7 @@ def _degree_settings(plan: Plan, stage: str) -> Iterator[KeyValue]:
     schedule, prefix = plan.placement(stage).schedule, f"{_MODEL_PREFIXES[stage]}.megatron"
     field = f"placements.{stage}.layout"
     yield from megatron_degrees(plan, stage, prefix)
-    if ends := uneven_ends(plan, stage):
+    if ends := uneven_stage_layers(plan, stage):
         for name, number in zip(("first", "last"), ends, strict=True):
             key = f"+{prefix}.override_transformer_config.num_layers_in_{name}_pipeline_stage"
             yield KeyValue(key, number, f"{field}.pp")
@@ -179,7 +184,7 @@ def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
     yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
     if "critic_train" in plan.graph.by_name:
         yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
-    for key, stage in present(plan, budgets).items():
+    for key, stage in present_stages(plan, budgets).items():
         yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
 
@@ -195,7 +200,7 @@ def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
         yield KeyValue(f"{_R}.expert_parallel_size", replicas * layout.tp, "rule: expert = tensor x data of an engine")
     slots = placement.schedule.generation_slots
     yield KeyValue(f"{_R}.max_num_seqs", slots, "placements.actor_generate.schedule.generation_slots")
-    share = engine_share(plan)
+    share = engine_memory_share(plan)
     yield KeyValue(f"{_R}.gpu_memory_utilization", share, "placements.actor_generate: its weights and cache")
     yield KeyValue(f"{_R}.max_model_len", plan.facts.workload.max_tokens, "facts.workload: prompt.max + response.max")
 
@@ -210,9 +215,9 @@ def _fp8_settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     plan = origin.plan
-    if origin.function is not None:
+    if origin.reward_function is not None:
         yield KeyValue(f"{_RM}.enable", False, "job: rewards")
-        yield KeyValue("reward.custom_reward_function.path", FILE, "job: rewards.function")
+        yield KeyValue("reward.custom_reward_function.path", HOOK_FILE, "job: rewards.function")
         yield KeyValue("reward.custom_reward_function.name", "compute_score", "rule: the name in that file")
         return
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
@@ -220,7 +225,7 @@ def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(f"{_RM}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
     yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools, that of reward_score")
     if score != train:
-        nodes, per_node = machines(plan, "reward_score")
+        nodes, per_node = pool_nodes(plan, "reward_score")
         yield KeyValue(f"{_RM}.nnodes", nodes, "pools, that of reward_score")
         yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools, that of reward_score")
     yield KeyValue(f"{_RM}.rollout.name", "vllm", "rule: the engine that is assumed")
@@ -242,7 +247,7 @@ def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
     if Role.REF in roles:
         key = f"{_A}.actor.kl_loss_coef" if in_loss else "algorithm.kl_ctrl.kl_coef"
         yield from origin.setting("kl_coefficient", key)
-    yield from origin.said(_SETTING_KEYS)
+    yield from origin.settings_by_key(_SETTING_KEYS)
     low, high = origin.settings.clip_range
     yield KeyValue(f"{_A}.actor.clip_ratio_low", round(1 - low, 9), "job: clip_ratio")
     yield KeyValue(f"{_A}.actor.clip_ratio_high", round(high - 1, 9), "job: clip_ratio_high, or clip_ratio")
@@ -263,12 +268,12 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
 
 VERL = OtherTrainer(
     name="verl",
-    file="verl",
+    key_file="verl",
     algorithms=tuple(_ESTIMATOR_NAMES),
     engine="vllm",
     other_engines=("sglang",),
-    quantises=True,
-    ways=ways,
+    supports_fp8=True,
+    modes=deployment_modes,
     settings=settings,
     files=_files,
     remarks=(

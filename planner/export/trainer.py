@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from meshwright.planner.export.known_keys import KnownKeys, known_keys
-from meshwright.planner.export.ways import Way
+from meshwright.planner.export.ways import DeploymentMode
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.own_graph import OwnGraph
@@ -19,11 +19,11 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.stages import TEACHERS, Role
 
-Value: TypeAlias = str | int | float | bool | tuple[float, float] | None
+ConfigValue: TypeAlias = str | int | float | bool | tuple[float, float] | None
 """The value of a trainer's key."""
 
 
-YOURS = "reward:score"
+USER_FUNCTION = "reward:score"
 """The reward function where no job names one; the user writes it."""
 
 
@@ -32,7 +32,7 @@ class KeyValue:
     """One key of a trainer, its value, and the field of the plan or the job, or the rule, that it comes from."""
 
     key: str
-    value: Value
+    value: ConfigValue
     origin: str
 
 
@@ -66,7 +66,7 @@ class ExportInput:
             origin = f"job: {SETTINGS_KEYS[self.algorithm]}.{field}"
             yield KeyValue(key, getattr(self.settings, field), origin)
 
-    def said(self, fields: Mapping[str, str]) -> Iterator[KeyValue]:
+    def settings_by_key(self, fields: Mapping[str, str]) -> Iterator[KeyValue]:
         """The settings that the algorithm has, from a mapping of our fields to a trainer's keys."""
         return (setting for field, key in fields.items() for setting in self.setting(field, key))
 
@@ -86,11 +86,11 @@ class ExportInput:
         return path
 
     @property
-    def function(self) -> str | None:
+    def reward_function(self) -> str | None:
         """The reward function, as module:function or by its built-in name; None where a reward model scores."""
         if not self.plan.facts.rewards:
             return None
-        return (self.job.rewards[0].function if self.job and self.job.rewards else None) or YOURS
+        return (self.job.rewards[0].function if self.job and self.job.rewards else None) or USER_FUNCTION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,35 +105,35 @@ class OtherTrainer:
     """
 
     name: str
-    file: str
+    key_file: str
     engine: EngineName
-    ways: Callable[[Facts], Iterator[Way]]
+    modes: Callable[[Facts], Iterator[DeploymentMode]]
     settings: Callable[[ExportInput], Iterator[KeyValue]]
     files: Callable[[ExportInput, Sequence[KeyValue]], Mapping[str, str]]
     other_engines: tuple[EngineName, ...] = ()
     remarks: tuple[str, ...] = ()
     algorithms: tuple[Algorithm, ...] = ("ppo",)
-    quantises: bool = False
+    supports_fp8: bool = False
 
-    def ways_of(self, facts: Facts) -> Iterator[Way]:
+    def modes_for(self, facts: Facts) -> Iterator[DeploymentMode]:
         """The deployment modes of the trainer, restricted to the stages that the job has."""
-        return (way.of(facts) for way in self.ways(facts))
+        return (way.for_job(facts) for way in self.modes(facts))
 
     @property
     def keys(self) -> KnownKeys:
-        return known_keys(self.file)
+        return known_keys(self.key_file)
 
-    def generating(self, facts: Facts) -> Facts:
+    def with_engine(self, facts: Facts) -> Facts:
         """The facts with an engine that the trainer generates with."""
         return facts if facts.engine in self.other_engines else facts.model_copy(update={"engine": self.engine})
 
-    def require_sayable(self, facts: Facts) -> None:
+    def require_expressible(self, facts: Facts) -> None:
         """Raises BadInput for a job that no exporter supports, and for FP8 generation where this trainer's does not.
 
         Unsupported are judges behind a URL, several rewards together, multi-turn rollouts, dynamic sampling, best-of
         sampling, adapters, teachers and a job's own graph.
         """
-        if facts.generation_weights and not self.quantises:
+        if facts.generation_weights and not self.supports_fp8:
             raise BadInput(
                 f"generation_weights={facts.generation_weights} is not written for {self.name}; plan and run the job "
                 "here, or leave it out and set it in the trainer by hand."
@@ -144,10 +144,10 @@ class OtherTrainer:
                 "hand."
             )
 
-    def require_written(self, facts: Facts) -> None:
+    def require_exportable(self, facts: Facts) -> None:
         """Raises BadInput for a job that no exporter supports, and for an algorithm whose settings this trainer's
         lacks."""
-        self.require_sayable(facts)
+        self.require_expressible(facts)
         if facts.algorithm not in self.algorithms:
             raise BadInput(
                 f"algorithm={facts.algorithm} is not written for {self.name}, only {' and '.join(self.algorithms)}; "
@@ -155,7 +155,7 @@ class OtherTrainer:
             )
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The trainer's name and the version whose keys are known."""
         return f"{self.name} {self.keys.version}"
 

@@ -16,7 +16,7 @@ from meshwright.planner.plan.rules import layout_rules
 from meshwright.planner.plan.steps_ahead import StepsAhead, pattern_ahead
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import AnyCluster
-from meshwright.profiles.layout import Layout, divisors, layers_of_stages
+from meshwright.profiles.layout import Layout, divisors, layers_per_stage
 from meshwright.profiles.stages import GENERATE, StageGraph
 
 ONE_AHEAD = 1
@@ -27,7 +27,7 @@ _MIN_POOL_DIVISOR = 8
 
 
 @dataclass(frozen=True)
-class SameChoice:
+class EqualChoice:
     """A choice of one stage that has to equal that of another, the leader."""
 
     stage: str
@@ -36,19 +36,19 @@ class SameChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class DeploymentMode:
     """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free."""
 
     name: str
     pins: tuple[str, ...]
-    alike: tuple[SameChoice, ...] = ()
+    equal_choices: tuple[EqualChoice, ...] = ()
     steps_ahead: int = 0
 
     def ahead(self, graph: StageGraph) -> StepsAhead:
         """The steps ahead of every stage."""
         return pattern_ahead(graph, self.steps_ahead)
 
-    def of(self, facts: Facts) -> Way:
+    def for_job(self, facts: Facts) -> DeploymentMode:
         """The mode restricted to the stages of a job, which may have no critic or no reference.
 
         Pipelines whose inner stages hold different numbers of layers are forbidden, since no trainer has a key for
@@ -59,10 +59,12 @@ class Way:
         return replace(
             self,
             pins=(*pins, *_equal_inner_stages(facts, pins)),
-            alike=tuple(choice for choice in self.alike if {choice.stage, choice.leader} <= graph.by_name.keys()),
+            equal_choices=tuple(
+                choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
+            ),
         )
 
-    def broken(self, plan: Plan) -> Iterator[str]:
+    def inexpressible(self, plan: Plan) -> Iterator[str]:
         """A clause for each choice of a plan that this mode cannot express."""
         for text in self.pins:
             pin = parse_pin(text, plan.graph)
@@ -70,7 +72,7 @@ class Way:
             if not pin.allows(value):
                 required = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
                 yield f"{pin.stage} has {pin.key}={value}, and the trainer requires {required}"
-        for choice in self.alike:
+        for choice in self.equal_choices:
             value, leader_value = plan.choice(choice.stage, choice.key), plan.choice(choice.leader, choice.key)
             if value != leader_value:
                 yield (
@@ -99,27 +101,27 @@ def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
             for pp in divisors(num_ranks):
                 layouts = (Layout(tp=tp, pp=pp, dp=num_ranks // pp // tp) for tp in divisors(num_ranks // pp))
                 if any(not layout_rules(facts, stage, layout) for layout in layouts):
-                    inner_layers = layers_of_stages(facts.models.spec(stage.role), pp)[1:-1]
+                    inner_layers = layers_per_stage(facts.models.spec(stage.role), pp)[1:-1]
                     if len(set(inner_layers)) > 1:
                         yield f"{stage.name}.pp!={pp}"
 
 
-def on(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
+def on_pool(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
     """Pins that put stages on a pool."""
     return tuple(f"{stage}.pool={ranks}" for stage in stages)
 
 
-def fixed(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
+def pin_value(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
     """Pins that give stages one value."""
     return tuple(f"{stage}.{key}={value}" for stage in stages)
 
 
-def alike(key: str, leader: str, stages: Iterable[str]) -> tuple[SameChoice, ...]:
+def equal_choices(key: str, leader: str, stages: Iterable[str]) -> tuple[EqualChoice, ...]:
     """Choices of stages that follow those of a leader."""
-    return tuple(SameChoice(stage, leader, key) for stage in stages)
+    return tuple(EqualChoice(stage, leader, key) for stage in stages)
 
 
-def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
+def ppo_stages(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
     """The stages of PPO that do not generate, optionally of one role and only those that train or do not.
 
     PPO has the stages of all exported algorithms.
@@ -131,7 +133,7 @@ def names(*, trains: bool | None = None, role: str | None = None) -> tuple[str, 
     )
 
 
-def present(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
+def present_stages(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
     """The items of a mapping whose key or value is a stage of the plan."""
     return {key: value for key, value in stages.items() if {key, value} & plan.graph.by_name.keys()}
 
@@ -141,7 +143,7 @@ def all_ranks(cluster: AnyCluster) -> Ranks:
     return Ranks(0, cluster.num_ranks)
 
 
-def parts(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
+def pool_divisions(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
     """All divisions of the ranks into `number` consecutive pools."""
     return _parts(cluster, 0, number)
 
@@ -159,25 +161,25 @@ def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks
                 yield (Ranks(first, size), *rest)
 
 
-def served_in_parts_of_tp() -> tuple[str, ...]:
+def tp_only_engines() -> tuple[str, ...]:
     """The pins of a trainer whose engines, of the reward model too, support tensor parallelism alone.
 
     It neither overlaps stages nor interleaves pipelines.
     """
     return (
         *no_overlap(),
-        *fixed("pp", 1, (GENERATE, "reward_score")),
+        *pin_value("pp", 1, (GENERATE, "reward_score")),
         "reward_score.cp=1",
-        *fixed("vpp", 1, names(trains=True)),
+        *pin_value("vpp", 1, ppo_stages(trains=True)),
         "reward_score.offload=none",
     )
 
 
 def no_overlap() -> tuple[str, ...]:
     """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch."""
-    reads = names(trains=False)
+    reads = ppo_stages(trains=False)
     return (
-        *fixed("chunk_tokens", 0, reads),
+        *pin_value("chunk_tokens", 0, reads),
         f"{GENERATE}.batches_in_flight=1",
         f"{GENERATE}.overcommit=0",
     )

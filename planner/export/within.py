@@ -15,7 +15,7 @@ from itertools import product
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import Missing, best_plan
 from meshwright.planner.export.trainer import OtherTrainer
-from meshwright.planner.export.ways import Way, fixed
+from meshwright.planner.export.ways import DeploymentMode, pin_value
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -27,14 +27,14 @@ from meshwright.profiles.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Within:
+class TrainerPlan:
     """The best plan that was found, and the deployment mode that it is of."""
 
     plan: Plan
-    way: Way
+    mode: DeploymentMode
 
 
-def within(
+def best_expressible_plan(
     trainer: OtherTrainer,
     facts: Facts,
     model: CostModel,
@@ -44,7 +44,7 @@ def within(
     digests: Mapping[str, str] | None = None,
     start: Plan | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Within | None:
+) -> TrainerPlan | None:
     """Search for the best plan of a job that a trainer can express and that keeps the pins; None where none fits.
 
     The plan's bound holds for all such plans. Stages may work ahead as far as the job's staleness allows. `start` is a
@@ -53,11 +53,11 @@ def within(
     how many.
     """
     search = _ModeSearch(facts=facts, model=model, pins=tuple(pins), limits=limits or Limits(), digests=digests)
-    modes = [mode for mode in trainer.ways_of(facts) if mode.steps_ahead <= facts.staleness]
+    modes = [mode for mode in trainer.modes_for(facts) if mode.steps_ahead <= facts.staleness]
     started = search.from_start(start, modes) if start else None
     if start and started:
         search = replace(search, digests={**(digests or {}), "start": digest(start)}, start=started.plan)
-        modes = [started.way, *(mode for mode in modes if mode != started.way)]
+        modes = [started.mode, *(mode for mode in modes if mode != started.mode)]
     best, bound = None, float("inf")
     for done, mode in enumerate(modes):
         if progress:
@@ -68,15 +68,15 @@ def within(
             continue
         bound = min(bound, relaxed.solver.bound_seconds)
         if started and best is None:
-            best = Within(plan=_as_search_result(relaxed, started.plan), way=started.way)
+            best = TrainerPlan(plan=_as_search_result(relaxed, started.plan), mode=started.mode)
         if started and relaxed.placements == started.plan.placements:
             continue
         if best and relaxed.solver.bound_seconds >= best.plan.period_seconds:
             continue
         plan = search.with_equal_choices(mode, relaxed)
         if plan and (best is None or plan.period_seconds < best.plan.period_seconds):
-            best = Within(plan=plan, way=mode)
-    return best and Within(plan=_with_bound(best.plan, bound), way=best.way)
+            best = TrainerPlan(plan=plan, mode=mode)
+    return best and TrainerPlan(plan=_with_bound(best.plan, bound), mode=best.mode)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,22 +90,22 @@ class _ModeSearch:
     digests: Mapping[str, str] | None
     start: Plan | None = None
 
-    def from_start(self, start: Plan, modes: Iterable[Way]) -> Within | None:
+    def from_start(self, start: Plan, modes: Iterable[DeploymentMode]) -> TrainerPlan | None:
         """A plan's placements under these facts, in the first mode that allows them; None where none does."""
         for mode in modes:
             plan = start_from(start, self.facts, self.model, self._pins(mode))
-            if isinstance(plan, Plan) and not any(mode.broken(plan)):
-                return Within(plan=plan, way=mode)
+            if isinstance(plan, Plan) and not any(mode.inexpressible(plan)):
+                return TrainerPlan(plan=plan, mode=mode)
         return None
 
-    def relaxed_plan(self, mode: Way) -> Plan | Missing:
+    def relaxed_plan(self, mode: DeploymentMode) -> Plan | Missing:
         """The best plan under the pins of a mode and of the user, without the equal choices.
 
         It is the start where no plan is better by more than the gap.
         """
         return self._search(mode, (), self.start)
 
-    def _search(self, mode: Way, chosen: Iterable[str], start: Plan | None = None) -> Plan | Missing:
+    def _search(self, mode: DeploymentMode, chosen: Iterable[str], start: Plan | None = None) -> Plan | Missing:
         return best_plan(
             self.facts,
             self.model,
@@ -116,11 +116,11 @@ class _ModeSearch:
             start=start,
         )
 
-    def _pins(self, mode: Way, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
+    def _pins(self, mode: DeploymentMode, chosen: Iterable[str] = ()) -> tuple[Pin, ...]:
         """The pins of a mode, those of the choices made so far, and the user's."""
         return tuple(dict.fromkeys((*parse_pins({*mode.pins, *chosen}, self.facts.graph), *self.pins)))
 
-    def with_equal_choices(self, mode: Way, plan: Plan) -> Plan | None:
+    def with_equal_choices(self, mode: DeploymentMode, plan: Plan) -> Plan | None:
         """The best plan with the choices made equal one after the other; None where a choice leaves no plan."""
         chosen: tuple[str, ...] = ()
         for (leader, key), stages in _equal_groups(mode).items():
@@ -137,7 +137,7 @@ class _ModeSearch:
         return plan
 
     def _fastest(
-        self, mode: Way, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
+        self, mode: DeploymentMode, chosen: tuple[str, ...], stages: Sequence[str], key: str, values: Iterable[Value]
     ) -> Plan | None:
         """The fastest plan that gives some stages one of these values."""
         answers = (self._search(mode, (*chosen, *_pins_of_choice(key, value, stages))) for value in values)
@@ -149,13 +149,13 @@ def _pins_of_choice(key: str, value: Value, stages: Sequence[str]) -> tuple[str,
     """Pins that give stages one value; a micro-batch size of 0 means a token budget."""
     if key == "micro_batch_size" and not value:
         return tuple(f"{stage}.micro_batch_tokens!=0" for stage in stages)
-    return fixed(key, value, stages)
+    return pin_value(key, value, stages)
 
 
-def _equal_groups(mode: Way) -> dict[tuple[str, str], list[str]]:
+def _equal_groups(mode: DeploymentMode) -> dict[tuple[str, str], list[str]]:
     """Stages with an equal choice, by (leader, key of the choice); the leader is the first."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for choice in mode.alike:
+    for choice in mode.equal_choices:
         groups.setdefault((choice.leader, choice.key), [choice.leader]).append(choice.stage)
     return groups
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import DoubledKeyError, load_json, read_text
+from meshwright.profiles.values import DuplicateKeyError, load_json, read_text
 
 _CONVERSATIONS = ("messages", "trajectory", "history")
 _MAX_BINS = 64
@@ -29,34 +29,34 @@ _MAX_BINS = 64
 
 
 @dataclass(frozen=True)
-class AgentTrace:
+class RolloutTrace:
     """Token counts of some rollouts: `prompts` and `numbers` (of turns) per rollout, `drawn` per turn, `told` per tool
     result, and `seconds` per tool result that has timestamps."""
 
-    prompts: tuple[int, ...]
-    numbers: tuple[int, ...]
-    drawn: tuple[int, ...]
-    told: tuple[int, ...]
-    seconds: tuple[float, ...]
-    longest: int
+    prompt_tokens: tuple[int, ...]
+    num_turns: tuple[int, ...]
+    turn_tokens: tuple[int, ...]
+    tool_tokens: tuple[int, ...]
+    latency_seconds: tuple[float, ...]
+    max_tokens: int
     """Tokens of the longest rollout, without its prompt."""
 
     def workload(self) -> dict[str, Any]:
         """The lengths and turns as the `workload` of a job file."""
-        latency = {"histogram": _histogram(self.seconds)} if self.seconds else {"fixed": 0.0}
+        latency = {"histogram": _histogram(self.latency_seconds)} if self.latency_seconds else {"fixed": 0.0}
         return {
-            "prompt": _lengths(self.prompts),
-            "response": _lengths(self.drawn),
+            "prompt": _lengths(self.prompt_tokens),
+            "response": _lengths(self.turn_tokens),
             "turns": {
-                "number": _lengths(self.numbers),
-                "result": _lengths(self.told or (1,)),
+                "number": _lengths(self.num_turns),
+                "result": _lengths(self.tool_tokens or (1,)),
                 "latency_seconds": latency,
-                "max_tokens": max(self.longest, *self.drawn),
+                "max_tokens": max(self.max_tokens, *self.turn_tokens),
             },
         }
 
 
-def read_agent_trace(path: Path, count: Callable[[str], int]) -> AgentTrace:
+def read_agent_trace(path: Path, count_tokens: Callable[[str], int]) -> RolloutTrace:
     """Read the rollouts of a file; `count` returns the number of tokens of a text.
 
     Raises BadInput naming a malformed line, and for a file without a rollout.
@@ -70,7 +70,7 @@ def read_agent_trace(path: Path, count: Callable[[str], int]) -> AgentTrace:
         turns = [index for index, (is_assistant, _) in enumerate(parts) if is_assistant]
         if not turns:
             raise BadInput(f"agent trace {path}, line {number} has no message of an assistant; leave it out.")
-        sizes = [max(1, sum(count(message.text) for message in group)) for _, group in parts]
+        sizes = [max(1, sum(count_tokens(message.text) for message in group)) for _, group in parts]
         prompts.append(sum(sizes[: turns[0]]) or 1)
         numbers.append(len(turns))
         turn_tokens += [sizes[index] for index in turns]
@@ -79,7 +79,9 @@ def read_agent_trace(path: Path, count: Callable[[str], int]) -> AgentTrace:
         longest = max(longest, sum(sizes[turns[0] : turns[-1] + 1]))
     if not prompts:
         raise BadInput(f"agent trace {path} has no rollouts; give a line of JSON for each.")
-    return AgentTrace(tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest)
+    return RolloutTrace(
+        tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
+    )
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _messages(line: str, what: str) -> Iterator[_Message]:
             calls = message.get("tool_calls")
             text = _text(message.get("content")) + (json.dumps(calls) if calls else "")
             yield _Message(message["role"] == "assistant", text, _seconds(message.get("timestamp")))
-    except DoubledKeyError as error:
+    except DuplicateKeyError as error:
         raise BadInput(f"{what}: {error}.") from None
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
         raise BadInput(

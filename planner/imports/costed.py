@@ -13,10 +13,10 @@ from functools import partial
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.export.trainer import OtherTrainer
-from meshwright.planner.export.within import within
-from meshwright.planner.imports.said import Configured, Said
+from meshwright.planner.export.within import best_expressible_plan
+from meshwright.planner.imports.said import ParsedConfig, ParsedField
 from meshwright.planner.imports.slot_bounds import slot_bounds
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan
@@ -40,7 +40,7 @@ class Reader:
     """A trainer and the function that reads its configurations."""
 
     trainer: OtherTrainer
-    read: Callable[..., Configured]
+    read: Callable[..., ParsedConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +55,20 @@ class Imported:
     """
 
     plan: Plan | None
-    within: Plan | None
+    best_in_trainer: Plan | None
     best: Plan | None
-    deciding: tuple[Said, ...]
+    deciding: tuple[ParsedField, ...]
     notes: tuple[str, ...]
     unread: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
-    is_unfinished: bool = False
+    timed_out: bool = False
 
 
-def imported(
+def evaluate_config(
     reader: Reader,
-    configured: Configured,
+    configured: ParsedConfig,
     facts: Facts,
-    remodel: Remodel,
+    rebuild_cost_model: CostModelBuilder,
     *,
     limits: Limits | None = None,
     search_seconds: float | None = None,
@@ -79,16 +79,16 @@ def imported(
     Each search keeps `limits` and takes `search_seconds` at most. `progress` is called with the name of the current
     search, how many of its parts are done, and of how many.
     """
-    model, new_limits = remodel(facts), partial(_limits_from_now, limits or Limits(), search_seconds)
+    model, new_limits = rebuild_cost_model(facts), partial(_limits_from_now, limits or Limits(), search_seconds)
     report = progress or _no_progress
     pins, notes = _legal_pins(facts, configured)
-    bounds, bound_notes = slot_bounds(facts, model, configured.words)
+    bounds, bound_notes = slot_bounds(facts, model, configured.by_name)
     pins, notes = (*pins, *bounds), [*notes, *bound_notes]
     report("costing the configuration", 0, 1)
     plan = _as_configured(facts, model, pins, configured, new_limits())
     if plan is None:
         notes.append(_why_not(facts, model, pins, new_limits()))
-    expressible = within(
+    expressible = best_expressible_plan(
         reader.trainer,
         facts,
         model,
@@ -100,13 +100,13 @@ def imported(
     within_trainer = _fastest(expressible.plan if expressible else None, plan)
     return Imported(
         plan=plan,
-        within=within_trainer,
+        best_in_trainer=within_trainer,
         best=_fastest(best if isinstance(best, Plan) else None, within_trainer),
-        is_unfinished=best == "out_of_limit",
-        deciding=tuple(parsed for parsed in configured.said if parsed.what.partition(".")[0] not in DEFAULT_SETTINGS),
+        timed_out=best == "out_of_limit",
+        deciding=tuple(parsed for parsed in configured.fields if parsed.what.partition(".")[0] not in DEFAULT_SETTINGS),
         notes=(*configured.notes, *notes),
-        unread=configured.unread,
-        named=configured.named,
+        unread=configured.ignored,
+        named=configured.unmodelled,
     )
 
 
@@ -123,7 +123,7 @@ def _limits_from_now(limits: Limits, seconds: float | None) -> Limits:
 
 
 def _as_configured(
-    facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: Configured, limits: Limits
+    facts: Facts, model: CostModel, pins: tuple[Pin, ...], configured: ParsedConfig, limits: Limits
 ) -> Plan | None:
     ahead = pattern_ahead(facts.graph, configured.steps_ahead)
     plan = best_plan(facts, model, pins=pins, ahead=(ahead,), limits=limits)
@@ -139,11 +139,11 @@ def _why_not(facts: Facts, model: CostModel, pins: tuple[Pin, ...], limits: Limi
     return f"the cost model predicts out of memory for the configuration as it is: {reasons}"
 
 
-def _legal_pins(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], list[str]]:
+def _legal_pins(facts: Facts, configured: ParsedConfig) -> tuple[tuple[Pin, ...], list[str]]:
     """The configuration as pins that are legal together, and notes on the values that are read as others."""
     pins: list[Pin] = []
     notes: list[str] = []
-    for parsed in configured.said:
+    for parsed in configured.fields:
         stage = parsed.what.partition(".")[0]
         if stage not in facts.graph.by_name or parsed.what == _SLOTS:
             continue
@@ -162,18 +162,18 @@ def _legal_pins(facts: Facts, configured: Configured) -> tuple[tuple[Pin, ...], 
     return (*pins, *no_overlap, *unstreamed), notes
 
 
-def _with_layout_budget(parsed: Said, stage_pins: list[Pin], configured: Configured) -> Said:
+def _with_layout_budget(parsed: ParsedField, stage_pins: list[Pin], configured: ParsedConfig) -> ParsedField:
     """Adjust a stage's token budget to the layout that it is read with: the budget is per rank, and a smaller cp shards
     a sequence over fewer ranks."""
     stage, _, key = parsed.what.partition(".")
     layouts = [pin.value for pin in stage_pins if isinstance(pin.value, Layout)]
     if key != "micro_batch_tokens" or not layouts:
         return parsed
-    configured_layout = Layout.parse(str(configured.words[f"{stage}.layout"]))
+    configured_layout = Layout.parse(str(configured.by_name[f"{stage}.layout"]))
     return replace(parsed, value=int(parsed.value) * layouts[0].cp // configured_layout.cp)
 
 
-def _first_legal(facts: Facts, stage_pins: list[Pin], parsed: Said) -> tuple[Pin | None, str]:
+def _first_legal(facts: Facts, stage_pins: list[Pin], parsed: ParsedField) -> tuple[Pin | None, str]:
     """The pin of a field, or of its nearest legal value, and a note where the value itself is not legal."""
     problem = ""
     for text in _pins_to_try(parsed, facts.workload):
@@ -187,7 +187,7 @@ def _first_legal(facts: Facts, stage_pins: list[Pin], parsed: Said) -> tuple[Pin
     return None, f"{problem} It is left free."
 
 
-def _read_as_note(parsed: Said, pin: Pin, workload: Workload) -> str:
+def _read_as_note(parsed: ParsedField, pin: Pin, workload: Workload) -> str:
     """A sentence on a value that is read as another one."""
     if parsed.what.endswith(".micro_batch_tokens") and pin.key == "micro_batch_size":
         return (
@@ -204,7 +204,7 @@ def _read_as_note(parsed: Said, pin: Pin, workload: Workload) -> str:
     return f"{parsed.what}={parsed.value} is read as {str(pin).removeprefix(f'{parsed.what}=')}"
 
 
-def _pins_to_try(parsed: Said, workload: Workload) -> Iterator[str]:
+def _pins_to_try(parsed: ParsedField, workload: Workload) -> Iterator[str]:
     """The pins to try for a field, its own value first.
 
     A count is followed by smaller numbers, the largest first; a layout by ones with less interleaving, then with less

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.said import Configured, Said, Word
+from meshwright.planner.imports.given_keys import TrainerConfig
+from meshwright.planner.imports.said import FieldValue, ParsedConfig, ParsedField
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS
-from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import StageGraph
 
@@ -21,14 +21,14 @@ class Estimator:
     """One of a trainer's advantage estimators, as an algorithm of a job and the settings that its name implies."""
 
     algorithm: Algorithm
-    settings: Mapping[str, Word] = field(default_factory=dict)
+    settings: Mapping[str, FieldValue] = field(default_factory=dict)
 
 
-PPO = Estimator(algorithm="ppo")
-GRPO = Estimator(algorithm="grpo")
-RLOO = Estimator(algorithm="rloo")
-REINFORCE = Estimator(algorithm="reinforce++")
-REINFORCE_BASELINE = Estimator(algorithm="reinforce++", settings={"group_baseline": True})
+PPO_ESTIMATOR = Estimator(algorithm="ppo")
+GRPO_ESTIMATOR = Estimator(algorithm="grpo")
+RLOO_ESTIMATOR = Estimator(algorithm="rloo")
+REINFORCE_ESTIMATOR = Estimator(algorithm="reinforce++")
+REINFORCE_BASELINE_ESTIMATOR = Estimator(algorithm="reinforce++", settings={"group_baseline": True})
 
 LOSS_MEANS: Mapping[object, str] = {
     "token-mean": "token",
@@ -46,33 +46,33 @@ class FunctionReward:
     function: str
     keys: tuple[str, ...]
 
-    def said(self) -> Iterator[Said]:
+    def fields(self) -> Iterator[ParsedField]:
         """The fields of a job's reward."""
-        yield Said("reward.name", "verifier", self.keys)
-        yield Said("reward.function", self.function, self.keys)
+        yield ParsedField("reward.name", "verifier", self.keys)
+        yield ParsedField("reward.function", self.function, self.keys)
 
     def notes(self) -> Iterator[str]:
         """Sentences on what no key gives."""
-        if self.function == YOUR_FUNCTION:
-            yield f"{self.keys[0]}: the reward function is {YOUR_FUNCTION} in the job, which is yours to write."
+        if self.function == USER_FUNCTION:
+            yield f"{self.keys[0]}: the reward function is {USER_FUNCTION} in the job, which is yours to write."
         yield (
             "no key says how long a call of the reward function takes: 0.01 s is ASSUMED; measure it, and give "
             "rewards.latency_seconds in the job."
         )
 
 
-YOUR_FUNCTION = "reward:score"
+USER_FUNCTION = "reward:score"
 """The name under which a job refers to the reward function of the trainer's user."""
 
 MATHS = "maths_answer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class TrainingSetup:
     """The algorithm that a configuration trains with: the estimator and its key, the keys of the KL penalty in the loss
     and inside the reward (None where it has none), and the reward function where no reward model scores."""
 
-    given: GivenKeys
+    config: TrainerConfig
     key: str
     estimator: Estimator
     has_ref: bool
@@ -94,19 +94,19 @@ class Configuration:
         """The named stages that the job has."""
         return tuple(name for name in names if name in self.graph.by_name)
 
-    def group(self, samples: int, *keys: str) -> Iterator[Said]:
+    def group(self, samples: int, *keys: str) -> Iterator[ParsedField]:
         """The algorithm, the samples of a prompt and the reward. Raises BadInput for an algorithm that compares the
         samples of a prompt and has only one."""
-        if self.algorithm in COMPARES_GROUPS and samples == 1:
+        if self.algorithm in GROUP_ALGORITHMS and samples == 1:
             raise BadInput(
                 f"{keys[0]}=1: {self.algorithm} compares the samples of a prompt with each other; use 2 or more."
             )
-        yield Said("algorithm", self.algorithm, (self.key,))
-        yield Said("workload.group_size", samples, keys)
+        yield ParsedField("algorithm", self.algorithm, (self.key,))
+        yield ParsedField("workload.group_size", samples, keys)
         if self.reward is not None:
-            yield from self.reward.said()
+            yield from self.reward.fields()
 
-    def settings(self, keys: Mapping[str, str]) -> Iterator[Said]:
+    def settings(self, keys: Mapping[str, str]) -> Iterator[ParsedField]:
         """The numeric settings of the algorithm, from a mapping of our names to the trainer's keys, and those that the
         estimator and the KL penalty imply."""
         settings_key = SETTINGS_KEYS[self.algorithm]
@@ -114,60 +114,68 @@ class Configuration:
         if kl_key := self._kl_key:
             keys = {**keys, "kl_coefficient": kl_key}
         elif self.algorithm == "ppo":
-            yield Said("ppo.kl_coefficient", 0.0, (self.key,))
+            yield ParsedField("ppo.kl_coefficient", 0.0, (self.key,))
         for name, key in keys.items():
-            if name in fields and self.given.value(key) is not None:
-                yield Said(f"{settings_key}.{name}", self.given.number(key), (key,))
+            if name in fields and self.config.value(key) is not None:
+                yield ParsedField(f"{settings_key}.{name}", self.config.number(key), (key,))
         for name, value in self.estimator.settings.items():
-            yield Said(f"{settings_key}.{name}", value, (self.key,))
+            yield ParsedField(f"{settings_key}.{name}", value, (self.key,))
 
-    def setting(self, name: str, value: Word, key: str) -> Iterator[Said]:
+    def setting(self, name: str, value: FieldValue, key: str) -> Iterator[ParsedField]:
         """One setting, if the algorithm has it."""
         settings_key = SETTINGS_KEYS[self.algorithm]
         if name in type(DEFAULT_SETTINGS[settings_key]).model_fields:
-            yield Said(f"{settings_key}.{name}", value, (key,))
+            yield ParsedField(f"{settings_key}.{name}", value, (key,))
 
-    def sampling(self, *, top_p: str, top_k: str | None = None) -> Iterator[Said]:
+    def sampling(self, *, top_p: str, top_k: str | None = None) -> Iterator[ParsedField]:
         """The top-p and top-k of sampling; a trainer's -1 and an absent value mean all tokens."""
-        if self.given.value(top_p) is not None:
-            yield from self.setting("top_p", self.given.number(top_p), top_p)
-        if top_k is not None and self.given.value(top_k) is not None:
-            yield from self.setting("top_k", max(0, self.given.whole(top_k)), top_k)
+        if self.config.value(top_p) is not None:
+            yield from self.setting("top_p", self.config.number(top_p), top_p)
+        if top_k is not None and self.config.value(top_k) is not None:
+            yield from self.setting("top_k", max(0, self.config.integer(top_k)), top_k)
 
-    def warmup(self, role: str, key: str) -> Iterator[Said]:
+    def warmup(self, role: str, key: str) -> Iterator[ParsedField]:
         """The number of steps over which the learning rate of a role warms up."""
         if f"{role}_schedule" not in type(DEFAULT_SETTINGS[SETTINGS_KEYS[self.algorithm]]).model_fields:
             return
-        if self.given.value(key) is not None and self.given.whole(key) > 0:
-            yield Said(f"{SETTINGS_KEYS[self.algorithm]}.{role}_schedule.warmup_steps", self.given.whole(key), (key,))
+        if self.config.value(key) is not None and self.config.integer(key) > 0:
+            yield ParsedField(
+                f"{SETTINGS_KEYS[self.algorithm]}.{role}_schedule.warmup_steps", self.config.integer(key), (key,)
+            )
 
-    def overlong(self, length: str, penalty: str) -> Iterator[Said]:
+    def overlong(self, length: str, penalty: str) -> Iterator[ParsedField]:
         """The penalty that grows over the last tokens of the longest response."""
-        if self.given.value(length):
-            yield from self.setting("overlong_tokens", self.given.whole(length), length)
-            if self.given.value(penalty) is not None:
-                yield from self.setting("overlong_penalty", self.given.number(penalty), penalty)
+        if self.config.value(length):
+            yield from self.setting("overlong_tokens", self.config.integer(length), length)
+            if self.config.value(penalty) is not None:
+                yield from self.setting("overlong_penalty", self.config.number(penalty), penalty)
 
-    def adapter(self, rank: str, alpha: str) -> Iterator[Said]:
+    def adapter(self, rank: str, alpha: str) -> Iterator[ParsedField]:
         """The rank and the alpha of the actor's LoRA adapter, where it has one."""
-        if self.given.value(rank):
-            yield Said("adapter.rank", self.given.whole(rank), (rank,))
-            value = self.given.value(alpha)
-            yield Said("adapter.alpha", float(value) if value else self.given.whole(rank), (alpha,))
+        if self.config.value(rank):
+            yield ParsedField("adapter.rank", self.config.integer(rank), (rank,))
+            value = self.config.value(alpha)
+            yield ParsedField("adapter.alpha", float(value) if value else self.config.integer(rank), (alpha,))
 
-    def configured(
-        self, trainer: str, said: Iterable[Said], *, steps_ahead: int, notes: Iterable[str], idle: Iterable[str] = ()
-    ) -> Configured:
+    def parsed(
+        self,
+        trainer: str,
+        fields: Iterable[ParsedField],
+        *,
+        steps_ahead: int,
+        notes: Iterable[str],
+        unused: Iterable[str] = (),
+    ) -> ParsedConfig:
         """The configuration in our fields, with the keys that were not read; `idle` are patterns of keys that have no
         use beside others."""
-        named, unread = self.given.accounted(trainer, idle)
-        return Configured(
-            said=tuple(said),
+        named, unread = self.config.split_unread(trainer, unused)
+        return ParsedConfig(
+            fields=tuple(fields),
             steps_ahead=steps_ahead,
-            notes=(*notes, *self.given.strange(trainer, unread), *self.given.notes),
-            named=named,
-            unread=unread,
-            asked=frozenset(self.given.asked),
+            notes=(*notes, *self.config.unknown_key_notes(trainer, unread), *self.config.notes),
+            unmodelled=named,
+            ignored=unread,
+            read_keys=frozenset(self.config.read_keys),
         )
 
     def notes(self) -> Iterator[str]:
@@ -188,23 +196,25 @@ class Configuration:
         return (in_loss or in_reward) if self.algorithm == "grpo" else (in_reward or in_loss)
 
 
-def estimator_of(given: GivenKeys, key: str, known: Mapping[str, Estimator], *, single: str | None = None) -> Estimator:
+def estimator_of(
+    config: TrainerConfig, key: str, known: Mapping[str, Estimator], *, single: str | None = None
+) -> Estimator:
     """The estimator that a configuration names under `key`. Raises BadInput for one that no job has.
 
     `single` is the key of the number of samples of a prompt, for a trainer that allows a single sample even where an
     algorithm compares the samples of a prompt. The advantage of a single sample is its score, as in REINFORCE.
     """
-    name = given.value(key)
+    name = config.value(key)
     if name not in known:
         raise BadInput(f"{key}={name} is not an algorithm of a job; configure one of {', '.join(known)}.")
-    is_alone = single is not None and known[name].algorithm in COMPARES_GROUPS and given.whole(single) == 1
-    return REINFORCE if is_alone else known[name]
+    is_alone = single is not None and known[name].algorithm in GROUP_ALGORITHMS and config.integer(single) == 1
+    return REINFORCE_ESTIMATOR if is_alone else known[name]
 
 
-def alone_notes(given: GivenKeys, key: str, known: Mapping[str, Estimator], single: str) -> Iterator[str]:
+def single_sample_notes(config: TrainerConfig, key: str, known: Mapping[str, Estimator], single: str) -> Iterator[str]:
     """A sentence where a prompt has a single sample, so that there is none to compare it with."""
-    if estimator_of(given, key, known, single=single) is not known[given.value(key)]:
+    if estimator_of(config, key, known, single=single) is not known[config.value(key)]:
         yield (
-            f"{single}=1 with {key}={given.value(key)}: a single sample of a prompt is compared with no other, its "
+            f"{single}=1 with {key}={config.value(key)}: a single sample of a prompt is compared with no other, its "
             "advantage is its score, and it is read as reinforce++."
         )

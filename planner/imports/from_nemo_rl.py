@@ -10,31 +10,35 @@ from typing import Any
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.estimators import (
-    GRPO,
+    GRPO_ESTIMATOR,
     MATHS,
-    PPO,
-    REINFORCE,
-    REINFORCE_BASELINE,
-    Configuration,
+    PPO_ESTIMATOR,
+    REINFORCE_BASELINE_ESTIMATOR,
+    REINFORCE_ESTIMATOR,
     Estimator,
     FunctionReward,
+    TrainingSetup,
     estimator_of,
 )
-from meshwright.planner.imports.given_keys import GivenKeys, read_overrides
+from meshwright.planner.imports.given_keys import TrainerConfig, read_overrides
 from meshwright.planner.imports.said import (
     MEGATRON_SIZES,
     MEMORY_SHARE,
-    Configured,
-    Said,
+    ParsedConfig,
+    ParsedField,
+    consecutive_pools,
+    layout_notes,
     layout_of,
-    narrowed,
-    pools_in_a_row,
 )
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
 _G, _RM = "policy.generation", "env.reward_model"
-_ESTIMATORS: Mapping[str, Estimator] = {"gae": PPO, "grpo": GRPO, "reinforce_plus_plus": REINFORCE}
+_ESTIMATORS: Mapping[str, Estimator] = {
+    "gae": PPO_ESTIMATOR,
+    "grpo": GRPO_ESTIMATOR,
+    "reinforce_plus_plus": REINFORCE_ESTIMATOR,
+}
 _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 """Base files whose values are known."""
 
@@ -54,7 +58,7 @@ _PRECISIONS = {
 _STAGES = {"policy": ("actor_train", "actor_logprob", "ref_logprob"), "value": ("critic_train", "critic_value")}
 
 
-def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Configured:
+def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedConfig:
     """Read the configuration in a file; `changed` are keys with values that override its own.
 
     Raises BadInput naming a key that a job cannot express.
@@ -74,9 +78,9 @@ def read_nemo_rl(path: Path, changed: Mapping[str, Any] | None = None) -> Config
         raise BadInput(f"{error} {hint}") from error
 
 
-def _read_rl(config: GivenKeys) -> Configured:
+def _read_rl(config: TrainerConfig) -> ParsedConfig:
     """Read a configuration of ppo or grpo. Raises BadInput naming a key that a job cannot express."""
-    is_grpo = any(key.startswith("grpo.") for key in config.given) or any("grpo" in name for name in config.missing)
+    is_grpo = any(key.startswith("grpo.") for key in config.values) or any("grpo" in name for name in config.missing)
     if is_grpo:
         config = replace(config, known=known_keys("nemo_rl_grpo"))
     group = "grpo" if is_grpo else "ppo"
@@ -95,19 +99,19 @@ def _read_rl(config: GivenKeys) -> Configured:
         notes += _expert_notes(setup, int(pools["train"].partition(":")[2]))
         fields += [*_training_fields(setup, pools)]
     steps_key = f"{group}.async_{group}.max_trajectory_age_steps"
-    steps_ahead = config.whole(steps_key) if config.value(f"{group}.async_{group}.enabled") else 0
+    steps_ahead = config.integer(steps_key) if config.value(f"{group}.async_{group}.enabled") else 0
     if steps_ahead > 1:
         notes.append(f"{steps_key}={steps_ahead} is read as 1: generation is one step ahead.")
-    return setup.configured(
+    return setup.parsed(
         "nemo-rl",
         fields,
         steps_ahead=min(steps_ahead, 1),
         notes=notes,
-        idle=_unused_keys(setup, is_megatron=is_megatron),
+        unused=_unused_keys(setup, is_megatron=is_megatron),
     )
 
 
-def _unused_keys(setup: Configuration, *, is_megatron: bool) -> Iterator[str]:
+def _unused_keys(setup: TrainingSetup, *, is_megatron: bool) -> Iterator[str]:
     """Patterns of keys that other keys make unused."""
     if is_megatron:
         yield from ("*.dtensor_cfg.*", "*.automodel_cfg.*", "policy.optimizer*", "value.optimizer*")
@@ -117,15 +121,15 @@ def _unused_keys(setup: Configuration, *, is_megatron: bool) -> Iterator[str]:
         yield from ("value.*", "value_loss_fn.*")
 
 
-def _other_training(config: GivenKeys) -> str | None:
+def _other_training(config: TrainerConfig) -> str | None:
     """The key or base file that shows that a configuration is not of reinforcement learning; None where it is."""
     for name in config.missing:
         if _OTHER_FILES.match(Path(name).name):
             return f"defaults: {name}"
-    return next((key for key in config.given if key.startswith(_OTHER_PREFIXES)), None)
+    return next((key for key in config.values if key.startswith(_OTHER_PREFIXES)), None)
 
 
-def _is_megatron(config: GivenKeys) -> bool:
+def _is_megatron(config: TrainerConfig) -> bool:
     """True if Megatron-core trains: by its key, by the name of a base file that is absent, by keys that only Megatron
     has, or by default."""
     key = "policy.megatron_cfg.enabled"
@@ -136,21 +140,21 @@ def _is_megatron(config: GivenKeys) -> bool:
         if any(name in _DEFAULTS for name in names):
             return False
         if names:
-            return any(name.startswith("policy.megatron_cfg.") for name in config.given)
+            return any(name.startswith("policy.megatron_cfg.") for name in config.values)
     return bool(config.value(key))
 
 
-def _training_setup(config: GivenKeys, group: str) -> Configuration:
+def _training_setup(config: TrainerConfig, group: str) -> TrainingSetup:
     """The algorithm: a reference model runs unless it is skipped; the KL penalty is in the loss or inside the
     reward."""
     key, kl = f"{group}.adv_estimator.name", "loss_fn.reference_policy_kl_penalty"
     estimator = estimator_of(config, key, _ESTIMATORS)
-    if estimator is REINFORCE and config.value("grpo.adv_estimator.minus_baseline"):
-        estimator = REINFORCE_BASELINE
+    if estimator is REINFORCE_ESTIMATOR and config.value("grpo.adv_estimator.minus_baseline"):
+        estimator = REINFORCE_BASELINE_ESTIMATOR
     has_ref = not config.value(f"{group}.skip_reference_policy_logprobs_calculation")
-    in_reward = bool(config.value("loss_fn.use_kl_in_reward")) or estimator is PPO
-    return Configuration(
-        given=config,
+    in_reward = bool(config.value("loss_fn.use_kl_in_reward")) or estimator is PPO_ESTIMATOR
+    return TrainingSetup(
+        config=config,
         key=key,
         estimator=estimator,
         has_ref=has_ref,
@@ -160,7 +164,7 @@ def _training_setup(config: GivenKeys, group: str) -> Configuration:
     )
 
 
-def _notes(config: GivenKeys) -> Iterator[str]:
+def _notes(config: TrainerConfig) -> Iterator[str]:
     for name in config.missing:
         if Path(name).name not in _DEFAULTS:
             yield f"defaults: {name} is not beside the configuration; its values are read from {config.known.source}."
@@ -171,45 +175,45 @@ def _notes(config: GivenKeys) -> Iterator[str]:
         yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
     if config.value("grpo.use_leave_one_out_baseline"):
         yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
-    if config.whole("data.max_input_seq_length") >= config.whole("policy.max_total_sequence_length"):
+    if config.integer("data.max_input_seq_length") >= config.integer("policy.max_total_sequence_length"):
         yield (
             "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "
             "them is read as a prompt, and half where it leaves none."
         )
 
 
-def _workload_fields(setup: Configuration, group: str) -> Iterator[Said]:
-    config = setup.given
+def _workload_fields(setup: TrainingSetup, group: str) -> Iterator[ParsedField]:
+    config = setup.config
     keys = (f"{group}.num_prompts_per_step", f"{group}.num_generations_per_prompt")
-    batch, samples = map(config.whole, keys)
-    yield Said("workload.batch_size", batch * samples, keys)
+    batch, samples = map(config.integer, keys)
+    yield ParsedField("workload.batch_size", batch * samples, keys)
     yield from setup.group(samples, keys[1])
-    total, key = config.whole("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
-    prompt, response = config.whole("data.max_input_seq_length"), config.whole(key)
+    total, key = config.integer("policy.max_total_sequence_length"), f"{_G}.max_new_tokens"
+    prompt, response = config.integer("data.max_input_seq_length"), config.integer(key)
     if prompt >= total:
         prompt = max(1, total - response if response < total else total // 2)
-    yield Said("workload.prompt", prompt, ("data.max_input_seq_length",))
-    yield Said("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
+    yield ParsedField("workload.prompt", prompt, ("data.max_input_seq_length",))
+    yield ParsedField("workload.response", min(response, total - prompt), (key, "policy.max_total_sequence_length"))
     key = "policy.train_global_batch_size"
-    if (size := config.whole(key)) < 1:
+    if (size := config.integer(key)) < 1:
         raise BadInput(f"{key}={size} sequences are not a minibatch; use 1 or more.")
-    yield Said("workload.num_minibatches", max(1, batch * samples // size), (key,))
+    yield ParsedField("workload.num_minibatches", max(1, batch * samples // size), (key,))
     if setup.algorithm == "ppo":
-        yield Said("workload.num_epochs", config.whole("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
+        yield ParsedField("workload.num_epochs", config.integer("ppo.ppo_epochs"), ("ppo.ppo_epochs",))
 
 
-def _model_fields(setup: Configuration) -> Iterator[Said]:
-    config = setup.given
+def _model_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
+    config = setup.config
     keys = {"actor": "policy.model_name", "ref": "policy.model_name", "critic": "value.model_name"}
     if config.has(f"{_RM}.model_name"):
         keys["reward"] = f"{_RM}.model_name"
     for role, key in keys.items():
         if role in setup.graph.roles:
-            yield Said(f"models.{role}", str(config.text(key)), (key,))
+            yield ParsedField(f"models.{role}", str(config.text(key)), (key,))
 
 
-def _algorithm_fields(setup: Configuration, group: str) -> Iterator[Said]:
-    config = setup.given
+def _algorithm_fields(setup: TrainingSetup, group: str) -> Iterator[ParsedField]:
+    config = setup.config
     is_megatron = _is_megatron(config)
     fields = {
         "gamma": "ppo.adv_estimator.gae_gamma",
@@ -236,7 +240,7 @@ def _algorithm_fields(setup: Configuration, group: str) -> Iterator[Said]:
     elif config.value("policy.dtensor_cfg.lora_cfg.enabled"):
         yield from setup.adapter("policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha")
     if config.value(f"{_G}.vllm_cfg.precision") == "fp8":
-        yield Said("generation_weights", "fp8", (f"{_G}.vllm_cfg.precision",))
+        yield ParsedField("generation_weights", "fp8", (f"{_G}.vllm_cfg.precision",))
     key = "loss_fn.token_level_loss"
     yield from setup.setting("loss_mean", "token" if config.value(key) else "sequence", key)
     keys = ("grpo.adv_estimator.normalize_rewards", "grpo.normalize_rewards")
@@ -244,10 +248,10 @@ def _algorithm_fields(setup: Configuration, group: str) -> Iterator[Said]:
     yield from setup.setting("normalise_by_std", bool(config.value(key)), key)
 
 
-def _pools(config: GivenKeys) -> Iterator[tuple[str, str]]:
+def _pools(config: TrainerConfig) -> Iterator[tuple[str, str]]:
     """The pools: the reward model and generation take theirs from the cluster, and the remaining ranks train."""
-    per_node = config.whole("cluster.gpus_per_node")
-    num_ranks = config.whole("cluster.num_nodes") * per_node
+    per_node = config.integer("cluster.gpus_per_node")
+    num_ranks = config.integer("cluster.num_nodes") * per_node
     taken = {}
     if not config.value(f"{_G}.colocated.enabled"):
         taken["generate"] = _pool_size(config, f"{_G}.colocated.resources", per_node)
@@ -255,55 +259,55 @@ def _pools(config: GivenKeys) -> Iterator[tuple[str, str]]:
         taken["score"] = _pool_size(config, f"{_RM}.resources", per_node)
     if sum(taken.values()) >= num_ranks:
         raise BadInput(f"cluster.num_nodes={config.value('cluster.num_nodes')} leaves no rank to train; give it more.")
-    yield from pools_in_a_row([("train", num_ranks - sum(taken.values())), *taken.items()])
+    yield from consecutive_pools([("train", num_ranks - sum(taken.values())), *taken.items()])
 
 
-def _pool_size(config: GivenKeys, prefix: str, per_node: int) -> int:
-    return config.whole_or(f"{prefix}.num_nodes", 1) * config.whole_or(f"{prefix}.gpus_per_node", per_node)
+def _pool_size(config: TrainerConfig, prefix: str, per_node: int) -> int:
+    return config.integer_or(f"{prefix}.num_nodes", 1) * config.integer_or(f"{prefix}.gpus_per_node", per_node)
 
 
-def _pool_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
-    config = setup.given
+def _pool_fields(setup: TrainingSetup, pools: dict[str, str]) -> Iterator[ParsedField]:
+    config = setup.config
     for what, key in (("nodes", "cluster.num_nodes"), ("ranks_per_node", "cluster.gpus_per_node")):
-        yield Said(f"cluster.{what}", config.whole(key), (key,))
+        yield ParsedField(f"cluster.{what}", config.integer(key), (key,))
     keys = (f"{_G}.colocated.enabled", f"{_G}.colocated.resources.num_nodes")
-    yield Said("actor_generate.pool", pools.get("generate", pools["train"]), keys)
+    yield ParsedField("actor_generate.pool", pools.get("generate", pools["train"]), keys)
     if setup.reward is None:
-        yield Said("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
+        yield ParsedField("reward_score.pool", pools.get("score", pools["train"]), (f"{_RM}.resources.num_nodes",))
     for stage in setup.stages(*_STAGES["policy"], *_STAGES["value"]):
-        yield Said(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
+        yield ParsedField(f"{stage}.pool", pools["train"], ("cluster.num_nodes", "cluster.gpus_per_node"))
 
 
-def _generation_fields(config: GivenKeys) -> Iterator[Said]:
+def _generation_fields(config: TrainerConfig) -> Iterator[ParsedField]:
     for axis, name in (("tp", "tensor_parallel_size"), ("pp", "pipeline_parallel_size")):
         key = f"{_G}.vllm_cfg.{name}"
-        yield Said(f"actor_generate.{axis}", config.whole(key), (key,))
+        yield ParsedField(f"actor_generate.{axis}", config.integer(key), (key,))
     key = f"{_G}.vllm_cfg.gpu_memory_utilization"
-    yield Said(MEMORY_SHARE, config.number(key), (key,))
+    yield ParsedField(MEMORY_SHARE, config.number(key), (key,))
     if config.has(f"{_RM}.model_name"):
         key = f"{_RM}.dtensor_cfg.tensor_parallel_size"
-        yield Said("reward_score.tp", config.whole(key), (key,))
-        yield Said("reward_score.pp", 1, (key,))
+        yield ParsedField("reward_score.tp", config.integer(key), (key,))
+        yield ParsedField("reward_score.pp", 1, (key,))
 
 
-def _layout(config: GivenKeys, model: str, num_ranks: int) -> Layout:
+def _layout(config: TrainerConfig, model: str, num_ranks: int) -> Layout:
     sp = bool(config.value(f"{model}.megatron_cfg.sequence_parallel"))
     return layout_of(_degrees(config, model), num_ranks, sp=sp)
 
 
-def _degrees(config: GivenKeys, model: str) -> dict[str, int]:
-    return {axis: config.whole(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
+def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
+    return {axis: config.integer(f"{model}.megatron_cfg.{name}") for axis, name in MEGATRON_SIZES.items()}
 
 
-def _expert_notes(setup: Configuration, num_ranks: int) -> Iterator[str]:
+def _expert_notes(setup: TrainingSetup, num_ranks: int) -> Iterator[str]:
     for model, stages in _STAGES.items():
         if setup.stages(*stages):
-            degrees, layout = _degrees(setup.given, model), _layout(setup.given, model, num_ranks)
-            yield from narrowed(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
+            degrees, layout = _degrees(setup.config, model), _layout(setup.config, model, num_ranks)
+            yield from layout_notes(f"{model}.megatron_cfg.{MEGATRON_SIZES['ep']}", degrees, layout)
 
 
-def _training_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Said]:
-    config, num_ranks = setup.given, int(pools["train"].partition(":")[2])
+def _training_fields(setup: TrainingSetup, pools: dict[str, str]) -> Iterator[ParsedField]:
+    config, num_ranks = setup.config, int(pools["train"].partition(":")[2])
     present = {model: setup.stages(*stages) for model, stages in _STAGES.items()}
     for model, stages in present.items():
         if not stages:
@@ -312,22 +316,22 @@ def _training_fields(setup: Configuration, pools: dict[str, str]) -> Iterator[Sa
         layout = _layout(config, model, num_ranks)
         keys = tuple(f"{prefix}.{name}" for name in MEGATRON_SIZES.values())
         for stage in stages:
-            yield Said(f"{stage}.layout", str(layout), keys)
+            yield ParsedField(f"{stage}.layout", str(layout), keys)
             yield _micro_batch_field(config, model, stage)
         keys = (f"{prefix}.activation_checkpointing", f"{prefix}.recompute_granularity")
         recompute = config.value(keys[1]) or "full" if config.value(keys[0]) else "none"
-        yield Said(f"{stages[0]}.recompute", recompute, keys)
+        yield ParsedField(f"{stages[0]}.recompute", recompute, keys)
     keys = ("policy.offload_optimizer_for_logprob", "policy.megatron_cfg.optimizer.optimizer_cpu_offload")
     offloads = [bool(config.value(key)) for key in keys]
-    yield Said("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
+    yield ParsedField("actor_train.offload", "optimizer" if any(offloads) else "none", keys)
 
 
-def _micro_batch_field(config: GivenKeys, model: str, stage: str) -> Said:
+def _micro_batch_field(config: TrainerConfig, model: str, stage: str) -> ParsedField:
     """The micro-batch of a stage: rows, or with packing the tokens of all ranks that share its sequences."""
     trains = stage.endswith("train")
     for packing in ("sequence_packing", "dynamic_batching"):
         if config.value(f"{model}.{packing}.enabled"):
             key = f"{model}.{packing}.{'train' if trains else 'logprob'}_mb_tokens"
-            return Said(f"{stage}.micro_batch_tokens", config.whole(key), (key, f"{model}.{packing}.enabled"))
+            return ParsedField(f"{stage}.micro_batch_tokens", config.integer(key), (key, f"{model}.{packing}.enabled"))
     key = f"{model}.train_micro_batch_size" if trains or model == "value" else "policy.logprob_batch_size"
-    return Said(f"{stage}.micro_batch_size", config.whole(key), (key,))
+    return ParsedField(f"{stage}.micro_batch_size", config.integer(key), (key,))

@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 import yaml
 
 from meshwright.planner.export.known_keys import KnownKeys
-from meshwright.planner.imports.key_effects import OTHERWISE, has_no_effect, named
+from meshwright.planner.imports.key_effects import NO_FIELD, has_no_effect, reasons_not_read
 from meshwright.planner.imports.scripts import read_script
 from meshwright.planner.imports.shell_words import Word
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import MOST_YAML_BYTES, read_text, yaml_value
+from meshwright.profiles.values import MAX_YAML_BYTES, read_text, yaml_value
 
 _OVERRIDE = re.compile(r"^[+~]{0,2}([A-Za-z_][\w.]*)=(.*)$", re.S)
 _REFERENCE = re.compile(r"^\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}$")
@@ -44,7 +44,7 @@ _MAX_YAML_WORD = 500
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenKeys:
+class TrainerConfig:
     """A trainer's configuration: `given` are its keys, `known` has the defaults of all others.
 
     `otherwise` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
@@ -54,49 +54,49 @@ class GivenKeys:
     """
 
     known: KnownKeys
-    given: Mapping[str, Any]
-    otherwise: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any]
+    other_branch: Mapping[str, Any] = field(default_factory=dict)
     undecided: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
-    asked: set[str] = field(default_factory=set, compare=False)
+    read_keys: set[str] = field(default_factory=set, compare=False)
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Keys of the configuration that the trainer's known version does not have."""
-        return tuple(key for key in self.given if not (self.known.knows(key) or self.known.knows(f"+{key}")))
+        return tuple(key for key in self.values if not (self.known.knows(key) or self.known.knows(f"+{key}")))
 
     @property
     def unread(self) -> tuple[str, ...]:
         """Keys of the configuration that were not read."""
-        return tuple(key for key in self.given if key not in self.asked)
+        return tuple(key for key in self.values if key not in self.read_keys)
 
-    def accounted(self, trainer: str, idle: Iterable[str] = ()) -> tuple[dict[str, str], tuple[str, ...]]:
+    def split_unread(self, trainer: str, unused: Iterable[str] = ()) -> tuple[dict[str, str], tuple[str, ...]]:
         """Split the keys that were not read in two: those that may change a step, as `key=value` with the reason why
         they are not read, and those that a plan does not depend on or that have their default.
 
         `idle` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
         """
-        unused_patterns = tuple(idle)
+        unused_patterns = tuple(unused)
 
         def is_plain(key: str) -> bool:
             is_idle = any(fnmatchcase(key, pattern) for pattern in unused_patterns)
             return is_idle or self._has_default(key) or has_no_effect(trainer, key)
 
         plain = [key for key in self.unread if is_plain(key)]
-        reasons = named(trainer, (key for key in self.unread if key not in plain))
-        return {f"{key}={self.given[key]}": reason for key, reason in reasons.items()}, tuple(plain)
+        reasons = reasons_not_read(trainer, (key for key in self.unread if key not in plain))
+        return {f"{key}={self.values[key]}": reason for key, reason in reasons.items()}, tuple(plain)
 
-    def strange(self, trainer: str, plain: Iterable[str]) -> Iterator[str]:
+    def unknown_key_notes(self, trainer: str, ignored: Iterable[str]) -> Iterator[str]:
         """Sentences on unknown keys: not in the trainer's known version, not read, not among the `plain` ones, and
         matched by no pattern of known meaning.
 
         Raises BadInput for an unknown key that the user overrode.
         """
-        kinds = named(trainer, self.unknown)
-        known = {*self.asked, *plain, *(key for key, reason in kinds.items() if reason != OTHERWISE)}
+        kinds = reasons_not_read(trainer, self.unknown)
+        known = {*self.read_keys, *ignored, *(key for key, reason in kinds.items() if reason != NO_FIELD)}
         for key in self.unknown:
             if key not in known:
                 if key in self.changed:
@@ -110,47 +110,47 @@ class GivenKeys:
     def _has_default(self, key: str) -> bool:
         """True if a key has its default, which is None or False for one that the trainer's known version lacks."""
         if key not in self.known.keys:
-            return self.given[key] is None or self.given[key] is False
-        return bool(self.given[key] == self.known.keys[key])
+            return self.values[key] is None or self.values[key] is False
+        return bool(self.values[key] == self.known.keys[key])
 
     @property
     def notes(self) -> Iterator[str]:
         """Sentences on parts of the script that were not followed, and on keys whose value depends on a branch."""
         yield from self.remarks
-        for key, value in self.otherwise.items():
-            if key in self.asked:
-                yield f"{key}={self.given.get(key)} is read, and in another branch of the script it is {value}."
+        for key, value in self.other_branch.items():
+            if key in self.read_keys:
+                yield f"{key}={self.values.get(key)} is read, and in another branch of the script it is {value}."
 
     def has(self, key: str) -> bool:
         """True if the configuration itself gives the key."""
-        self.asked.add(key)
-        return key in self.given
+        self.read_keys.add(key)
+        return key in self.values
 
     def value(self, key: str) -> Any:
         """The value of a key, from the configuration or the default, with references resolved.
 
         Raises BadInput for a key whose value the script does not determine.
         """
-        self.asked.add(key)
+        self.read_keys.add(key)
         self._require_decided(key)
-        return self._resolve(self.given.get(key, self.known.keys.get(key)), key, 0)
+        return self._resolve(self.values.get(key, self.known.keys.get(key)), key, 0)
 
     def text(self, key: str) -> str | None:
         """The text of a key that no decision depends on, such as a path; undecided parts stay as written."""
         if key in self.undecided:
-            self.asked.add(key)
-            return str(self.given[key])
+            self.read_keys.add(key)
+            return str(self.values[key])
         value = self.value(key)
         return None if value is None else str(value)
 
     def _require_decided(self, key: str) -> None:
         if key in self.undecided:
             raise BadInput(
-                f"{key}={self.given.get(key)}: {self.undecided[key]}, so its value is not known; give it as "
+                f"{key}={self.values.get(key)}: {self.undecided[key]}, so its value is not known; give it as "
                 f"--set {key}=VALUE."
             )
 
-    def whole(self, key: str) -> int:
+    def integer(self, key: str) -> int:
         """The integer value of a key. Raises BadInput naming the key where its value is not an integer."""
         value = self.value(key)
         if isinstance(value, float) and value.is_integer():
@@ -159,12 +159,12 @@ class GivenKeys:
             raise BadInput(f"{key}={value!r} is not a whole number; give one, the plan depends on it.")
         return value
 
-    def whole_or(self, key: str, otherwise: int) -> int:
+    def integer_or(self, key: str, default: int) -> int:
         """The integer value of a key, or `otherwise` where it is absent or 0.
 
         Raises BadInput naming the key where its value is another.
         """
-        return self.whole(key) if self.value(key) else otherwise
+        return self.integer(key) if self.value(key) else default
 
     def number(self, key: str) -> float:
         """The numeric value of a key. Raises BadInput naming the key where its value is not a number."""
@@ -194,15 +194,15 @@ class GivenKeys:
         target, default = reference.groups()
         if target.startswith("."):
             target = _resolve_relative(key, target)
-        self.asked.add(target)
+        self.read_keys.add(target)
         self._require_decided(target)
-        target_value = self.given.get(target, self.known.keys.get(target))
+        target_value = self.values.get(target, self.known.keys.get(target))
         if target_value is None and default is not None:
             target_value = _parse_scalar(default.strip())
         return self._resolve(target_value, target, depth + 1)
 
 
-def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | None = None) -> GivenKeys:
+def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | None = None) -> TrainerConfig:
     """Read a YAML file, or a script whose command takes `key=value`.
 
     `changed` are keys with values that override its own.
@@ -211,7 +211,7 @@ def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | No
     """
     if path.suffix in (".yaml", ".yml"):
         missing: list[str] = []
-        config = GivenKeys(known=known, given=_read_leaves(path, missing, []), missing=tuple(missing))
+        config = TrainerConfig(known=known, values=_read_leaves(path, missing, []), missing=tuple(missing))
         return _override(config, changed or {})
     return _read_command(path, known, lambda words: _overrides(words, known), changed or {})
 
@@ -219,16 +219,16 @@ def read_overrides(path: Path, known: KnownKeys, changed: Mapping[str, Any] | No
 def read_flags(
     path: Path,
     known: KnownKeys,
-    present: Mapping[str, str] | None = None,
+    current_names: Mapping[str, str] | None = None,
     changed: Mapping[str, Any] | None = None,
-) -> GivenKeys:
+) -> TrainerConfig:
     """Read a script whose command takes `--key value`, or several numbers as `--key 1 2`.
 
     `changed` are keys with values that override its own; `present` maps former names of flags to today's.
 
     Raises BadInput for a script without such a command.
     """
-    return _read_command(path, known, lambda words: _flags(words, present or {}), changed or {})
+    return _read_command(path, known, lambda words: _flags(words, current_names or {}), changed or {})
 
 
 def read_changes(texts: Iterable[str]) -> dict[str, Any]:
@@ -246,23 +246,23 @@ _CommandKeys: TypeAlias = tuple[dict[str, Any], dict[str, str]]
 """The keys of a command with their values, and those that are undecided with the reason."""
 
 
-def _override(config: GivenKeys, changed: Mapping[str, Any]) -> GivenKeys:
+def _override(config: TrainerConfig, changed: Mapping[str, Any]) -> TrainerConfig:
     """Override the values of some keys."""
     undecided = {key: reason for key, reason in config.undecided.items() if key not in changed}
-    otherwise = {key: value for key, value in config.otherwise.items() if key not in changed}
-    given = {**config.given, **changed}
-    return replace(config, given=given, undecided=undecided, otherwise=otherwise, changed=frozenset(changed))
+    otherwise = {key: value for key, value in config.other_branch.items() if key not in changed}
+    given = {**config.values, **changed}
+    return replace(config, values=given, undecided=undecided, other_branch=otherwise, changed=frozenset(changed))
 
 
 def _read_command(
     path: Path, known: KnownKeys, extract: Callable[[Sequence[Word]], _CommandKeys], changed: Mapping[str, Any]
-) -> GivenKeys:
+) -> TrainerConfig:
     """Read the command that has the most keys of the trainer.
 
     The script is read twice, taking the last branch of each undecided condition and then the first, to find the keys
     that depend on a branch.
     """
-    text = read_text(path, "configuration", MOST_YAML_BYTES)
+    text = read_text(path, "configuration", MAX_YAML_BYTES)
 
     def fullest(commands: Sequence[tuple[Word, ...]]) -> tuple[tuple[Word, ...], _CommandKeys]:
         candidates = [(command, extract(command)) for command in commands]
@@ -280,10 +280,10 @@ def _read_command(
     remarks = [*script.notes, *_undecided_words(command)]
     if num_other_keys:
         remarks.append("the script runs several commands of the trainer: the one with the most keys is read.")
-    config = GivenKeys(
+    config = TrainerConfig(
         known=known,
-        given=given,
-        otherwise={key: value for key, value in first_branch_keys.items() if given.get(key) != value},
+        values=given,
+        other_branch={key: value for key, value in first_branch_keys.items() if given.get(key) != value},
         undecided=undecided,
         command=tuple(word.text for word in command),
         remarks=tuple(remarks),
@@ -345,8 +345,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _require_trainer_keys(path: Path, config: GivenKeys) -> GivenKeys:
-    if not any(config.known.knows(key) for key in config.given):
+def _require_trainer_keys(path: Path, config: TrainerConfig) -> TrainerConfig:
+    if not any(config.known.knows(key) for key in config.values):
         raise BadInput(
             f"configuration {path} has no key of {config.known.trainer} {config.known.version}; give the file that "
             "starts a run of it."
@@ -362,7 +362,7 @@ def _read_leaves(path: Path, missing: list[str], read: list[Path]) -> dict[str, 
     read.append(path)
     if len(read) > _MAX_FILES:
         raise BadInput(f"configuration {read[0]} builds on more than {_MAX_FILES} files; write it as one.")
-    tree = yaml_value(read_text(path, "configuration", MOST_YAML_BYTES), f"configuration {path}")
+    tree = yaml_value(read_text(path, "configuration", MAX_YAML_BYTES), f"configuration {path}")
     if not isinstance(tree, dict):
         raise BadInput(f"configuration {path} is not a mapping of keys; give the file that configures a run.")
     defaults = tree.pop("defaults", None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.imports.said import Configured, Word
+from meshwright.planner.imports.said import FieldValue, ParsedConfig
 from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import parse
@@ -41,17 +41,17 @@ class JobSource:
     network: str = "ib-hdr-200"
     shapes: Mapping[str, Path] = field(default_factory=dict)
 
-    def job(self, configured: Configured, directory: Path) -> Job:
+    def job(self, configured: ParsedConfig, directory: Path) -> Job:
         """The job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
         return parse(Job, json.dumps(self._tree(configured, directory)), f"configuration {self.path}")
 
-    def text(self, configured: Configured, directory: Path) -> str:
+    def text(self, configured: ParsedConfig, directory: Path) -> str:
         """The YAML of the job, with paths relative to `directory`. Raises BadInput for a model that is not here."""
         tree = self._tree(configured, directory)
         return _HEAD.format(source=self.path, trainer=self.trainer) + yaml.safe_dump(tree, sort_keys=False)
 
-    def _tree(self, configured: Configured, directory: Path) -> dict[str, Any]:
-        words = configured.words
+    def _tree(self, configured: ParsedConfig, directory: Path) -> dict[str, Any]:
+        words = configured.by_name
         prompt, response = int(words["workload.prompt"]), int(words["workload.response"])
         algorithm = configured.algorithm
         reward, adapter = _group(words, "reward"), _group(words, "adapter")
@@ -90,7 +90,7 @@ class JobSource:
             settings_key: _group(words, settings_key),
         }
 
-    def _require_used(self, configured: Configured, roles: Collection[Role]) -> None:
+    def _require_used(self, configured: ParsedConfig, roles: Collection[Role]) -> None:
         """Raise BadInput for shapes of a model that the job does not have."""
         for role, shape in self.shapes.items():
             if not role and all(needed in self.shapes or self._is_here(needed, configured) for needed in roles):
@@ -102,7 +102,7 @@ class JobSource:
                 listed = ", ".join(known.value for known in Role if known in roles)
                 reason = (
                     ", because a function scores"
-                    if role == Role.REWARD and "reward.function" in configured.words
+                    if role == Role.REWARD and "reward.function" in configured.by_name
                     else ""
                 )
                 raise BadInput(
@@ -110,16 +110,16 @@ class JobSource:
                     f"{listed}."
                 )
 
-    def _is_here(self, role: Role, configured: Configured) -> bool:
-        named = configured.words.get(f"models.{role}")
+    def _is_here(self, role: Role, configured: ParsedConfig) -> bool:
+        named = configured.by_name.get(f"models.{role}")
         return named is not None and (self.path.parent / str(named)).exists()
 
-    def _model(self, role: Role, configured: Configured) -> Path:
+    def _model(self, role: Role, configured: ParsedConfig) -> Path:
         """The directory or config.json of a model: the user's for its role, the configuration's, or the user's for all
         others."""
         if role.value in self.shapes:
             return self.shapes[role.value]
-        named = configured.words.get(f"models.{role}")
+        named = configured.by_name.get(f"models.{role}")
         local = self.path.parent / str(named) if named else None
         if local is not None and local.exists():
             return local
@@ -136,7 +136,7 @@ class JobSource:
         )
 
 
-def _group(values: Mapping[str, Word], group: str) -> dict[str, Any]:
+def _group(values: Mapping[str, FieldValue], group: str) -> dict[str, Any]:
     """The fields of a group as a nested mapping, a level for each further dot."""
     tree: dict[str, Any] = {}
     for name, value in values.items():

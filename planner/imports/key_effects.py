@@ -119,7 +119,7 @@ _DYNAMIC_SAMPLING = (
 _AGENT = "no key gives the turns and latencies of a custom rollout or agent loop; single-turn rollouts are planned"
 _MULTI_TURN = "multi-turn rollouts need the numbers and lengths of turns: give workload.turns in the job"
 
-NAMED: Sequence[tuple[str, Sequence[str]]] = (
+REASONS: Sequence[tuple[str, Sequence[str]]] = (
     (_MULTI_TURN, ("*multi_turn.*", "*max_rollout_turns")),
     (
         _AGENT,
@@ -277,7 +277,7 @@ NAMED: Sequence[tuple[str, Sequence[str]]] = (
 )  # fmt: skip
 """Reasons why keys that may change a step are not read, with patterns of the keys; the first match counts."""
 
-OTHERWISE = "it may change a step, and a job or a plan has no field for it"
+NO_FIELD = "it may change a step, and a job or a plan has no field for it"
 """The reason given for a key that no pattern matches."""
 
 
@@ -286,12 +286,12 @@ def has_no_effect(trainer: str, key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in WITHOUT_EFFECT[trainer])
 
 
-def named(trainer: str, keys: Iterable[str]) -> dict[str, str]:
+def reasons_not_read(trainer: str, keys: Iterable[str]) -> dict[str, str]:
     """The keys that may change a step, each with the reason why it is not read."""
     return {key: _reason(key) for key in keys if not has_no_effect(trainer, key)}
 
 
 def _reason(key: str) -> str:
     return next(
-        (reason for reason, patterns in NAMED if any(fnmatchcase(key, pattern) for pattern in patterns)), OTHERWISE
+        (reason for reason, patterns in REASONS if any(fnmatchcase(key, pattern) for pattern in patterns)), NO_FIELD
     )

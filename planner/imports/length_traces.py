@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.planner.imports.agent_traces import AgentTrace
+from meshwright.planner.imports.agent_traces import RolloutTrace
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.documents import parse
-from meshwright.profiles.environment.seen_lengths import SeenLengths, as_seen
+from meshwright.profiles.environment.seen_lengths import ObservedLengths, lengths_of_workload
 from meshwright.profiles.errors import BadInput, suggestion
-from meshwright.profiles.observations import met, observe
-from meshwright.profiles.trace import is_number, read_most_spans
+from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.trace import is_finite_number, read_recent_spans
 from meshwright.profiles.values import json_value, read_text
 
 FIELDS = MappingProxyType(
@@ -52,7 +52,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
+def read_lengths(trace: Path, keys: Mapping[str, str]) -> ObservedLengths:
     """Read the lengths of the run in a directory, or of a file of lines with these keys, by default those of FIELDS.
 
     Raises BadInput for a directory without a measured run, and naming the line for one without lengths.
@@ -63,10 +63,10 @@ def read_lengths(trace: Path, keys: Mapping[str, str]) -> SeenLengths:
         raise BadInput(f"--trace-field: {trace} is the directory of a run, whose trace has its own keys; leave it out.")
     plan = read_plan(trace / "plan.json")
     layouts = {placement.stage: placement.layout for placement in plan.placements}
-    seen = observe(read_most_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
+    seen = observe(read_recent_spans(trace / "trace.jsonl"), layouts, plan.graph, plan.facts.workload.batch_size)
     if seen.response_tokens is None:
         raise BadInput(f"the trace of {trace} has no tokens; give the directory of a `meshwright run`.")
-    lengths = as_seen(met(plan.facts.workload, seen))
+    lengths = lengths_of_workload(observe_workload(plan.facts.workload, seen))
     return lengths.model_copy(update={"groups_with_signal": _groups_with_signal(trace / "metrics.jsonl")})
 
 
@@ -80,7 +80,7 @@ def _groups_with_signal(path: Path) -> tuple[float, ...]:
     return tuple(float(share) for share in shares if share is not None and _is_quantity(share) and share <= 1)
 
 
-def _read_lines(path: Path, keys: Mapping[str, str]) -> SeenLengths:
+def _read_lines(path: Path, keys: Mapping[str, str]) -> ObservedLengths:
     prompts, numbers, turn_tokens, result_tokens, seconds, longest = [], [], [], [], [], 0
     has_turns = False
     for number, line in enumerate(read_text(path, "trace").splitlines(), start=1):
@@ -97,13 +97,13 @@ def _read_lines(path: Path, keys: Mapping[str, str]) -> SeenLengths:
         has_turns = has_turns or rollout.has_turns
     if not prompts:
         raise BadInput(f"trace {path} has no rollouts; give a line of JSON for each.")
-    trace = AgentTrace(
+    trace = RolloutTrace(
         tuple(prompts), tuple(numbers), tuple(turn_tokens), tuple(result_tokens), tuple(seconds), longest
     )
     workload = trace.workload()
     if not has_turns:
         del workload["turns"]
-    return parse(SeenLengths, json.dumps(workload), f"trace {path}")
+    return parse(ObservedLengths, json.dumps(workload), f"trace {path}")
 
 
 class _Line:
@@ -155,4 +155,4 @@ class _Line:
 
 
 def _is_quantity(number: Any) -> bool:
-    return is_number(number) and not isinstance(number, bool) and number >= 0
+    return is_finite_number(number) and not isinstance(number, bool) and number >= 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.planner.imports.given_keys import GivenKeys
+from meshwright.planner.imports.given_keys import TrainerConfig
 
 _FORMER_LENGTHS = ("prompt_max_len", "generate_max_len")
 """The former maximum lengths of a prompt and of a response; 0.11 has those of both together and of a response."""
@@ -20,7 +20,7 @@ _FORMER_OFFLOAD = "ref_reward_offload"
 _LATER_GROUP, _GROUP = "fsdp.", "ds."
 """The flag group of sharding and offload: after 0.11 and in 0.11."""
 
-PRESENT: Mapping[str, str] = {
+CURRENT_NAMES: Mapping[str, str] = {
     **{
         f"{model}_{name}": f"{model}.{name}"
         for model in ("actor", "critic", "ref", "reward")
@@ -85,23 +85,23 @@ PRESENT: Mapping[str, str] = {
 }
 
 
-def with_present_flags(given: GivenKeys) -> GivenKeys:
+def with_current_flags(config: TrainerConfig) -> TrainerConfig:
     """Rename flags to those of 0.11: merged and split flags, and a group that is renamed in later versions."""
 
     def present(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {_present_name(given, key): value for key, value in _merge_former(values).items()}
+        return {_present_name(config, key): value for key, value in _merge_former(values).items()}
 
-    return replace(given, given=present(given.given), otherwise=present(given.otherwise))
+    return replace(config, values=present(config.values), other_branch=present(config.other_branch))
 
 
-def _present_name(config: GivenKeys, key: str) -> str:
+def _present_name(config: TrainerConfig, key: str) -> str:
     name = key.replace(_LATER_GROUP, _GROUP, 1) if key.startswith(_LATER_GROUP) else key
     return name if config.known.knows(name) else key
 
 
 def _merge_former(values: Mapping[str, Any]) -> dict[str, Any]:
     merged = {key: value for key, value in values.items() if key not in (_FORMER_LENGTHS[0], _FORMER_OFFLOAD)}
-    prompt, response = values.get(_FORMER_LENGTHS[0]), values.get(PRESENT[_FORMER_LENGTHS[1]])
+    prompt, response = values.get(_FORMER_LENGTHS[0]), values.get(CURRENT_NAMES[_FORMER_LENGTHS[1]])
     if isinstance(prompt, int) and isinstance(response, int):
         merged["data.max_len"] = prompt + response
     if values.get(_FORMER_OFFLOAD):

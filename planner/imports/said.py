@@ -14,7 +14,7 @@ from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
-Word: TypeAlias = str | int | float | bool
+FieldValue: TypeAlias = str | int | float | bool
 """The value of a field or a pin."""
 
 MEGATRON_SIZES = {
@@ -34,17 +34,17 @@ _USUAL_RANKS = 8
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedField:
     """A field of the job (`workload.batch_size`) or a pin (`actor_train.layout`), its value, and the keys it comes
     from."""
 
     what: str
-    value: Word
+    value: FieldValue
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configured:
+class ParsedConfig:
     """A configuration in our fields, with sentences on what could not be expressed in them.
 
     `steps_ahead` says how many steps generation works ahead. `named` are keys that may change a step and are not read,
@@ -52,21 +52,21 @@ class Configured:
     configuration gives it or has its default.
     """
 
-    said: tuple[Said, ...]
+    fields: tuple[ParsedField, ...]
     steps_ahead: int
     notes: tuple[str, ...] = ()
-    named: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
-    asked: frozenset[str] = frozenset()
+    unmodelled: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    read_keys: frozenset[str] = frozenset()
 
     @property
-    def words(self) -> Mapping[str, Word]:
+    def by_name(self) -> Mapping[str, FieldValue]:
         """The values by the name of their field or pin."""
-        return {field.what: field.value for field in self.said}
+        return {field.what: field.value for field in self.fields}
 
     @property
     def algorithm(self) -> Algorithm:
-        return cast(Algorithm, self.words.get("algorithm", "ppo"))
+        return cast(Algorithm, self.by_name.get("algorithm", "ppo"))
 
 
 def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -> Layout:
@@ -88,7 +88,7 @@ def layout_of(degrees: Mapping[str, int], num_ranks: int, *, sp: bool = False) -
     return Layout(**{**degrees, **experts, "cp": cp}, dp=dp, sp=sp and tp > 1)
 
 
-def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[str]:
+def layout_notes(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[str]:
     """Sentences on expert and context parallelism that `layout_of` changed: a smaller ep, experts sharded by tp that
     the configuration keeps whole, and context parallelism of a model with experts."""
     ep, cp = degrees.get("ep", 1), degrees.get("cp", 1)
@@ -103,7 +103,7 @@ def narrowed(key: str, degrees: Mapping[str, int], layout: Layout) -> Iterator[s
         )
 
 
-def pools_in_a_row(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+def consecutive_pools(sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, str]]:
     """Place pools one after the other, as names and pin values; the largest first where one would cross nodes."""
     ordered = list(sizes)
     if _crosses_nodes([size for _, size in ordered]):
@@ -125,7 +125,7 @@ def _crosses_nodes(sizes: Iterable[int]) -> bool:
     return False
 
 
-def of_ranks(number: int) -> tuple[int, int]:
+def nodes_of_ranks(number: int) -> tuple[int, int]:
     """Nodes and ranks per node of a pool that a configuration gives as a number of ranks alone."""
     is_whole_nodes = number % _USUAL_RANKS == 0
     return (number // _USUAL_RANKS, _USUAL_RANKS) if is_whole_nodes else (1, number)

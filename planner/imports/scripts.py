@@ -20,7 +20,7 @@ from tree_sitter import Language, Node, Parser
 from meshwright.planner.imports.shell_conditions import ShellConditions
 from meshwright.planner.imports.shell_words import Expander, ShellVariables, Word, text_of, undecided
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import MOST_YAML_BYTES, read_text
+from meshwright.profiles.values import MAX_YAML_BYTES, read_text
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
@@ -165,12 +165,12 @@ class _Shell:
         name = text_of(target)
         if value is not None and value.type == "array":
             elements = [word for element in value.named_children for word in self._words(element)]
-            before = self.variables.all_of(name) or [] if appends else []
+            before = self.variables.elements(name) or [] if appends else []
             self.variables.arrays[name] = [*before, *elements]
             self.variables.values.pop(name, None)
             return
         word = Word("") if value is None else self._expander.word(value)
-        before_word = self.variables.of(name)
+        before_word = self.variables.get(name)
         self.variables.values[name] = before_word + word if appends and before_word is not None else word
         self.variables.arrays.pop(name, None)
 
@@ -353,7 +353,7 @@ class _Shell:
             return
         name, before = text_of(update.named_children[0]), Word("0")
         if update.type == "postfix_expression":
-            before = self.variables.of(name) or before
+            before = self.variables.get(name) or before
             step = -1 if text_of(update).endswith("--") else 1
             self.variables.values[name] = (
                 Word(str(int(before.text) + step)) if before.is_decided else undecided(name, f"{name} is counted")
@@ -454,7 +454,7 @@ class _Shell:
         if self.path is None or not arguments[0].is_decided or not file.is_file():
             self.notes.append(f"{name}, which the script sources, is not here: what it sets is not known.")
             return
-        text = read_text(file, "script", MOST_YAML_BYTES)
+        text = read_text(file, "script", MAX_YAML_BYTES)
         self.run_text(text)
 
     def _change_directory(self, arguments: Sequence[Word], _heredoc: Word | None) -> None:

@@ -17,7 +17,7 @@ class Undecided(Exception):  # noqa: N818 - an answer, not a fault
     """Raised for a value that the script does not determine, with the reason."""
 
 
-def whole_value(node: Node, text_of_name: Callable[[Node | str], str], depth: int = 0) -> int:
+def evaluate_arithmetic(node: Node, text_of_name: Callable[[Node | str], str], depth: int = 0) -> int:
     """The value of an arithmetic expression. `text_of_name` gives the text of a name or an expansion.
 
     Raises Undecided for an expression with an unknown part, and for text that is not a number.
@@ -28,7 +28,7 @@ def whole_value(node: Node, text_of_name: Callable[[Node | str], str], depth: in
     def value(part: Node | None) -> int:
         if part is None:
             raise Undecided("an expression is not complete")
-        return whole_value(part, text_of_name, depth + 1)
+        return evaluate_arithmetic(part, text_of_name, depth + 1)
 
     kind, written = node.type, (node.text or b"").decode(errors="replace")
     if kind in ("arithmetic_expansion", "parenthesized_expression", "compound_statement"):

@@ -33,7 +33,7 @@ class ShellConditions:
     """Evaluates conditions. `ran` evaluates a command, which it may run for the variables that it sets."""
 
     expander: Expander
-    ran: Callable[[Node], bool | None]
+    run_command: Callable[[Node], bool | None]
 
     def holds(self, node: Node) -> bool | None:
         """True or False for a condition; None where the script does not determine it."""
@@ -49,7 +49,7 @@ class ShellConditions:
         if kind == "redirected_statement":
             body = node.child_by_field_name("body")
             return None if body is None else self.holds(body)
-        return self.ran(node)
+        return self.run_command(node)
 
     def matches(self, value: Node, pattern: Node) -> bool | None:
         """True if a value matches a pattern of `case`, or of `==` in double brackets; None where that is undecided."""
@@ -97,7 +97,7 @@ class ShellConditions:
         operator, operand = node.named_children[0], node.named_children[-1]
         sign = text_of(operator)
         if sign == "-v":
-            return self.expander.variables.of(text_of(operand)) is not None
+            return self.expander.variables.get(text_of(operand)) is not None
         text = self._text(operand)
         if text is None or sign not in ("-z", "-n"):
             return None

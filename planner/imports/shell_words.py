@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
-from meshwright.planner.imports.shell_arithmetic import Undecided, whole_value
+from meshwright.planner.imports.shell_arithmetic import Undecided, evaluate_arithmetic
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import MOST_YAML_BYTES
+from meshwright.profiles.values import MAX_YAML_BYTES
 
 _ESCAPED = re.compile(r"\\(\n|.)", re.S)
 _ESCAPED_IN_QUOTES = re.compile(r"\\([\n\"\\$`])")
@@ -36,7 +36,7 @@ class Word:
 
     text: str
     reasons: tuple[str, ...] = ()
-    unset: str | None = None
+    text_if_unset: str | None = None
 
     @property
     def is_decided(self) -> bool:
@@ -45,14 +45,14 @@ class Word:
     @property
     def in_empty_environment(self) -> str | None:
         """The text with unset variables empty; None where something else is undecided."""
-        return self.text if self.is_decided else self.unset
+        return self.text if self.is_decided else self.text_if_unset
 
     def __add__(self, other: Word) -> Word:
         left, right = self.in_empty_environment, other.in_empty_environment
         unset = None if left is None or right is None else left + right
         reasons = tuple(dict.fromkeys((*self.reasons, *other.reasons)))
         text = self.text + other.text
-        if len(text) > MOST_YAML_BYTES:
+        if len(text) > MAX_YAML_BYTES:
             raise BadInput("the script has variables that grow too long when they are expanded; write them out.")
         return Word(text, reasons, unset if reasons else None)
 
@@ -75,7 +75,7 @@ class ShellVariables:
             dict(self.values), {name: list(elements) for name, elements in self.arrays.items()}, self.arguments
         )
 
-    def of(self, name: str) -> Word | None:
+    def get(self, name: str) -> Word | None:
         """The value of a variable, or the first element of an array; None where it is unset."""
         if name == "#":
             return Word(str(len(self.arguments)))
@@ -86,7 +86,7 @@ class ShellVariables:
             return self.arrays[name][0] if self.arrays[name] else Word("")
         return self.values.get(name)
 
-    def all_of(self, name: str) -> list[Word] | None:
+    def elements(self, name: str) -> list[Word] | None:
         """The elements of an array; None where it is unset."""
         if name in _ALL_ARGUMENTS:
             return self.arguments
@@ -100,7 +100,7 @@ class Expander:
     """Expands the nodes of a script into words. `answer` gives the output of a command substitution."""
 
     variables: ShellVariables
-    answer: Callable[[Node], Word]
+    command_output: Callable[[Node], Word]
 
     def fields(self, node: Node) -> list[Word]:
         """The words that a node expands to in a command: none for an empty array, one for each element of an array."""
@@ -114,7 +114,7 @@ class Expander:
                 return [part for element in elements for part in _split(element)]
             return _split(self._expand(node))
         if node.type == "command_substitution":
-            return _split(self.answer(node))
+            return _split(self.command_output(node))
         return [self.word(node)]
 
     def word(self, node: Node) -> Word:
@@ -128,7 +128,7 @@ class Expander:
             elements = self._elements(node)
             return self._expand(node) if elements is None else _join_with_spaces(elements)
         if kind in ("command_substitution", "arithmetic_expansion"):
-            return self.answer(node) if kind == "command_substitution" else self.number(node)
+            return self.command_output(node) if kind == "command_substitution" else self.number(node)
         if kind in ("concatenation", "command_name"):
             return _join_with_spaces(_join_adjacent([self.word(part)] for part in _word_parts(node)))
         is_answer = kind == "process_substitution"
@@ -137,14 +137,14 @@ class Expander:
     def number(self, node: Node) -> Word:
         """The value of an arithmetic expression, as a word."""
         try:
-            return Word(str(whole_value(node, self._number_text)))
+            return Word(str(evaluate_arithmetic(node, self._number_text)))
         except Undecided as error:
             return undecided(text_of(node), str(error))
 
     def _number_text(self, node: Node | str) -> str:
         """The text of a name or an expansion inside an arithmetic expression."""
         if isinstance(node, str):
-            value = self.variables.of(node)
+            value = self.variables.get(node)
             if value is None:
                 raise Undecided(f"{node} is set by no line of the script")
         else:
@@ -180,7 +180,7 @@ class Expander:
         if match is None:
             return None
         name = match[1] or match[2]
-        elements = self.variables.all_of(name)
+        elements = self.variables.elements(name)
         return [_unset(text, name)] if elements is None else elements
 
     def _expand(self, node: Node) -> Word:
@@ -202,8 +202,8 @@ class Expander:
     def _variable(self, node: Node, name: str) -> Word | None:
         subscript = next((part for part in node.named_children if part.type == "subscript"), None)
         if subscript is None:
-            return self.variables.of(name)
-        index, elements = subscript.child_by_field_name("index"), self.variables.all_of(name)
+            return self.variables.get(name)
+        index, elements = subscript.child_by_field_name("index"), self.variables.elements(name)
         if elements is None or index is None:
             return None
         position = self.number(index)
@@ -213,9 +213,9 @@ class Expander:
 
     def _length(self, node: Node, name: str, text: str) -> Word:
         if any(part.type == "subscript" for part in node.named_children):
-            elements = self.variables.all_of(name)
+            elements = self.variables.elements(name)
             return Word(str(len(elements or ())))
-        value = self.variables.of(name)
+        value = self.variables.get(name)
         plain = "" if value is None else value.in_empty_environment
         return undecided(text, value.reasons[0]) if value and plain is None else Word(str(len(plain or "")))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.planner.imports.said import MEMORY_SHARE, Word, layout_of
+from meshwright.planner.imports.said import MEMORY_SHARE, FieldValue, layout_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.rules import layout_rules, slot_counts
@@ -19,7 +19,7 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 
 
-def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, Word]) -> tuple[tuple[Pin, ...], list[str]]:
+def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, FieldValue]) -> tuple[tuple[Pin, ...], list[str]]:
     """Pins that forbid the numbers of slots that a configuration does not admit, and sentences on them.
 
     A number of slots is admitted if it is within the configuration's limit and if weights, cache and working set take
@@ -49,7 +49,7 @@ def slot_bounds(facts: Facts, model: CostModel, words: Mapping[str, Word]) -> tu
     return tuple(_forbid_others(facts, counts, fitting or admitted)), notes
 
 
-def _layout(facts: Facts, words: Mapping[str, Word]) -> Layout | None:
+def _layout(facts: Facts, words: Mapping[str, FieldValue]) -> Layout | None:
     """The layout of the engines; None where the configuration does not give one or it is not legal here."""
     pool, tp, pp = (words.get(f"{GENERATE}.{key}") for key in ("pool", "tp", "pp"))
     if pool is None or tp is None or pp is None:

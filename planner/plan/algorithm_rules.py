@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TypeAlias, get_args
 
 from meshwright.planner.plan.learning_settings import LearningSettings
-from meshwright.planner.plan.own_graph import OwnGraph, is_same
-from meshwright.profiles.algorithms import COMPARES_GROUPS, Algorithm, graph_of
+from meshwright.planner.plan.own_graph import OwnGraph, is_same_graph
+from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph
 from meshwright.profiles.workload import Workload
@@ -41,7 +41,7 @@ def graph_for(
     )
 
 
-def presets_alike(
+def presets_with_graph(
     own: OwnGraph, roles: Collection[Role], workload: Workload, *, has_environment: bool = False
 ) -> tuple[Algorithm, ...]:
     """The presets whose stage graph equals the job's own graph."""
@@ -50,7 +50,7 @@ def presets_alike(
     return tuple(
         preset
         for preset in presets
-        if is_same(own_graph, graph_for(preset, roles, workload, has_environment=has_environment))
+        if is_same_graph(own_graph, graph_for(preset, roles, workload, has_environment=has_environment))
     )
 
 
@@ -63,31 +63,31 @@ def require_roles(
         raise ValueError(sentence)
 
 
-def require_own_settings(algorithm: Algorithm, own: str, given: Collection[str]) -> None:
+def require_own_settings(algorithm: Algorithm, expected_key: str, given_keys: Collection[str]) -> None:
     """Raises ValueError if a job gives settings under a key other than `own`, that of its algorithm."""
-    for key in given:
-        if key != own:
+    for key in given_keys:
+        if key != expected_key:
             raise ValueError(
-                f"{key}: algorithm={algorithm} has its settings under {own}; move them there or remove them"
+                f"{key}: algorithm={algorithm} has its settings under {expected_key}; move them there or remove them"
             )
 
 
-def require_settings_of_graph(own: Collection[str], given: Sequence[str]) -> None:
+def require_settings_of_graph(allowed_keys: Collection[str], given_keys: Sequence[str]) -> None:
     """Raises ValueError if a job with its own graph gives settings under a key other than `own` (the keys of presets
     with the same graph), or under two keys."""
-    for key in given:
-        if key not in own:
+    for key in given_keys:
+        if key not in allowed_keys:
             reason = (
-                f"its settings are under {' or '.join(own)}"
-                if own
+                f"its settings are under {' or '.join(allowed_keys)}"
+                if allowed_keys
                 else "no preset has that graph, so it has no settings"
             )
             raise ValueError(f"{key}: algorithm is the job's own graph, and {reason}; remove {key}")
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are settings of several presets; keep those of one")
+    if len(given_keys) > 1:
+        raise ValueError(f"{' and '.join(given_keys)} are settings of several presets; keep those of one")
 
 
-def require_reference(own: str, settings: LearningSettings, roles: Collection[Role]) -> None:
+def require_reference(settings_key: str, settings: LearningSettings, roles: Collection[Role]) -> None:
     """Raises ValueError for a KL coefficient that the job sets without naming a reference model. A default needs
     none."""
     if Role.REF in roles or "kl_coefficient" not in settings.model_fields_set:
@@ -95,7 +95,8 @@ def require_reference(own: str, settings: LearningSettings, roles: Collection[Ro
     coefficient = getattr(settings, "kl_coefficient", 0.0)
     if coefficient:
         raise ValueError(
-            f"{own}.kl_coefficient={coefficient:g} keeps the actor to a reference and models.ref names none; name one, "
+            f"{settings_key}.kl_coefficient={coefficient:g} keeps the actor to a reference and models.ref names "
+            f"none; name one, "
             "or use 0"
         )
 
@@ -110,7 +111,7 @@ def require_teacher_weights(weights: Sequence[float], roles: Iterable[Role]) -> 
         )
 
 
-def require_no_work_ahead(workload: Workload, staleness: int) -> None:
+def require_synchronous_selection(workload: Workload, staleness: int) -> None:
     """Raises ValueError for dynamic sampling or best of with a staleness above 0: both wait for scores of the same
     step, a wave for those of the wave before it, and the selection of the best samples for those of all samples."""
     if workload.dynamic_sampling and staleness:
@@ -125,17 +126,17 @@ def require_no_work_ahead(workload: Workload, staleness: int) -> None:
         )
 
 
-def require_adapted(roles: Iterable[Role]) -> None:
+def require_only_actor_adapter(roles: Iterable[Role]) -> None:
     """Raises ValueError unless the actor is the only one of these roles, whose models have adapters."""
     for role in roles:
         if role is not Role.ACTOR:
             raise ValueError(f"models.{role}.adapter: only the actor is trained by an adapter; remove it")
 
 
-def require_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
+def require_ref_is_base(models: Mapping[str, ModelSpec], *, ref_is_base: bool) -> None:
     """Raises ValueError if `ref_is_base` is set and the reference is not the actor without its adapter, or if a model
     other than the actor has an adapter."""
-    require_adapted(Role(name) for name, spec in models.items() if spec.adapter)
+    require_only_actor_adapter(Role(name) for name, spec in models.items() if spec.adapter)
     actor, ref = models[Role.ACTOR], models.get(Role.REF)
     if ref_is_base and (actor.adapter is None or ref is None or ref != replace(actor, adapter=None, name=ref.name)):
         raise ValueError(
@@ -156,20 +157,20 @@ def _violations(
             yield f"missing key 'models.{role}': {described} has a stage of that role; add it"
         if role in roles and role not in graph.roles:
             yield f"models.{role}: {described} has no stage of that role; remove it"
-    if has_environment and not graph.hosted:
+    if has_environment and not graph.host_stages:
         yield f"rewards: {described} has no stage of the environment; add {ENVIRONMENT}, or remove them"
-    if graph.hosted and not has_environment:
+    if graph.host_stages and not has_environment:
         yield (
             f"missing key 'rewards': {described} has the stage {ENVIRONMENT}; add what it scores by, or remove the "
             "stage"
         )
-    if workload.dynamic_sampling and algorithm not in COMPARES_GROUPS:
+    if workload.dynamic_sampling and algorithm not in GROUP_ALGORITHMS:
         yield (
             f"workload.dynamic_sampling: {described} does not compare the samples of a group; use "
-            f"{' or '.join(COMPARES_GROUPS)}, or remove it"
+            f"{' or '.join(GROUP_ALGORITHMS)}, or remove it"
         )
     yield from _filter_violations(algorithm, described, workload)
-    if algorithm in COMPARES_GROUPS and workload.group_size == 1:
+    if algorithm in GROUP_ALGORITHMS and workload.group_size == 1:
         yield (
             f"workload.group_size=1: algorithm={algorithm} compares the samples of a prompt with each other; use 2 or "
             "more"

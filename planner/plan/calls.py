@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.cost_models.waves import InWaves, slowest_seconds
+from meshwright.cost_models.waves import WavesModel, slowest_seconds
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.layout import Layout
@@ -16,18 +16,18 @@ from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
 from meshwright.profiles.table import Table
 
-Remodel: TypeAlias = Callable[[Facts], CostModel]
+CostModelBuilder: TypeAlias = Callable[[Facts], CostModel]
 """A function that builds the cost model of other facts, for what-if questions."""
 
 
-def model_of(facts: Facts, table: Table | None = None) -> CostModel:
+def cost_model_of(facts: Facts, table: Table | None = None) -> CostModel:
     """Return the cost model of these facts; it uses measured times where a table is given."""
     batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
-    if not facts.workload.chooses:
+    if not facts.workload.selects_samples:
         return batch
     workload, sampling = facts.workload.wave, facts.workload.dynamic_sampling
     latencies = [reward.latency_seconds.resolve() for reward in facts.rewards]
-    return InWaves(
+    return WavesModel(
         batch,
         wave=cost_model(facts.cluster, workload, facts.precision, table, facts.engine),
         num_waves=sampling.expected_waves(facts.workload.num_prompts) if sampling else 1.0,
@@ -43,14 +43,14 @@ class Choice:
     schedule: Schedule
 
 
-def call_in(plan: Plan, placement: Placement) -> Call:
+def query_for_placement(plan: Plan, placement: Placement) -> Call:
     """The query to a cost model for a placement of a plan."""
     choice = Choice(placement.layout, placement.schedule)
     deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
-    return call_of(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
+    return query_for_choice(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
 
 
-def call_of(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
+def query_for_choice(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
     """The query to a cost model for a choice. `deferral` is the most extra periods that a sequence may stay in flight;
     it matters only with overcommit."""
     return Call(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.planner.plan.settings import Setting
-from meshwright.profiles.cluster import AnyCluster, of_one_kind
+from meshwright.profiles.cluster import AnyCluster, require_uniform
 from meshwright.profiles.errors import BadInput
 
 
 def size_settings(cluster: AnyCluster, sizes: Sequence[int]) -> tuple[Setting, ...]:
     """Return the setting for each number of ranks: whole nodes, or a part of one. Raises BadInput for any other number,
     and for a cluster of several kinds of nodes."""
-    per_node = of_one_kind(cluster, "--sizes").ranks_per_node
+    per_node = require_uniform(cluster, "--sizes").ranks_per_node
     settings: list[Setting] = []
     for size in sizes:
         if size < 1 or (size > per_node and size % per_node):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from meshwright.planner.plan.learning_settings import PaidSettings
+from meshwright.planner.plan.learning_settings import RewardedSettings
 
 LossMean = Literal["token", "sequence", "constant"]
 """The tokens or sequences over which the loss is averaged; see `runtime.training.ppo.policy_loss`."""
@@ -20,7 +20,7 @@ _OVERLONG_TOKENS = "tokens before the maximum length over which the length penal
 _STD = "divide advantages by the standard deviation of the group's scores; false as in Dr. GRPO, arXiv:2503.20783"
 
 
-class CriticFreeSettings(PaidSettings):
+class CriticFreeSettings(RewardedSettings):
     """Settings that these algorithms share; equations and sources are in `runtime.training.group_advantages`."""
 
     kl_coefficient: float = Field(default=0.0, ge=0, description="KL penalty against the reference, if there is one")

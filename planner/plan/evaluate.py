@@ -32,7 +32,7 @@ class Task:
     ranks: frozenset[int]
     seconds: float
     after: tuple[tuple[str, float], ...]
-    beside: tuple[str, ...] = ()
+    after_start_of: tuple[str, ...] = ()
     not_before: float = 0.0
 
 
@@ -47,8 +47,8 @@ class Times:
 def evaluate(plan: Plan) -> Plan:
     """The plan with the times, the period and the peak bytes that follow from its choices and its order."""
     times = _times(plan)
-    placements = tuple(_timed(p, times[name_of(p)]) for p in plan.placements)
-    refits = tuple(_timed(r, times[name_of(r)]) for r in plan.refits)
+    placements = tuple(_timed(p, times[task_name_of(p)]) for p in plan.placements)
+    refits = tuple(_timed(r, times[task_name_of(r)]) for r in plan.refits)
     return plan.model_copy(
         update={
             "placements": tuple(sorted(placements, key=lambda p: plan.graph.position[p.stage])),
@@ -129,7 +129,7 @@ def items(plan: Plan) -> tuple[Item, ...]:
     return (*plan.refits, *plan.placements)
 
 
-def name_of(item: Item) -> str:
+def task_name_of(item: Item) -> str:
     """The task name of a placement or a refit."""
     return item.stage if isinstance(item, Placement) else refit_name(item.target)
 
@@ -146,22 +146,22 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
     return frozenset(plan.pool_of(item.source).ranks) | frozenset(plan.pool_of(item.target).ranks)
 
 
-def tasks(plan: Plan, held: Mapping[str, float] | None = None) -> tuple[Task, ...]:
+def tasks(plan: Plan, earliest_starts: Mapping[str, float] | None = None) -> tuple[Task, ...]:
     """The refits and stages of one period in the order of their start; `held` gives the earliest start of some, by
     name, in seconds."""
-    position, held = plan.graph.position, held or {}
+    position, earliest_starts = plan.graph.position, earliest_starts or {}
     ordered = sorted(
         items(plan),
         key=lambda i: (i.start_seconds, i.end_seconds, isinstance(i, Placement), position[_stage_of(i)]),
     )
     return tuple(
         Task(
-            name=name_of(item),
+            name=task_name_of(item),
             ranks=ranks_of(plan, item),
             seconds=item.cost.total,
             after=_predecessors(plan, item),
-            beside=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
-            not_before=held.get(name_of(item), 0.0),
+            after_start_of=tuple(edge.producer for edge in inputs_of(plan, item) if _is_streamed(plan, edge)),
+            not_before=earliest_starts.get(task_name_of(item), 0.0),
         )
         for item in ordered
     )
@@ -173,7 +173,7 @@ def list_schedule(order: Sequence[Task]) -> dict[str, Times]:
     times: dict[str, Times] = {}
     for task in order:
         ready = max([task.not_before, *(times[name].end + lag for name, lag in task.after)])
-        ready = max([ready, *(times[name].start for name in task.beside)])
+        ready = max([ready, *(times[name].start for name in task.after_start_of)])
         start = max(ready, max((free.get(rank, 0.0) for rank in task.ranks), default=0.0) if task.seconds else 0.0)
         times[task.name] = Times(start, start + task.seconds)
         if task.seconds:
@@ -232,14 +232,16 @@ def inputs_of(plan: Plan, item: Item) -> tuple[Edge, ...]:
     """The edges over which a stage waits for others in its own period."""
     if isinstance(item, Refit):
         return ()
-    return tuple(e for e in plan.edges if e.consumer == item.stage and plan.waits(e.producer, e.consumer))
+    return tuple(e for e in plan.edges if e.consumer == item.stage and plan.reads_same_period(e.producer, e.consumer))
 
 
 def _predecessors(plan: Plan, item: Item) -> tuple[tuple[str, float], ...]:
     if isinstance(item, Refit):
         return ()
     inputs = [(edge.producer, edge.cost.total - _streaming_seconds(plan, edge)) for edge in inputs_of(plan, item)]
-    refits = [(name_of(refit), 0.0) for refit in plan.refits if item.stage in plan.graph.refit_readers(refit.target)]
+    refits = [
+        (task_name_of(refit), 0.0) for refit in plan.refits if item.stage in plan.graph.refit_readers(refit.target)
+    ]
     return (*inputs, *refits)
 
 

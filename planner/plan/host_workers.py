@@ -13,13 +13,13 @@ import numpy as np
 
 from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.environment.reward_tail import (
+    RewardWorkers,
     Seconds,
-    Served,
-    least_arrival_seconds,
-    least_tail_seconds,
+    arrival_lower_bound_seconds,
     response_ends,
-    tail_at_least_seconds,
+    tail_lower_bound_seconds,
     tail_seconds,
+    unqueued_tail_seconds,
 )
 from meshwright.planner.environment.rewards import HostWorkers, RewardLoad
 from meshwright.planner.plan.job import Facts, Job
@@ -27,25 +27,25 @@ from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.errors import suggestion
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 
 LATENCY, WAITING = "reward latency", "rewards under way"
 """Cost terms of a transfer from the generation: the latency of the response that ends last, and the wait beyond it."""
 
-MOST_CALLS = 1024
+MAX_JUDGE_CALLS = 1024
 """The most concurrent calls of a replica to a judge."""
 
 _SPARE_SHARE = 0.01
 """The share of the generation's seconds by which rewards may take longer than with all workers, to use fewer."""
 
 
-def least_cost(facts: Facts, consumer: str) -> Cost:
+def min_reward_wait(facts: Facts, consumer: str) -> Cost:
     """The least wait of a stage after the generation for rewards that it reads, in seconds."""
     readers = reward_readers(facts)
     latencies = [reward.latency_seconds for reward in facts.rewards]
-    seconds = least_tail_seconds([latency.resolve() for latency in latencies])
+    seconds = unqueued_tail_seconds([latency.resolve() for latency in latencies])
     source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
     return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
 
@@ -56,7 +56,7 @@ def unknown_latencies(job: Job, facts: Facts) -> Iterator[str]:
         latency = planned.latency_seconds
         if "latency_seconds" not in reward.model_fields_set and not latency.measured:
             yield (
-                f"reward {reward.name}: no latency_seconds is given, and {latency.told} a call is assumed: "
+                f"reward {reward.name}: no latency_seconds is given, and {latency.description} a call is assumed: "
                 "give it, or time its calls with `meshwright profile`."
             )
 
@@ -66,32 +66,32 @@ def host_seconds(edge: Edge) -> float:
     return edge.cost.amount(LATENCY, WAITING)
 
 
-def late_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
+def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
     """The least wait of readers of rewards beyond `least_cost`, in seconds, after a generation of `seconds` with this
     layout and schedule and the most workers that rewards may have."""
     rewards = [
-        Served(
+        RewardWorkers(
             _resolved(one.latency_seconds), (one.workers or _most_workers(facts, part, layout, one)) * one.batch_size
         )
         for one in facts.rewards
     ]
     ends = _response_ends(facts, layout, schedule, seconds)
-    return max(0.0, tail_at_least_seconds(ends, rewards, layout.dp) - _least_seconds(facts))
+    return max(0.0, tail_lower_bound_seconds(ends, rewards, layout.dp) - _least_seconds(facts))
 
 
-def least_late_of(facts: Facts) -> Callable[[float], float]:
+def extra_reward_wait_bound(facts: Facts) -> Callable[[float], float]:
     """A function from the seconds of a generation to a lower bound of `late_seconds` for any layout and schedule."""
-    arrival, least = arrival_seconds(facts), _least_seconds(facts)
+    arrival, least = earliest_reward_seconds(facts), _least_seconds(facts)
     return lambda seconds: max(0.0, arrival - seconds - least)
 
 
-def arrival_seconds(facts: Facts) -> float:
+def earliest_reward_seconds(facts: Facts) -> float:
     """Seconds from the start of a generation to the earliest time when all rewards are known; 0 if no stage waits for
     them."""
     if not reward_readers(facts):
         return 0.0
     latencies = [_resolved(reward.latency_seconds) for reward in facts.rewards]
-    return least_arrival_seconds(latencies, facts.workload.candidates.batch_size)
+    return arrival_lower_bound_seconds(latencies, facts.workload.candidates.batch_size)
 
 
 def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
@@ -103,20 +103,20 @@ def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
     if not facts.rewards:
         return plan
     ends = _planned_response_ends(plan)
-    most = [reward.workers or most_workers(plan, reward) for reward in facts.rewards]
+    most = [reward.workers or max_workers_of(plan, reward) for reward in facts.rewards]
     generation = plan.placement(GENERATE)
-    longest_tail = tail(plan, ends, most) + spare * generation.cost.total
+    longest_tail = reward_tail_of(plan, ends, most) + spare * generation.cost.total
     chosen = list(most)
     for index, reward in enumerate(facts.rewards):
         fewer = [2**k for k in range(most[index].bit_length()) if 2**k < most[index] and reward.workers is None]
         for number in (*fewer, most[index]):
             chosen[index] = number
-            if tail(plan, ends, chosen) <= longest_tail:
+            if reward_tail_of(plan, ends, chosen) <= longest_tail:
                 break
     workers = tuple(
         HostWorkers(reward=reward.name, workers=number) for reward, number in zip(facts.rewards, chosen, strict=True)
     )
-    return _with_wait(plan.model_copy(update={"workers": workers}), tail(plan, ends, chosen))
+    return _with_wait(plan.model_copy(update={"workers": workers}), reward_tail_of(plan, ends, chosen))
 
 
 def _with_wait(plan: Plan, seconds: float) -> Plan:
@@ -129,17 +129,18 @@ def _with_wait(plan: Plan, seconds: float) -> Plan:
     return plan.model_copy(update={"edges": edges})
 
 
-def with_its_workers(plan: Plan) -> Plan:
+def with_recorded_workers(plan: Plan) -> Plan:
     """The plan with the wait for rewards that follows from its own numbers of workers."""
     workers = {one.reward: one.workers for one in plan.workers}
     if not plan.facts.rewards:
         return plan
     return _with_wait(
-        plan, tail(plan, _planned_response_ends(plan), [workers[reward.name] for reward in plan.facts.rewards])
+        plan,
+        reward_tail_of(plan, _planned_response_ends(plan), [workers[reward.name] for reward in plan.facts.rewards]),
     )
 
 
-def most_workers(plan: Plan, reward: RewardLoad) -> int:
+def max_workers_of(plan: Plan, reward: RewardLoad) -> int:
     """The most workers of one reward for one replica: its share of a host's processors, or concurrent calls to a
     judge."""
     return _most_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
@@ -147,22 +148,22 @@ def most_workers(plan: Plan, reward: RewardLoad) -> int:
 
 def _most_workers(facts: Facts, number: int, layout: Layout, reward: RewardLoad) -> int:
     if reward.is_remote:
-        return MOST_CALLS
+        return MAX_JUDGE_CALLS
     part = facts.cluster.parts[number]
     hosts = -(-layout.num_ranks // part.ranks_per_node)
     replicas = -(-layout.dp // hosts)
     return max(1, part.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
 
 
-def tail(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
+def reward_tail_of(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
     """Seconds from the end of the last response of a step to its last reward, with these workers for each reward."""
-    return tail_seconds(ends, served(plan, workers), plan.placement(GENERATE).layout.dp)
+    return tail_seconds(ends, served_rewards(plan, workers), plan.placement(GENERATE).layout.dp)
 
 
-def served(plan: Plan, workers: Sequence[int]) -> list[Served]:
+def served_rewards(plan: Plan, workers: Sequence[int]) -> list[RewardWorkers]:
     """The rewards of a plan with these numbers of workers."""
     return [
-        Served(reward.latency_seconds.resolve(), number * reward.batch_size)
+        RewardWorkers(reward.latency_seconds.resolve(), number * reward.batch_size)
         for reward, number in zip(plan.facts.rewards, workers, strict=True)
     ]
 
@@ -177,7 +178,7 @@ def worker_violations(plan: Plan) -> Iterator[str]:
         if named.count(name) != 1:
             yield f"the reward {name} has {named.count(name)} entries of workers; give it one."
             continue
-        number, most = next(one.workers for one in plan.workers if one.reward == name), most_workers(plan, reward)
+        number, most = next(one.workers for one in plan.workers if one.reward == name), max_workers_of(plan, reward)
         if reward.workers is not None and number != reward.workers:
             yield f"the reward {name} has {number} workers and the job says {reward.workers}; plan the job again."
         elif reward.workers is None and number > most:
@@ -193,14 +194,14 @@ def _planned_response_ends(plan: Plan) -> Seconds:
 
 def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: float) -> Seconds:
     workload = facts.workload.candidates
-    num_rows = rows_of_replicas(workload.batch_size, layout.dp)[0]
-    lengths = np.random.default_rng(0).permutation(workload.response_lengths.strata(num_rows))
+    num_rows = rows_per_replica(workload.batch_size, layout.dp)[0]
+    lengths = np.random.default_rng(0).permutation(workload.response_lengths.stratified_sample(num_rows))
     return response_ends(lengths.tolist(), schedule.generation_slots, seconds)
 
 
 def _least_seconds(facts: Facts) -> float:
     """The seconds of `least_cost` for a stage that waits for rewards."""
-    return least_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
+    return unqueued_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
 
 
 @lru_cache(maxsize=32)  # every candidate generation uses the same few latencies

@@ -16,26 +16,26 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.planner.environment.measured_latency import from_plan
-from meshwright.planner.environment.rewards import Reward, RewardLoad, require_names_once
+from meshwright.planner.environment.rewards import Reward, RewardLoad, require_unique_names
 from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
-    presets_alike,
-    require_adapted,
-    require_base,
-    require_no_work_ahead,
+    presets_with_graph,
+    require_only_actor_adapter,
     require_own_settings,
+    require_ref_is_base,
     require_reference,
     require_roles,
     require_settings_of_graph,
+    require_synchronous_selection,
     require_teacher_weights,
 )
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
 from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job_cluster import AnyClusterSpec, ClusterSpec
 from meshwright.planner.plan.job_data import Data
-from meshwright.planner.plan.job_limits import position_violations, require_possible
+from meshwright.planner.plan.job_limits import position_violations, require_within_limits
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.model_files import (
     Models,
@@ -48,10 +48,10 @@ from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.differences import differences
-from meshwright.profiles.documents import Document, digest, read_yaml, without
-from meshwright.profiles.environment.seen_lengths import as_seen, with_lengths
+from meshwright.profiles.documents import Document, digest, read_yaml, without_defaults
+from meshwright.profiles.environment.seen_lengths import lengths_of_workload, workload_with_lengths
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_possible_engine
+from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
 from meshwright.profiles.model_parts.eight_bit_floats import GenerationWeights, require_quantisable
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
@@ -149,8 +149,10 @@ class Job(Document):
     @model_serializer(mode="wrap")
     def _without_default(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults, and the settings of other algorithms."""
-        dumped = without(without(without(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT)
-        dumped = without(dumped, None, "engine", "tool", "generation_weights")
+        dumped = without_defaults(
+            without_defaults(without_defaults(written(self), "ppo", "algorithm"), [], "rewards"), 1.0, _WEIGHT
+        )
+        dumped = without_defaults(dumped, None, "engine", "tool", "generation_weights")
         return {
             key: value
             for key, value in dumped.items()
@@ -160,11 +162,11 @@ class Job(Document):
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         require_roles(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
-        require_no_work_ahead(self.workload, self.staleness)
-        require_names_once(self.rewards)
+        require_synchronous_selection(self.workload, self.staleness)
+        require_unique_names(self.rewards)
         if self.tool and not self.workload.turns:
             raise ValueError("tool: rollouts of one turn call none; give workload.turns, or remove it")
-        require_adapted([role for role in self.models.roles if self.models.source(role).adapter])
+        require_only_actor_adapter([role for role in self.models.roles if self.models.source(role).adapter])
         self._require_settings()
         if isinstance(self.settings, Distill):
             require_teacher_weights(self.settings.teacher_weights, self.models.roles)
@@ -192,7 +194,7 @@ class Job(Document):
         """The algorithm; for a job with its own graph, the presets with the same graph."""
         if not isinstance(self.algorithm, OwnGraph):
             return (self.algorithm,)
-        return presets_alike(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
+        return presets_with_graph(self.algorithm, self.models.roles, self.workload, has_environment=bool(self.rewards))
 
     @property
     def preset(self) -> Algorithm | None:
@@ -231,9 +233,12 @@ class RoleModels(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        specs = without(written(self), None).items()
-        rare = {name: without(without(spec, None, *_OPTIONAL_PARTS), False, *_OPTIONAL_PARTS) for name, spec in specs}
-        return {name: without(spec, "", "planned_rope") for name, spec in rare.items()}
+        specs = without_defaults(written(self), None).items()
+        rare = {
+            name: without_defaults(without_defaults(spec, None, *_OPTIONAL_PARTS), False, *_OPTIONAL_PARTS)
+            for name, spec in specs
+        }
+        return {name: without_defaults(spec, "", "planned_rope") for name, spec in rare.items()}
 
     @cached_property
     def by_name(self) -> Mapping[str, ModelSpec]:
@@ -243,7 +248,7 @@ class RoleModels(Document):
     def spec(self, role: Role) -> ModelSpec:
         return self.by_name[role.value]
 
-    def named_as(self, others: RoleModels) -> RoleModels:
+    def with_names_of(self, others: RoleModels) -> RoleModels:
         """The same shapes, with the names of other models in the same roles."""
         names = {role: spec.name for role, spec in others.by_name.items()}
         return RoleModels(
@@ -270,18 +275,20 @@ class Facts(Document):
     @model_serializer(mode="wrap")
     def _without_defaults(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults."""
-        dumped = without(without(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
-        return without(without(without(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights")
+        dumped = without_defaults(without_defaults(written(self), "keep", "cache_after_refit"), "ppo", "algorithm")
+        return without_defaults(
+            without_defaults(without_defaults(dumped, [], "rewards"), False, "ref_is_base"), None, "generation_weights"
+        )
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:
         roles = tuple(map(Role, self.models.by_name))
         require_roles(self.algorithm, roles, self.workload, has_environment=bool(self.rewards))
-        require_no_work_ahead(self.workload, self.staleness)
-        require_possible_engine(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
+        require_synchronous_selection(self.workload, self.staleness)
+        require_graph_support(self.engine, self.cluster.kind, has_experts=self.models.actor.experts is not None)
         if self.generation_weights:
             require_quantisable(self.models.actor, self.cluster, self.precision, self.engine)
-        require_base(self.models.by_name, ref_is_base=self.ref_is_base)
+        require_ref_is_base(self.models.by_name, ref_is_base=self.ref_is_base)
         return self
 
     @cached_property
@@ -319,7 +326,7 @@ def resolve(job: Job, directory: Path) -> Facts:
     require_one_tokenizer(specs, directories, directory / job.data.tokenizer if job.data else None)
     cluster = (ClusterSpec(device=job.cluster) if isinstance(job.cluster, str) else job.cluster).resolve()
     by_name = {role.value: spec for role, spec in specs.items()}
-    require_possible(by_name, cluster, job.workload, "job")
+    require_within_limits(by_name, cluster, job.workload, "job")
     require_none(position_violations(by_name, job.workload), "workload")
     own_engine_name = own_engine(cluster.kind, has_experts=specs[Role.ACTOR].experts is not None)
     return Facts(
@@ -343,7 +350,7 @@ def _trains_ref(job: Job) -> bool:
     return isinstance(job.algorithm, OwnGraph) and Role.REF in job.algorithm.trained
 
 
-def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: bool = False) -> None:
+def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_observed: bool = False) -> None:
     """Raises BadInput unless the facts of a plan are those of this job, its bound on staleness included.
 
     The plan may differ in: the cluster, if it is of the same kind; the distribution of lengths if it was observed in a
@@ -352,11 +359,13 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
     """
     job = job.model_copy(update=from_plan(job.rewards, job.workload, planned.rewards, planned.workload))
     facts = resolve(job, directory)
-    if lengths_are_seen and (facts.workload.turns is None) == (planned.workload.turns is None):
-        facts = facts.model_copy(update={"workload": with_lengths(facts.workload, as_seen(planned.workload))})
+    if lengths_are_observed and (facts.workload.turns is None) == (planned.workload.turns is None):
+        facts = facts.model_copy(
+            update={"workload": workload_with_lengths(facts.workload, lengths_of_workload(planned.workload))}
+        )
     stated, chosen = facts.workload.dynamic_sampling, planned.workload.dynamic_sampling
     if stated and chosen:
-        sampling = stated.as_planned(chosen, shares_are_seen=lengths_are_seen)
+        sampling = stated.completed_by_plan(chosen, shares_are_observed=lengths_are_observed)
         facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"dynamic_sampling": sampling})})
     if facts.cluster.kind != planned.cluster.kind:
         raise BadInput(
@@ -368,8 +377,8 @@ def require_job(planned: Facts, job: Job, directory: Path, *, lengths_are_seen: 
             f"the plan was made for another job: algorithm is {planned.algorithm} in the plan and {facts.algorithm} in "
             "the job; plan this job again."
         )
-    facts = facts.model_copy(update={"models": facts.models.named_as(planned.models)})
+    facts = facts.model_copy(update={"models": facts.models.with_names_of(planned.models)})
     for difference in differences(planned, facts.model_copy(update={"cluster": planned.cluster})):
         raise BadInput(
-            f"the plan was made for another job: {difference.between('the plan', 'the job')}; plan this job again."
+            f"the plan was made for another job: {difference.describe('the plan', 'the job')}; plan this job again."
         )

@@ -51,7 +51,7 @@ _MAX_LATENCY_SECONDS = 3600.0
 """The longest launch or message latency; a larger value is probably in the wrong unit."""
 
 
-def require_possible(models: Mapping[str, ModelSpec], cluster: AnyCluster, workload: Workload, what: str) -> None:
+def require_within_limits(models: Mapping[str, ModelSpec], cluster: AnyCluster, workload: Workload, what: str) -> None:
     """Raises BadInput, with a message that starts with `what`, for the first number outside the limits."""
     require_none((*_check_cluster(cluster), *_check_models(models), *_check_workload(workload)), what)
 

@@ -106,7 +106,7 @@ class LearningSettings(Document):
         return self.actor_learning_rate * self.actor_schedule.ratio(step)
 
 
-class PaidSettings(LearningSettings):
+class RewardedSettings(LearningSettings):
     """Settings of an algorithm whose responses are rewarded by their scores."""
 
     reward_scale: float = Field(default=1.0, gt=0, description="scores are multiplied by this before they are used")
@@ -124,6 +124,6 @@ class PaidSettings(LearningSettings):
         return self
 
     @property
-    def pays_cut(self) -> bool:
+    def rewards_truncated(self) -> bool:
         """True if a response that was truncated at the length limit gets its score as a reward."""
         return True

@@ -16,7 +16,7 @@ from meshwright.profiles.stages import Stage
 from meshwright.profiles.workload import Workload
 
 
-class Wanted(NamedTuple):
+class ExtraChoices(NamedTuple):
     """Choices to offer besides the usual ones: all row counts, these token caps, and all layouts of experts and layers
     (`rules.offered_layouts`)."""
 
@@ -25,28 +25,33 @@ class Wanted(NamedTuple):
     all_layouts: bool = False
 
 
-USUAL = Wanted()
+NO_EXTRA_CHOICES = ExtraChoices()
 """Only the usual choices."""
 
 
-class Cuts(NamedTuple):
+class MicroBatchOptions(NamedTuple):
     """The micro-batches offered to a replica: row counts, token caps, and the row counts where responses are read in
     chunks. No sequence is longer than `longest` tokens."""
 
     sizes: tuple[int, ...]
     caps: tuple[int, ...]
-    sizes_in_chunks: tuple[int, ...]
+    streaming_sizes: tuple[int, ...]
     longest: int
 
     def schedules(self, chunk_tokens: int) -> list[Schedule]:
         """Return a default schedule for each micro-batch, ascending in the memory that it may need."""
         if chunk_tokens:
-            return [Schedule(micro_batch_size=size, chunk_tokens=chunk_tokens) for size in self.sizes_in_chunks]
-        all_schedules = (*(Schedule(micro_batch_size=size) for size in self.sizes), *map(capped, self.caps))
-        return sorted(all_schedules, key=lambda cut: cut.most_tokens(self.longest))
+            return [Schedule(micro_batch_size=size, chunk_tokens=chunk_tokens) for size in self.streaming_sizes]
+        all_schedules = (
+            *(Schedule(micro_batch_size=size) for size in self.sizes),
+            *map(token_capped_schedule, self.caps),
+        )
+        return sorted(all_schedules, key=lambda cut: cut.max_tokens(self.longest))
 
 
-def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_even: bool, wanted: Wanted) -> Cuts:
+def offered_micro_batches(
+    workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_even: bool, extra_choices: ExtraChoices
+) -> MicroBatchOptions:
     """Return the micro-batches that are offered to a replica of `rows` rows.
 
     Without pipeline parallelism, a token cap replaces the row count that needs as much memory, since it never makes
@@ -55,15 +60,19 @@ def cuts_of(workload: Workload, stage: Stage, layout: Layout, rows: int, *, is_e
     memory and less communication. More are legal, and offered with `wanted.by_rows`.
     """
     usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
-    legal = (cap for cap in wanted.caps if not any(token_rules(stage, layout, capped(cap), rows, longest)))
+    legal = (
+        cap
+        for cap in extra_choices.caps
+        if not any(token_rules(stage, layout, token_capped_schedule(cap), rows, longest))
+    )
     if layout.vpp > 1:  # a multiple of pp micro-batches
         rows //= layout.pp
-    sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 or wanted.by_rows else (1,)
-    is_capped = usual and layout.pp == 1 and not wanted.by_rows
-    return Cuts(sizes[-1:] if is_capped else sizes, tuple(sorted({*usual, *legal})), sizes, longest)
+    sizes = micro_batch_sizes(rows, is_even=is_even) if layout.cp == 1 or extra_choices.by_rows else (1,)
+    is_capped = usual and layout.pp == 1 and not extra_choices.by_rows
+    return MicroBatchOptions(sizes[-1:] if is_capped else sizes, tuple(sorted({*usual, *legal})), sizes, longest)
 
 
-def capped(most_tokens: int) -> Schedule:
+def token_capped_schedule(most_tokens: int) -> Schedule:
     """A default schedule with micro-batches of up to `most_tokens` tokens."""
     return Schedule(micro_batch_size=0, micro_batch_tokens=most_tokens)
 

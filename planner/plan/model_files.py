@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from meshwright.profiles.documents import Document, without
+from meshwright.profiles.documents import Document, without_defaults
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
@@ -45,7 +45,7 @@ class ModelSource(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without(written(self), None)
+        return without_defaults(written(self), None)
 
 
 class Models(Document):
@@ -63,7 +63,7 @@ class Models(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without(written(self), None)
+        return without_defaults(written(self), None)
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -115,14 +115,14 @@ class OwnGraph(Document):
         return (*(field for field in stage.reads if field not in self.filter.writes), *waits)
 
 
-def is_same(one: StageGraph, other: StageGraph) -> bool:
+def is_same_graph(one: StageGraph, other: StageGraph) -> bool:
     """True if two graphs have the same stages; the order of stages and of their fields does not matter."""
 
     def unordered(graph: StageGraph) -> set[object]:
         stages = {
             (s.name, s.role, s.modes, frozenset(s.reads), frozenset(s.writes), s.may_stream) for s in graph.stages
         }
-        return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.hosted)}
+        return {*stages, *((host.name, frozenset(host.reads), frozenset(host.writes)) for host in graph.host_stages)}
 
     return unordered(one) == unordered(other)
 

@@ -29,7 +29,7 @@ class Ranks:
         return f"{self.first_rank}:{self.num_ranks}"
 
     @property
-    def told(self) -> str:
+    def range_text(self) -> str:
         """The ranks as reports show them: `4-7`, or `4` for a single rank."""
         last = self.first_rank + self.num_ranks - 1
         return f"{self.first_rank}-{last}" if self.num_ranks > 1 else str(self.first_rank)
@@ -58,7 +58,7 @@ class Pin:
         return f"{self.stage}.{self.key}{'!=' if self.forbids else '='}{self.value}"
 
     @property
-    def told(self) -> str:
+    def quoted(self) -> str:
         """The pin as error messages quote it."""
         return _quoted_pin(str(self))
 
@@ -112,11 +112,11 @@ def parse_pins(texts: Iterable[str], graph: StageGraph) -> tuple[Pin, ...]:
     for pin in pins.values():
         other = pin if pin.forbids else fixed.setdefault((pin.stage, pin.key), pin)
         if other != pin:
-            raise BadInput(f"{other.told} and {pin.told} fix the same choice; remove one.")
+            raise BadInput(f"{other.quoted} and {pin.quoted} fix the same choice; remove one.")
     for pin in pins.values():
         other = fixed.get((pin.stage, pin.key), pin)
         if pin.forbids and other.value == pin.value and not other.forbids:
-            raise BadInput(f"{other.told} and {pin.told} exclude each other; remove one.")
+            raise BadInput(f"{other.quoted} and {pin.quoted} exclude each other; remove one.")
     return tuple(pins[text] for text in sorted(pins))
 
 

@@ -18,16 +18,16 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from meshwright.cost_models.cost import Cost
 from meshwright.planner.environment.rewards import HostWorkers
 from meshwright.planner.plan.job import Facts, Job, require_job
-from meshwright.planner.plan.job_limits import require_possible
+from meshwright.planner.plan.job_limits import require_within_limits
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.packing import ReplicaDeal
+from meshwright.profiles.packing import ReplicaAssignment
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role, Stage, StageGraph
-from meshwright.profiles.values import MOST_JSON_BYTES, json_value, read_text
+from meshwright.profiles.values import MAX_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION: Final = 2
 """The schema version of plans that are read and written; a plan of another version is refused."""
@@ -107,7 +107,7 @@ class SearchWork(Document):
     )
 
 
-ROUNDED = 1e-3
+ROUNDING_TOLERANCE = 1e-3
 """The share of a plan's seconds that rounding to the solver's whole ticks may lose: a hundred tasks lose one tick each
 of the 100,000 that a step has."""
 
@@ -128,9 +128,9 @@ class Solver(Document):
     work: SearchWork = SearchWork()
 
     @property
-    def has_asked_gap(self) -> bool:
+    def has_requested_gap(self) -> bool:
         """True if the gap is at most the requested one, up to rounding."""
-        return self.gap <= self.asked_gap + ROUNDED
+        return self.gap <= self.asked_gap + ROUNDING_TOLERANCE
 
 
 class Plan(Document):
@@ -164,13 +164,13 @@ class Plan(Document):
         return {name: digest for name, digest in self.digests.items() if name not in held}
 
     @property
-    def lengths_are_seen(self) -> bool:
+    def lengths_are_observed(self) -> bool:
         """True if the lengths of the workload were observed in a trace rather than stated by the job."""
         return "trace" in self.digests
 
-    def require_of(self, job: Job, directory: Path) -> None:
+    def require_made_for(self, job: Job, directory: Path) -> None:
         """Raises BadInput unless this is a plan of the job, whose paths are relative to `directory`."""
-        require_job(self.facts, job, directory, lengths_are_seen=self.lengths_are_seen)
+        require_job(self.facts, job, directory, lengths_are_observed=self.lengths_are_observed)
 
     @property
     def graph(self) -> StageGraph:
@@ -195,7 +195,7 @@ class Plan(Document):
         replica_ranks = placement.layout.num_ranks // placement.layout.dp
         return replicas_of_parts(self.facts.cluster, self.part_of(stage), replica_ranks)
 
-    def deal_of(self, stage: str) -> ReplicaDeal:
+    def row_split_of(self, stage: str) -> ReplicaAssignment:
         """The split of the rows of a stage over its replicas, for rows that all exist when the stage starts.
 
         Where micro-batches are capped by tokens, memory allows a replica any number of rows, except in a pipeline: its
@@ -203,13 +203,13 @@ class Plan(Document):
         """
         placement, model = self.placement(stage), self.facts.models.spec(self.stage(stage).role)
         any_number = placement.schedule.micro_batch_tokens > 0 and placement.layout.pp == 1
-        return ReplicaDeal(model, self.replicas_of(stage), placement.schedule.rows, any_number)
+        return ReplicaAssignment(model, self.replicas_of(stage), placement.schedule.rows, any_number)
 
     @property
     def ahead(self) -> dict[str, int]:
         return {placement.stage: placement.steps_ahead for placement in self.placements}
 
-    def waits(self, producer: str, consumer: str) -> bool:
+    def reads_same_period(self, producer: str, consumer: str) -> bool:
         """True if the consumer reads what the producer writes in the same period."""
         return self.placement(producer).steps_ahead == self.placement(consumer).steps_ahead
 
@@ -241,10 +241,10 @@ class Plan(Document):
 
 def read_plan(path: Path) -> Plan:
     """The plan in a JSON file. Raises BadInput for another schema version and for anything malformed."""
-    text = read_text(path, "plan", MOST_JSON_BYTES)
+    text = read_text(path, "plan", MAX_JSON_BYTES)
     _refuse_other_versions(path, json_value(text, f"plan {path}"))
     plan = parse(Plan, text, f"plan {path}")
-    require_possible(plan.facts.models.by_name, plan.facts.cluster, plan.facts.workload, f"plan {path}")
+    require_within_limits(plan.facts.models.by_name, plan.facts.cluster, plan.facts.workload, f"plan {path}")
     return plan
 
 

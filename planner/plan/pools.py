@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from meshwright.cost_models.waves import sees_waves
+from meshwright.cost_models.waves import processes_all_samples
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.cluster import AnyCluster, Cluster, replicas_of_parts
 from meshwright.profiles.errors import nearest
@@ -84,7 +84,7 @@ def pool_violations(cluster: AnyCluster, first_rank: int, num_ranks: int) -> tup
     return ()
 
 
-def crossing_violations(one: range, other: range) -> tuple[str, ...]:
+def overlap_violations(one: range, other: range) -> tuple[str, ...]:
     """The rule that two pools break if they overlap and neither contains the other."""
     common = range(max(one.start, other.start), min(one.stop, other.stop))
     if not common or common in (one, other):
@@ -95,19 +95,19 @@ def crossing_violations(one: range, other: range) -> tuple[str, ...]:
     )
 
 
-def may_deal(facts: Facts, stage: Stage) -> bool:
+def may_span_node_kinds(facts: Facts, stage: Stage) -> bool:
     """True if a stage may run on two kinds of nodes: all its rows exist when it starts, and the number of times that it
     runs in a step is fixed."""
-    return not stage.generates and not (facts.workload.chooses and sees_waves(stage))
+    return not stage.generates and not (facts.workload.selects_samples and processes_all_samples(stage))
 
 
-def pair_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
+def mixed_pool_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[str, ...]:
     """Rules that a layout breaks on two kinds of nodes; each replica lies within one kind."""
     parts = facts.cluster.parts_of(part)
     if len(parts) == 1:
         return ()
     sentences, where = [], " and ".join(one.name for one in parts)
-    if not may_deal(facts, stage):
+    if not may_span_node_kinds(facts, stage):
         sentences.append(f"{stage.name} runs on nodes of one kind, and its pool is {where}; use a pool within one.")
     if layout.pp > 1:
         sentences.append(f"pp={layout.pp} splits replicas over the kinds of nodes of a pool of {where}; use pp=1.")
@@ -122,7 +122,7 @@ def pair_rules(facts: Facts, stage: Stage, layout: Layout, part: int) -> tuple[s
     return tuple(sentences)
 
 
-def dealing_rules(facts: Facts, num_rows: int, layout: Layout, schedule: Schedule, part: int) -> tuple[str, ...]:
+def row_split_rules(facts: Facts, num_rows: int, layout: Layout, schedule: Schedule, part: int) -> tuple[str, ...]:
     """Rules that `schedule.rows` breaks: the rows of each kind of nodes, out of `num_rows` that all replicas take at
     once."""
     parts, rows = facts.cluster.parts_of(part), list(schedule.rows)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from meshwright.planner.plan.learning_settings import LearningRateSchedule, PaidSettings
+from meshwright.planner.plan.learning_settings import LearningRateSchedule, RewardedSettings
 from meshwright.profiles.stages import Role
 
 Truncation = Literal["terminal", "bootstrap"]
@@ -18,7 +18,7 @@ _TRUNCATION = (
 )
 
 
-class PPO(PaidSettings):
+class PPO(RewardedSettings):
     """Settings of PPO; equations and sources are in `runtime.training.ppo`."""
 
     critic_learning_rate: float = Field(default=5e-6, gt=0, description="largest learning rate of the critic")
@@ -45,7 +45,7 @@ class PPO(PaidSettings):
         return self
 
     @property
-    def pays_cut(self) -> bool:
+    def rewards_truncated(self) -> bool:
         return self.truncation == "terminal"
 
     def learning_rate(self, role: Role, step: int) -> float:

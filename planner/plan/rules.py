@@ -10,15 +10,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from meshwright.cost_models.waves import sees_waves
+from meshwright.cost_models.waves import processes_all_samples
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import USUAL, Cuts, Wanted, cuts_of, row_rules, token_rules
-from meshwright.planner.plan.pools import dealing_rules, pair_rules
-from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
+from meshwright.planner.plan.micro_batch_rules import (
+    NO_EXTRA_CHOICES,
+    ExtraChoices,
+    MicroBatchOptions,
+    offered_micro_batches,
+    row_rules,
+    token_rules,
+)
+from meshwright.planner.plan.pools import mixed_pool_rules, row_split_rules
+from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, synchronous_case
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import nearest
-from meshwright.profiles.layout import Layout, comes_out_even, divisors, layout_violations, nearest_divisor
-from meshwright.profiles.model_parts.eight_bit_floats import odd_sides
+from meshwright.profiles.layout import Layout, divisors, has_equal_stages, layout_violations, nearest_divisor
+from meshwright.profiles.model_parts.eight_bit_floats import fp8_shape_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import Stage, StageGraph
@@ -33,7 +40,7 @@ MIN_CONTEXT_TOKENS = 2048
 def rows_per_update(facts: Facts, stage: Stage) -> int:
     """The sequences that all replicas together process at once: a minibatch when training, else the batch, or a wave
     for a stage that sees all samples."""
-    workload = facts.workload.wave if sees_waves(stage) else facts.workload
+    workload = facts.workload.wave if processes_all_samples(stage) else facts.workload
     return workload.batch_size // workload.num_minibatches if stage.trains else workload.batch_size
 
 
@@ -68,18 +75,20 @@ def max_context_parallel(facts: Facts, stage: Stage) -> int:
     return max(1, facts.workload.max_tokens // MIN_CONTEXT_TOKENS)
 
 
-def offered_layouts(facts: Facts, stage: Stage, layout: Layout, wanted: Wanted = USUAL) -> Iterator[Layout]:
+def offered_layouts(
+    facts: Facts, stage: Stage, layout: Layout, extra_choices: ExtraChoices = NO_EXTRA_CHOICES
+) -> Iterator[Layout]:
     """The layouts that are offered for a layout without expert degrees, one for each offered ep and etp.
 
     Pipelines with uneven layers are offered only for a power of two of stages; the others are many and hardly better
     (docs/plan_space.md has the figures).
     """
     spec = facts.models.spec(stage.role)
-    if wanted.all_layouts or layout.pp.bit_count() == 1 or comes_out_even(spec, layout.pp):
-        yield from _with_experts(spec, layout, facts.cluster.ranks_per_node, wanted)
+    if extra_choices.all_layouts or layout.pp.bit_count() == 1 or has_equal_stages(spec, layout.pp):
+        yield from _with_experts(spec, layout, facts.cluster.ranks_per_node, extra_choices)
 
 
-def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: Wanted) -> Iterator[Layout]:
+def _with_experts(spec: ModelSpec, layout: Layout, per_node: int, wanted: ExtraChoices) -> Iterator[Layout]:
     """The layout with each offered degree of expert parallelism, with sharded (etp = tp) or whole (etp = 1) experts.
 
     On as many replicas, whole experts take as much memory as sharded ones, have wider matrix products in fewer kernels,
@@ -115,14 +124,14 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
         sentences.append(f"tp={layout.tp} does not divide the {per_node} ranks of a node; use tp={legal}.")
     sentences += _batch_split_rules(facts, stage, layout)
     if stage.trains and facts.models.spec(stage.role).experts and layout.tp > 1 and not layout.sp:
-        verb = "shards" if layout.folded == 1 else "distributes"
+        verb = "shards" if layout.fold_size == 1 else "distributes"
         sentences.append(
             f"tp={layout.tp} {verb} experts, which are trained with sequence parallelism only; turn sp on."
         )
     if stage.generates and layout.sp:
         sentences.append("sp is on, and a single new token cannot be divided along the sequence; turn sp off.")
     if stage.is_quantised and facts.cluster.kind != "cpu" and not sentences:
-        sentences += odd_sides(facts.models.spec(stage.role), layout.tp)
+        sentences += fp8_shape_violations(facts.models.spec(stage.role), layout.tp)
     most = max_context_parallel(facts, stage)
     if layout.cp > most and stage.generates:
         sentences.append(f"cp={layout.cp} shards sequences, and generation samples one token at a time; use cp=1.")
@@ -132,7 +141,7 @@ def layout_rules(facts: Facts, stage: Stage, layout: Layout, part: int = 0) -> t
             f"cp={layout.cp} leaves {tokens // layout.cp} of the {tokens} tokens of the longest sequence to a rank, "
             f"fewer than {MIN_CONTEXT_TOKENS}; use cp={most} at most."
         )
-    return (*sentences, *pair_rules(facts, stage, layout, part))
+    return (*sentences, *mixed_pool_rules(facts, stage, layout, part))
 
 
 def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[str]:
@@ -152,7 +161,7 @@ def _batch_split_rules(facts: Facts, stage: Stage, layout: Layout) -> Iterator[s
             f"of a {what}; use vpp=1."
         )
     if layout.expert_replicas > 1 and stage.trains and rows % dp:
-        yield f"ep={layout.ep} needs {uneven}; use ep={layout.folded}."
+        yield f"ep={layout.ep} needs {uneven}; use ep={layout.fold_size}."
 
 
 def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedule, part: int = 0) -> tuple[str, ...]:
@@ -177,7 +186,7 @@ def schedule_rules(facts: Facts, stage: Stage, layout: Layout, schedule: Schedul
     return (
         *sentences,
         *streaming_rules(facts, layout, schedule, part),
-        *dealing_rules(facts, rows_per_update(facts, stage), layout, schedule, part),
+        *row_split_rules(facts, rows_per_update(facts, stage), layout, schedule, part),
         *generation,
         *_turn_rules(facts, schedule),
         *_wave_rules(facts, schedule),
@@ -238,7 +247,7 @@ def _turn_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
 
 def _wave_rules(facts: Facts, schedule: Schedule) -> Iterator[str]:
     """Rules about best of and dynamic sampling, which select by the scores of whole groups."""
-    if facts.workload.chooses:
+    if facts.workload.selects_samples:
         yield from _unsupported_with(schedule, "best_of" if facts.workload.best_of else "dynamic sampling")
 
 
@@ -251,7 +260,7 @@ def _unsupported_with(schedule: Schedule, what: str) -> Iterator[str]:
 
 def _may_stream_responses(facts: Facts) -> bool:
     """True if a stage may read a response while others are generated."""
-    return not facts.workload.turns and not facts.workload.chooses
+    return not facts.workload.turns and not facts.workload.selects_samples
 
 
 def _inference_only_rules(schedule: Schedule) -> Iterator[str]:
@@ -280,32 +289,36 @@ def offloads(stage: Stage) -> tuple[Offload, ...]:
 
 
 def schedules(
-    facts: Facts, stage: Stage, layout: Layout, scope: Scope | None = None, wanted: Wanted = USUAL
+    facts: Facts,
+    stage: Stage,
+    layout: Layout,
+    search_case: SearchCase | None = None,
+    extra_choices: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> tuple[Schedule, ...]:
     """All offered schedules of a stage on a legal layout; without a scope, those of a synchronous plan without offload.
 
     `wanted` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
     """
-    rows, scope = rows_per_replica(facts, stage, layout), scope or plain(facts.graph)
+    rows, search_case = rows_per_replica(facts, stage, layout), search_case or synchronous_case(facts.graph)
     if stage.generates:
         return tuple(
             replace(overlap, generation_slots=slots, while_waiting=waiting)
-            for overlap in _overlaps(facts, layout, scope)
+            for overlap in _overlaps(facts, layout, search_case)
             for slots in slot_counts(in_flight(overlap, rows, layout.dp), layout.pp)
             for waiting in (WhileWaiting if facts.workload.turns else (WhileWaiting.KEEP,))
         )
     kinds = tuple(Recompute) if stage.trains else (Recompute.NONE,)
-    streams = scope.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
+    streams = search_case.streams(stage) and layout.cp == 1 and _may_stream_responses(facts)
     chunks = (0, *(c for c in CHUNKS if c < facts.workload.response.max)) if streams else (0,)
-    states = offloads(stage) if scope.offload else (Offload.NONE,)
+    states = offloads(stage) if search_case.offload else (Offload.NONE,)
     is_even = has_even_rows(facts, stage, layout)
-    cuts = cuts_of(facts.workload, stage, layout, rows, is_even=is_even, wanted=wanted)
+    cuts = offered_micro_batches(facts.workload, stage, layout, rows, is_even=is_even, extra_choices=extra_choices)
     return _schedules(cuts, kinds, chunks, states)
 
 
 @lru_cache(maxsize=1024)  # many layouts of many stages have the same number of rows
 def _schedules(
-    cuts: Cuts, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
+    cuts: MicroBatchOptions, kinds: tuple[Recompute, ...], chunks: tuple[int, ...], states: tuple[Offload, ...]
 ) -> tuple[Schedule, ...]:
     return tuple(
         replace(cut, recompute=kind, offload=state)
@@ -316,7 +329,7 @@ def _schedules(
     )
 
 
-def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...]:
+def _overlaps(facts: Facts, layout: Layout, scope: SearchCase) -> tuple[Schedule, ...]:
     """The schedules of a generation that runs on from period to period, within the bound on staleness.
 
     Batches in flight are powers of two. The overcommit is an eighth, a quarter, a half or the whole of a batch, rounded
@@ -332,14 +345,14 @@ def _overlaps(facts: Facts, layout: Layout, scope: Scope) -> tuple[Schedule, ...
     return (*batches, *(Schedule(overcommit=extra) for extra in extras if extra))
 
 
-def room_on(facts: Facts, part: int) -> tuple[int, float]:
+def available_bytes(facts: Facts, part: int) -> tuple[int, float]:
     """Device bytes that a choice may use on each rank of a part, and bytes of host memory for each rank; on two kinds
     of nodes, the smaller of each."""
     parts = facts.cluster.parts_of(part)
-    return min(one.device.usable_bytes for one in parts), min(host_share(one, facts.graph) for one in parts)
+    return min(one.device.usable_bytes for one in parts), min(host_bytes_for_stage(one, facts.graph) for one in parts)
 
 
-def host_share(cluster: Cluster, graph: StageGraph) -> float:
+def host_bytes_for_stage(cluster: Cluster, graph: StageGraph) -> float:
     """Bytes of host memory that one rank may use for one stage: an equal share for each stage that can offload."""
     offloading = sum(len(offloads(stage)) > 1 for stage in graph.stages)
     return cluster.host_memory_bytes / cluster.ranks_per_node / offloading

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import require_possible
+from meshwright.planner.plan.job_limits import require_within_limits
 from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import DoubledKeyError, load_json
+from meshwright.profiles.values import DuplicateKeyError, load_json
 
 Value: TypeAlias = Any
 """Plain data: a number, a text, a list, an object."""
@@ -68,7 +68,7 @@ def _parse_value(text: str) -> Value:
     """Parse a JSON value; other text is a string. Raises BadInput for a number that is not finite."""
     try:
         value = load_json(text)
-    except DoubledKeyError as error:
+    except DuplicateKeyError as error:
         raise BadInput(f"--set: {error}.") from None
     except (ValueError, RecursionError):
         return text
@@ -88,7 +88,7 @@ def with_setting(facts: Facts, setting: Setting) -> Facts:
         _assign(tree, path, value)
     described = ", ".join(f"{path}={value}" for path, value in setting.items())
     changed = parse(Facts, json.dumps(tree), f"--set {described}")
-    require_possible(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
+    require_within_limits(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
     return changed
 
 

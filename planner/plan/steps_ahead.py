@@ -17,12 +17,12 @@ from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 StepsAhead: TypeAlias = Mapping[str, int]
 """The number of steps that each stage works ahead of training, by name of the stage."""
 
-ScopeKey: TypeAlias = tuple[bool, bool, int, bool]
+SearchCaseKey: TypeAlias = tuple[bool, bool, int, bool]
 """The part of a scope that the choices of one stage depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class SearchCase:
     """The async mode of one search: how far stages work ahead, whether state is offloaded (`offload`), and whether
     sequences may stay in flight from period to period (`runs_on`)."""
 
@@ -39,7 +39,7 @@ class Scope:
         same_step = self.ahead[stage.name] == self.ahead[GENERATE]
         return stage.may_stream and same_step and not (stage.is_trained and self.runs_on)
 
-    def of(self, stage: Stage) -> ScopeKey:
+    def key_for(self, stage: Stage) -> SearchCaseKey:
         """The part of the scope that the choices of a stage depend on; scopes with the same key offer the same
         choices."""
         generates = stage.generates
@@ -51,12 +51,12 @@ def synchronous(graph: StageGraph) -> StepsAhead:
     return dict.fromkeys(graph.names, 0)
 
 
-def plain(graph: StageGraph) -> Scope:
+def synchronous_case(graph: StageGraph) -> SearchCase:
     """The synchronous scope without offload."""
-    return Scope(ahead=synchronous(graph))
+    return SearchCase(ahead=synchronous(graph))
 
 
-def patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
+def steps_ahead_patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
     """The patterns that a bound on staleness allows, the synchronous one first.
 
     Values and proximal log-probabilities come from the models just before the update, so their stages never work ahead.
@@ -73,12 +73,15 @@ def patterns(graph: StageGraph, staleness: int) -> tuple[StepsAhead, ...]:
 
 def pattern_ahead(graph: StageGraph, steps: int) -> StepsAhead:
     """The pattern in which generation works this many steps ahead (at most two)."""
-    return next(pattern for pattern in patterns(graph, steps) if pattern[GENERATE] == steps)
+    return next(pattern for pattern in steps_ahead_patterns(graph, steps) if pattern[GENERATE] == steps)
 
 
-def scopes(ahead: StepsAhead, staleness: int) -> tuple[Scope, ...]:
+def search_cases(ahead: StepsAhead, staleness: int) -> tuple[SearchCase, ...]:
     """The scopes that a bound on staleness allows with this pattern; all of them include offload."""
-    within_period, across_periods = Scope(ahead=ahead, offload=True), Scope(ahead=ahead, offload=True, runs_on=True)
+    within_period, across_periods = (
+        SearchCase(ahead=ahead, offload=True),
+        SearchCase(ahead=ahead, offload=True, runs_on=True),
+    )
     if max_deferral(ahead, staleness) == 0:
         return (within_period,)
     return (within_period, across_periods) if ahead[GENERATE] == 0 else (across_periods,)

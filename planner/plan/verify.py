@@ -11,20 +11,20 @@ from meshwright.planner.plan.evaluate import (
     Times,
     fullest_rank,
     items,
-    name_of,
     peak_bytes,
     period_seconds,
     ranks_of,
+    task_name_of,
     tasks,
 )
 from meshwright.planner.plan.host_workers import worker_violations
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.pools import crossing_violations, pool_violations
-from meshwright.planner.plan.rules import layout_rules, room_on, schedule_rules
-from meshwright.planner.plan.steps_ahead import patterns, staleness_of, steps_ahead_violations
+from meshwright.planner.plan.pools import overlap_violations, pool_violations
+from meshwright.planner.plan.rules import available_bytes, layout_rules, schedule_rules
+from meshwright.planner.plan.steps_ahead import staleness_of, steps_ahead_patterns, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
-from meshwright.profiles.layout import Layout, layers_of_stages
+from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.stages import GENERATE
 
 _TOLERANCE = 1e-9
@@ -129,7 +129,7 @@ def _steps_ahead_fall_along_the_edges(plan: Plan) -> Iterator[str]:
 
 def _stages_work_ahead_together(plan: Plan) -> Iterator[str]:
     ahead = plan.ahead
-    if ahead not in patterns(plan.graph, ahead[GENERATE]):
+    if ahead not in steps_ahead_patterns(plan.graph, ahead[GENERATE]):
         described = ", ".join(f"{stage} has steps_ahead={steps}" for stage, steps in ahead.items() if steps)
         yield f"{described}, which is none of the ways to work ahead; plan the job again."
 
@@ -146,7 +146,7 @@ def _streams_are_of_one_period(plan: Plan) -> Iterator[str]:
 
 
 def _sequences_over_periods_are_scored_by_fixed_weights(plan: Plan) -> Iterator[str]:
-    runs_on = plan.placement(GENERATE).schedule.runs_on
+    runs_on = plan.placement(GENERATE).schedule.keeps_in_flight
     for placement in plan.placements:
         if runs_on and placement.schedule.chunk_tokens and plan.stage(placement.stage).is_trained:
             yield (
@@ -171,7 +171,7 @@ def _pools_are_legal(plan: Plan) -> Iterator[str]:
         for sentence in pool_violations(plan.facts.cluster, pool.first_rank, pool.num_ranks):
             yield f"pool {pool.name!r}: {sentence}"
     for one, other in combinations(plan.pools, 2):
-        for sentence in crossing_violations(one.ranks, other.ranks):
+        for sentence in overlap_violations(one.ranks, other.ranks):
             yield f"pools {one.name!r} and {other.name!r}: {sentence}"
 
 
@@ -196,7 +196,7 @@ def _stages_hold_the_layers_assigned_to_them(plan: Plan) -> Iterator[str]:
         model, pp = plan.facts.models.spec(plan.stage(placement.stage).role), placement.layout.pp
         if not placement.stage_layers or pp > model.num_layers:
             continue
-        assigned = layers_of_stages(model, pp)
+        assigned = layers_per_stage(model, pp)
         if placement.stage_layers != assigned:
             planned, expected = (" ".join(map(str, counts)) for counts in (placement.stage_layers, assigned))
             yield (
@@ -218,7 +218,7 @@ def _schedules_are_legal(plan: Plan) -> Iterator[str]:
 
 
 def _refits_are_complete(plan: Plan) -> Iterator[str]:
-    needed = {p.stage for p in plan.placements if plan.stage(p.stage).is_refit and plan.copy_of(p.stage) == p.stage}
+    needed = {p.stage for p in plan.placements if plan.stage(p.stage).needs_refit and plan.copy_of(p.stage) == p.stage}
     targets = [refit.target for refit in plan.refits]
     for target in sorted(needed - set(targets)):
         yield f"{target} has its own copy of the weights and no refit; add one."
@@ -259,18 +259,18 @@ def _tasks_last_as_long_as_they_cost(plan: Plan) -> Iterator[str]:
     for item in items(plan):
         seconds = item.end_seconds - item.start_seconds
         if not _equal(plan, seconds, item.cost.total):
-            yield f"{name_of(item)} lasts {seconds:.6g} s and its cost is {item.cost.total:.6g} s."
+            yield f"{task_name_of(item)} lasts {seconds:.6g} s and its cost is {item.cost.total:.6g} s."
 
 
 def _inputs_are_ready(plan: Plan) -> Iterator[str]:
-    starts = {name_of(i): i.start_seconds for i in items(plan)}
-    ends = {name_of(i): i.end_seconds for i in items(plan)}
+    starts = {task_name_of(i): i.start_seconds for i in items(plan)}
+    ends = {task_name_of(i): i.end_seconds for i in items(plan)}
     for task in tasks(plan):
         for before, lag in task.after:
             ready = ends[before] + lag
             if starts[task.name] < ready and not _equal(plan, starts[task.name], ready):
                 yield f"{task.name} starts at {starts[task.name]:.6g} s, before {before} is ready at {ready:.6g} s."
-        for producer in task.beside:
+        for producer in task.after_start_of:
             if starts[task.name] < starts[producer] and not _equal(plan, starts[task.name], starts[producer]):
                 yield f"{task.name} starts at {starts[task.name]:.6g} s, before {producer}, which it reads, starts."
 
@@ -280,7 +280,7 @@ def _ranks_do_one_thing_at_a_time(plan: Plan) -> Iterator[str]:
         common = ranks_of(plan, one) & ranks_of(plan, other)
         start, end = max(one.start_seconds, other.start_seconds), min(one.end_seconds, other.end_seconds)
         if common and start < end and not _equal(plan, start, end):
-            yield f"{name_of(one)} and {name_of(other)} both run on rank {min(common)} at {start:.6g} s."
+            yield f"{task_name_of(one)} and {task_name_of(other)} both run on rank {min(common)} at {start:.6g} s."
 
 
 def _memory_suffices(plan: Plan) -> Iterator[str]:
@@ -299,7 +299,7 @@ def _memory_suffices(plan: Plan) -> Iterator[str]:
 
 def _host_memory_suffices(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
-        _, share = room_on(plan.facts, plan.part_of(placement.stage))
+        _, share = available_bytes(plan.facts, plan.part_of(placement.stage))
         if placement.host.total > share:
             yield (
                 f"{placement.stage} keeps {placement.host.total / 2**30:.1f} GiB for each rank in host memory, where "
@@ -308,7 +308,7 @@ def _host_memory_suffices(plan: Plan) -> Iterator[str]:
 
 
 def _the_period_follows_from_the_times(plan: Plan) -> Iterator[str]:
-    expected = period_seconds(plan, {name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
+    expected = period_seconds(plan, {task_name_of(i): Times(i.start_seconds, i.end_seconds) for i in items(plan)})
     if not _equal(plan, plan.period_seconds, expected):
         yield f"period_seconds is {plan.period_seconds:.6g} and its tasks take {expected:.6g} s."
     if not _equal(plan, plan.solver.objective_seconds, plan.period_seconds):
@@ -328,7 +328,7 @@ def _the_gap_is_the_distance_to_the_bound(plan: Plan) -> Iterator[str]:
 
 def _the_status_matches_the_gap(plan: Plan) -> Iterator[str]:
     solver = plan.solver
-    if solver.status == "optimal" and not solver.has_asked_gap:
+    if solver.status == "optimal" and not solver.has_requested_gap:
         yield (
             f"status=optimal and gap={solver.gap:.3g} is above the requested {solver.asked_gap:g}; "
             "a search that ended there is feasible."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from meshwright.planner.program.deadlock import circle_of_waits
+from meshwright.planner.program.deadlock import find_deadlock
 from meshwright.planner.program.program import Instruction, MoveWeights, Program, Receive, RunStage, Send, Stream
 from meshwright.profiles.errors import require_none
 from meshwright.profiles.stages import StageGraph
@@ -111,12 +111,12 @@ def _stages_have_what_they_read(program: Program, graph: StageGraph) -> Iterator
     """
     ran: dict[str, set[int]] = {}
     received: dict[str, set[int]] = {}
-    for instruction in program.in_order_of_a_step():
+    for instruction in program.in_step_order():
         match instruction:
             case RunStage():
                 yield from _missing(instruction, received, program.stream_to(instruction.stage), graph)
                 ran.setdefault(instruction.stage, set()).update(instruction.ranks)
-                hosted = graph.hosted if graph.by_name[instruction.stage].generates else ()
+                hosted = graph.host_stages if graph.by_name[instruction.stage].generates else ()
                 ran.update({host.name: set(instruction.ranks) for host in hosted})
             case Send():
                 absent = set(instruction.ranks) - ran.get(instruction.producer, set())
@@ -167,7 +167,7 @@ def _weights_arrive_before_they_are_used(program: Program, _graph: StageGraph) -
 
 
 def _no_rank_waits_in_a_circle(program: Program, _graph: StageGraph) -> Iterator[str]:
-    yield from circle_of_waits(program)
+    yield from find_deadlock(program)
 
 
 def _ranks(ranks: set[int] | tuple[int, ...]) -> str:

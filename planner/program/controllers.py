@@ -104,7 +104,7 @@ class StepObservation:
 
     step: int
     seconds: float
-    begun: tuple[tuple[int, float], ...] = ()
+    scores_by_age: tuple[tuple[int, float], ...] = ()
     """The number and mean score of the batch's sequences that the policy of 0, 1, 2, ... steps before started."""
 
 
@@ -117,7 +117,7 @@ class Setting:
     overcommit: int
 
 
-def facts_of(setting: Setting) -> dict[str, float]:
+def setting_facts(setting: Setting) -> dict[str, float]:
     """Return the setting as facts of a generation's span in a trace."""
     return {NUM_CHUNK_TOKENS: float(setting.chunk_tokens), NUM_OVERCOMMIT: float(setting.overcommit)}
 
@@ -143,7 +143,7 @@ class Controllers:
         """The first step that has not been processed."""
 
     @property
-    def decides(self) -> bool:
+    def is_active(self) -> bool:
         """True if there is anything to decide: the job enables controllers, and the plan leaves a choice."""
         return self._chunks is not None or self._overcommit is not None
 
@@ -151,17 +151,17 @@ class Controllers:
         """Add the observation of a step; steps must be passed in order from step 0."""
         self._known[observation.step] = observation
 
-    def needs(self, turn: int) -> range:
+    def missing_steps(self, period: int) -> range:
         """Return the steps whose observations the period's setting needs and that are not known yet."""
-        return range(self._next + len(self._known), turn - self.delay + 1)
+        return range(self._next + len(self._known), period - self.delay + 1)
 
-    def setting(self, turn: int) -> Setting:
+    def setting(self, period: int) -> Setting:
         """Return the setting of a period; periods must be requested in order."""
-        assert not self.needs(turn), "all observations that a period needs are known when it starts"
-        while self._next <= turn - self.delay:
+        assert not self.missing_steps(period), "all observations that a period needs are known when it starts"
+        while self._next <= period - self.delay:
             self._process(self._known.pop(self._next))
         return Setting(
-            chunk_tokens=self._chunks.chunk_tokens(max(turn, 0)) if self._chunks else self._largest.chunk_tokens,
+            chunk_tokens=self._chunks.chunk_tokens(max(period, 0)) if self._chunks else self._largest.chunk_tokens,
             overcommit=self._overcommit.overcommit if self._overcommit else self._largest.overcommit,
         )
 
@@ -177,7 +177,7 @@ class Controllers:
 
         All sequences started by a version have been delivered once the staleness bound excludes further ones.
         """
-        for age, (number, mean) in enumerate(observation.begun):
+        for age, (number, mean) in enumerate(observation.scores_by_age):
             count, total = self._scores_by_version.get(observation.step - age, (0, 0.0))
             self._scores_by_version[observation.step - age] = count + number, total + number * mean
         number, total = self._scores_by_version.pop(observation.step - self._bound, (0, 0.0))

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
 
-LEAST_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
+MIN_SECONDS, _LEAST_AT_FIRST_SECONDS = 60.0, 600.0
 _OF_PREDICTED, _OF_MEASURED = 20.0, 5.0
 _TIMEOUT_OF_DEADLINE = 2.0
 
@@ -28,23 +28,23 @@ IMPORT_SECONDS = 120.0
 class Deadlines:
     """The deadline of an instruction on one rank."""
 
-    def __init__(self, plan: Plan, away_seconds: float = 0.0) -> None:
+    def __init__(self, plan: Plan, extra_seconds: float = 0.0) -> None:
         """`away_seconds` is added to every deadline (see the function `away_seconds`)."""
-        self._extra_seconds = away_seconds
+        self._extra_seconds = extra_seconds
         self._predicted, self._measured = plan.period_seconds, 0.0
 
-    def met(self, seconds: float) -> None:
+    def record_period(self, seconds: float) -> None:
         """Record the seconds of a period."""
         self._measured = max(self._measured, seconds)
 
     def allowed_seconds(self) -> float:
         """Return the seconds that an instruction may take, including waiting for other ranks."""
         if self._measured:
-            return self._extra_seconds + max(LEAST_SECONDS, _OF_MEASURED * self._measured)
+            return self._extra_seconds + max(MIN_SECONDS, _OF_MEASURED * self._measured)
         return self._extra_seconds + max(_LEAST_AT_FIRST_SECONDS, _OF_PREDICTED * self._predicted)
 
 
-def away_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
+def failing_call_seconds(plan: Plan, rewards: Sequence[Reward], tool: Tool | None) -> float:
     """Return the most seconds that failing calls of a job's rewards and tool can delay an instruction.
 
     A replica has n rollouts that may wait at a time: its rows of a batch for the current step and for each step that
@@ -81,20 +81,20 @@ def _max_rollouts(plan: Plan) -> int:
     generation, workload = plan.placement(GENERATE), plan.facts.workload
     batch_size, schedule = max(workload.candidates.batch_size, workload.wave.batch_size), generation.schedule
     batches = max(generation.steps_ahead + 1, schedule.batches_in_flight)
-    return rows_of_replicas(batches * batch_size + schedule.overcommit, generation.layout.dp)[0]
+    return rows_per_replica(batches * batch_size + schedule.overcommit, generation.layout.dp)[0]
 
 
-def patience_seconds(plan: Plan, away: float = 0.0) -> float:
+def collective_timeout(plan: Plan, extra_seconds: float = 0.0) -> float:
     """Return the timeout of a collective, in seconds.
 
     It exceeds the deadline of every instruction, whose error names what hangs; a library can only report a timeout.
     """
-    return _TIMEOUT_OF_DEADLINE * Deadlines(plan, away).allowed_seconds() * waves_beyond(plan)
+    return _TIMEOUT_OF_DEADLINE * Deadlines(plan, extra_seconds).allowed_seconds() * max_waves_ratio(plan)
 
 
-def waves_beyond(plan: Plan) -> float:
+def max_waves_ratio(plan: Plan) -> float:
     """Return the ratio of the most waves of a step to the expected ones; 1 without dynamic sampling."""
     workload = plan.facts.workload
     if not (sampling := workload.dynamic_sampling):
         return 1.0
-    return sampling.most_waves(workload.num_prompts) / sampling.expected_waves(workload.num_prompts)
+    return sampling.max_waves(workload.num_prompts) / sampling.expected_waves(workload.num_prompts)

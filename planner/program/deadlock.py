@@ -16,11 +16,11 @@ from meshwright.planner.program.program import (
     RunStage,
     Send,
     Stream,
-    takes_part,
+    is_active,
 )
 
 
-def circle_of_waits(program: Program) -> Iterator[str]:
+def find_deadlock(program: Program) -> Iterator[str]:
     """Execute the program until it repeats; if no rank can continue, yield a sentence that names the deadlock."""
     progress = _run_without_time(program)
     if not progress.waiting:
@@ -144,9 +144,9 @@ def _instructions_of_ranks(program: Program) -> dict[int, deque[_Scheduled]]:
     """Return every rank's instructions up to the first period with all instructions, and one more period."""
     steps = range(program.most_ahead + 2)
     remaining: dict[int, deque[_Scheduled]] = {}
-    for turn in program.turns(steps):
+    for turn in program.periods(steps):
         for instruction in program.instructions:
-            if takes_part(instruction, turn, steps):
+            if is_active(instruction, turn, steps):
                 for rank in instruction.ranks:
                     remaining.setdefault(rank, deque()).append(_Scheduled(turn, instruction))
     return remaining

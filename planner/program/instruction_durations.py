@@ -18,7 +18,7 @@ class HeldBlocks(NamedTuple):
     """KV blocks that a replica's sequences hold while it generates: the mean over its seconds, and the peak."""
 
     mean: float
-    most: int
+    peak: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Planned:
                 **{placement.stage: (placement.cost.total,) for placement in plan.placements},
                 **refit_seconds(plan),
             },
-            num_tokens=workload.batch_size * workload.drawn_lengths.mean,
+            num_tokens=workload.batch_size * workload.sampled_lengths.mean,
         )
 
     def of_step(self, _step: int, /) -> StepWork:
@@ -76,7 +76,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Known:
+class Precomputed:
     """Precomputed work of the first steps; it has no state, so threads and processes can share it."""
 
     name: str
@@ -92,19 +92,19 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 
 
 @dataclass(frozen=True)
-class Lags:
+class TransferDelays:
     """Delays after a producer has ended, in seconds.
 
     `whole` is the delay until its output has arrived, by producer and consumer; `of_hosts` the part of it that the plan
     expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
     """
 
-    whole: Mapping[tuple[str, str], float]
+    transfers: Mapping[tuple[str, str], float]
     tails: Mapping[str, float]
-    of_hosts: float = 0.0
+    host_reward_seconds: float = 0.0
 
 
-def lags_of(plan: Plan) -> Lags:
+def transfer_delays(plan: Plan) -> TransferDelays:
     """Return the delays of a plan's transfers.
 
     Those from hosts include the time of their rewards after the last response. A streaming stage has its tail to
@@ -114,4 +114,4 @@ def lags_of(plan: Plan) -> Lags:
     waits = {edge.consumer: edge.cost.total for edge in plan.edges if edge.producer == GENERATE}
     delays |= {(edge.producer, edge.consumer): waits[edge.consumer] for edge in plan.graph.host_edges}
     tails = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    return Lags(delays, tails, max(map(host_seconds, plan.edges), default=0.0))
+    return TransferDelays(delays, tails, max(map(host_seconds, plan.edges), default=0.0))

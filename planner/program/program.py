@@ -124,7 +124,7 @@ class Waves:
     """
 
     instructions: tuple[Instruction, ...]
-    others: int
+    num_before: int
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -147,24 +147,24 @@ class Program:
     def most_ahead(self) -> int:
         return max((i.steps_ahead for i in self.instructions), default=0)
 
-    def turns(self, steps: range) -> range:
+    def periods(self, steps: range) -> range:
         """Return the periods that a run of these steps takes."""
         return range(steps.start - self.most_ahead, steps.stop)
 
-    def in_order_of_a_step(self) -> tuple[Instruction, ...]:
+    def in_step_order(self) -> tuple[Instruction, ...]:
         """Return the refits, then the other instructions in the order in which they process one step."""
         moves = [i for i in self.instructions if isinstance(i, MoveWeights)]
         others = [i for i in self.instructions if not isinstance(i, MoveWeights)]
         return (*moves, *sorted(others, key=lambda i: -i.steps_ahead))
 
-    def of_one_step(self) -> Program:
+    def synchronous(self) -> Program:
         """Return the program that does all of a step in one period, with the weights of its start.
 
         Nothing streams: what streamed is received before the stage that reads it.
         """
         streamed = {(stream.producer, stream.consumer) for stream in self.streams}
         instructions: list[Instruction] = []
-        for instruction in self.in_order_of_a_step():
+        for instruction in self.in_step_order():
             unshifted = replace(instruction, steps_ahead=0)
             if isinstance(unshifted, Receive) and (unshifted.producer, unshifted.consumer) in streamed:
                 reader = next(
@@ -189,21 +189,21 @@ class Program:
         return next((stream for stream in self.streams if stream.consumer == consumer), None)
 
 
-def version_of_generation(plan: Plan, turn: int, first_step: int) -> int:
+def generation_version(plan: Plan, period: int, first_step: int) -> int:
     """Return the version (number of updates) of the weights that period `turn` generates with.
 
     A refit comes before the training of its period. Without a refit, generation shares the copy that is trained.
     """
-    if turn < first_step:
+    if period < first_step:
         return first_step
     generation, training = plan.placement(GENERATE), plan.placement(plan.graph.trainer_of(GENERATE))
     is_trained = plan.copy_of(generation.stage) == training.stage
-    return turn + (is_trained and generation.start_seconds >= training.end_seconds)
+    return period + (is_trained and generation.start_seconds >= training.end_seconds)
 
 
-def takes_part(instruction: Instruction, turn: int, steps: range) -> bool:
+def is_active(instruction: Instruction, period: int, steps: range) -> bool:
     """Return True if the instruction is executed in this period of a run of these steps."""
-    return isinstance(instruction, MoveWeights) or turn + instruction.steps_ahead in steps
+    return isinstance(instruction, MoveWeights) or period + instruction.steps_ahead in steps
 
 
 def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
@@ -228,7 +228,7 @@ def lower(plan: Plan, stages: Collection[str] | None = None) -> Program:
             RunStage(stage=task.stage, ranks=tuple(plan.pool_of(task.stage).ranks), steps_ahead=task.steps_ahead)
         )
         instructions += [d.receive for d in late]
-        hosted = [host.name for host in plan.graph.hosted] if task.stage == GENERATE else []
+        hosted = [host.name for host in plan.graph.host_stages] if task.stage == GENERATE else []
         instructions += [d.send for d in deliveries if d.producer in (task.stage, *hosted)]
     return Program(tuple(instructions), tuple(_streams(plan, [t for t in tasks if isinstance(t, Placement)])))
 
@@ -240,7 +240,7 @@ def _streams(plan: Plan, tasks: Sequence[Placement]) -> Iterator[Stream]:
                 producer=GENERATE,
                 consumer=consumer.stage,
                 chunk_tokens=consumer.schedule.chunk_tokens,
-                owners=owners(plan, GENERATE),
+                owners=output_owners(plan, GENERATE),
                 targets=tuple(plan.pool(consumer.pool).ranks),
             )
 
@@ -249,7 +249,7 @@ def _stage(task: Refit | Placement) -> str:
     return task.target if isinstance(task, Refit) else task.stage
 
 
-def owners(plan: Plan, stage: str) -> tuple[int, ...]:
+def output_owners(plan: Plan, stage: str) -> tuple[int, ...]:
     """Return the rank that holds each replica's output: its first tensor-parallel rank on the last pipeline stage.
 
     The output of host workers is held by the ranks that generated.
@@ -308,7 +308,7 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
     producers = [_Producer(task.stage, task.steps_ahead, plan.stage(task.stage).writes) for task in in_order_of_a_step]
     if any(task.stage == GENERATE for task in tasks):
         ahead = plan.placement(GENERATE).steps_ahead
-        producers += [_Producer(host.name, ahead, host.writes) for host in plan.graph.hosted]
+        producers += [_Producer(host.name, ahead, host.writes) for host in plan.graph.host_stages]
     deliveries = []
     for producer in producers:
         has_received: set[int] = set()
@@ -323,7 +323,7 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                         producer=producer.stage,
                         consumer=consumer.stage,
                         fields=producer.writes,
-                        owners=owners(plan, producer.stage),
+                        owners=output_owners(plan, producer.stage),
                         targets=targets,
                         ahead=(producer.steps_ahead, consumer.steps_ahead),
                     )

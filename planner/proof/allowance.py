@@ -13,7 +13,7 @@ _ROUNDING = 1e-9
 """Relative difference that may occur between equal sums of seconds."""
 
 
-class Least(NamedTuple):
+class LeastTime(NamedTuple):
     """Lower bounds over the remaining choices of a stage: tail seconds, and tail seconds x ranks."""
 
     seconds: float
@@ -37,18 +37,18 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class ShortTurn:
+class ShortPeriod:
     """A period of at most `most_seconds` on `num_ranks` ranks.
 
     `lags` are the seconds of the transfers within it, by producer and consumer; `names` has producers before consumers.
     """
 
-    most_seconds: float
+    max_seconds: float
     num_ranks: int
     names: tuple[str, ...]
     lags: Mapping[tuple[str, str], float]
 
-    def left_to(self, stage: str, least: Mapping[str, Least]) -> Allowance:
+    def allowance_of(self, stage: str, least: Mapping[str, LeastTime]) -> Allowance:
         """Return what is left to a stage beside the known least of the others.
 
         Both the longest path through the period and the total ranks x seconds limit it.
@@ -64,7 +64,7 @@ class ShortTurn:
         after = _longest_paths(
             seconds[::-1], [(last - consumer, last - producer, lag) for producer, consumer, lag in edges]
         )[last - position]
-        max_seconds = self.most_seconds * (1 + _ROUNDING)
+        max_seconds = self.max_seconds * (1 + _ROUNDING)
         return Allowance(
             max_seconds - before - after,
             max_seconds * self.num_ranks - sum(stage_least.work for stage_least in others.values()),

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from meshwright.planner.proof.enumeration import AMOUNTS, Some, Space
+from meshwright.planner.proof.enumeration import AMOUNTS, ChoiceSubset, Space
 from meshwright.profiles.stages import GENERATE
 
 Pair: TypeAlias = frozenset[str]
@@ -42,31 +42,35 @@ class Case:
     """
 
     space: Space
-    left: Mapping[str, Some]
-    related: Mapping[Pair, bool]
+    remaining: Mapping[str, ChoiceSubset]
+    intersects: Mapping[Pair, bool]
 
     @classmethod
     def whole(cls, space: Space) -> Case:
         """Return the case of every plan of the space."""
-        all_choices = {name: choices.some(np.arange(len(choices.site))) for name, choices in space.choices.items()}
+        all_choices = {name: choices.subset(np.arange(len(choices.site))) for name, choices in space.choices.items()}
         return cls(space, all_choices, {})
 
-    def within(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
+    def split_by_amount(self, stage: str, amount: str, most: float) -> tuple[Case, Case]:
         """Split the case by a stage's amount: the plans with at most `most`, and the others."""
-        choices, indices = self.space.choices[stage], self.left[stage].numbers
+        choices, indices = self.space.choices[stage], self.remaining[stage].numbers
         is_within = choices.amounts[AMOUNTS.index(amount), indices] <= most
-        halves = choices.some(indices[is_within]), choices.some(indices[~is_within])
-        return replace(self, left={**self.left, stage: halves[0]}), replace(self, left={**self.left, stage: halves[1]})
+        halves = choices.subset(indices[is_within]), choices.subset(indices[~is_within])
+        return replace(self, remaining={**self.remaining, stage: halves[0]}), replace(
+            self, remaining={**self.remaining, stage: halves[1]}
+        )
 
-    def meeting(self, one: str, other: str) -> tuple[Case, Case]:
+    def split_by_meeting(self, one: str, other: str) -> tuple[Case, Case]:
         """Split the case by two stages: the plans in which their pools intersect, and the others."""
         pair = frozenset((one, other))
-        return replace(self, related={**self.related, pair: True}), replace(self, related={**self.related, pair: False})
+        return replace(self, intersects={**self.intersects, pair: True}), replace(
+            self, intersects={**self.intersects, pair: False}
+        )
 
     @cached_property
     def least(self) -> Mapping[str, Mapping[str, float]]:
         """The least of each amount over the remaining choices, by stage."""
-        return {name: subset.least for name, subset in self.left.items()}
+        return {name: subset.least for name, subset in self.remaining.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,10 +81,10 @@ class Case:
     def num_ranks(self) -> int:
         return self.space.num_ranks
 
-    def meets(self, one: str, other: str) -> bool:
+    def always_intersect(self, one: str, other: str) -> bool:
         """Return True if two pools have a rank in common in every plan of the case."""
         too_many = self.least[one]["ranks"] + self.least[other]["ranks"] > self.num_ranks
-        return too_many or self.related.get(frozenset((one, other)), False)
+        return too_many or self.intersects.get(frozenset((one, other)), False)
 
     @property
     def has_choices(self) -> bool:
@@ -92,7 +96,7 @@ class Case:
         """True if no plan is in the case, or none fits the devices."""
         if not self.has_choices:
             return True
-        disjoint = (pair for pair, meet in self.related.items() if not meet)
+        disjoint = (pair for pair, meet in self.intersects.items() if not meet)
         return (
             any(sum(self.least[name]["ranks"] for name in pair) > self.num_ranks for pair in disjoint) or self._is_full
         )
@@ -126,11 +130,11 @@ class Case:
 
     def _may_share(self, one: str, other: str) -> bool:
         """Return True if two stages may have the same layout on the same part of the cluster."""
-        return not self.left[one].sites.isdisjoint(self.left[other].sites)
+        return not self.remaining[one].sites.isdisjoint(self.remaining[other].sites)
 
     def _meeting_groups(self) -> tuple[frozenset[str], ...]:
         pairs = combinations(self.names, 2)
-        return _largest_groups(self.names, frozenset(pair for pair in pairs if self.meets(*pair)))
+        return _largest_groups(self.names, frozenset(pair for pair in pairs if self.always_intersect(*pair)))
 
     def least_seconds(self, most: float = math.inf) -> float:
         """Return a lower bound on the period of every plan of the case; it may stop at `most`."""
@@ -166,8 +170,8 @@ class _Turn:
     """
 
     def __init__(self, case: Case) -> None:
-        graph, scope = case.space.graph, case.space.scope
-        streams = [scope.streams(stage) and not case.meets(stage.name, GENERATE) for stage in graph.stages]
+        graph, scope = case.space.graph, case.space.search_case
+        streams = [scope.streams(stage) and not case.always_intersect(stage.name, GENERATE) for stage in graph.stages]
         prefixes = ["tail_" if is_streaming else "" for is_streaming in streams]
         least = [case.least[name] for name in graph.names]
         self.num_ranks = case.num_ranks
@@ -175,7 +179,7 @@ class _Turn:
         self.ranks = [amounts["ranks"] for amounts in least]
         self.seconds = [amounts[f"{prefix}seconds"] for amounts, prefix in zip(least, prefixes, strict=True)]
         self.work = [amounts[f"{prefix}work"] for amounts, prefix in zip(least, prefixes, strict=True)]
-        self.meets = [[case.meets(name, other) for other in graph.names] for name in graph.names]
+        self.meets = [[case.always_intersect(name, other) for other in graph.names] for name in graph.names]
         self.num_stages = len(graph.stages)
         self.ready = [0.0] * self.num_stages
         for target in case.space.refits:
@@ -191,7 +195,7 @@ class _Turn:
         ]
         self.after: list[list[tuple[int, float]]] = [[] for _ in graph.names]
         for (producer, consumer), lag in case.space.lags.items():
-            takes_turns = producer == GENERATE and case.meets(consumer, GENERATE)
+            takes_turns = producer == GENERATE and case.always_intersect(consumer, GENERATE)
             is_hidden = takes_turns and scope.streams(graph.by_name[consumer])
             self.after[graph.position[consumer]].append((graph.position[producer], 0.0 if is_hidden else lag))
         self.above = [set[int]() for _ in graph.names]
@@ -306,4 +310,4 @@ class _Turn:
 def _refit_seconds(case: Case, target: str) -> float:
     """Return the least seconds of a refit between the remaining layouts."""
     source = case.space.graph.trainer_of(target)
-    return case.space.refit_seconds(target, case.left[source].sites, case.left[target].sites)
+    return case.space.refit_seconds(target, case.remaining[source].sites, case.remaining[target].sites)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
@@ -35,10 +35,10 @@ def refusals(proof: Proof, plan: Plan, model: CostModel) -> tuple[str, ...]:
         return (f"proof: {error}",)
 
 
-def every_scope(plan: Plan) -> tuple[Scope, ...]:
+def all_search_cases(plan: Plan) -> tuple[SearchCase, ...]:
     """Return all search cases that the staleness bound of the plan's facts allows."""
     bound = plan.facts.staleness
-    return tuple(scope for ahead in patterns(plan.graph, bound) for scope in scopes(ahead, bound))
+    return tuple(scope for ahead in steps_ahead_patterns(plan.graph, bound) for scope in search_cases(ahead, bound))
 
 
 def proven_seconds(space: Space, nodes: Sequence[Node]) -> float:
@@ -69,10 +69,10 @@ def split(case: Case, node: Split | Meeting) -> tuple[Case, Case]:
         if name not in case.names:
             raise BadInput(f"there is no stage {name!r}; {suggestion(name, case.names)}")
     if isinstance(node, Meeting):
-        return case.meeting(*node.meet)
+        return case.split_by_meeting(*node.meet)
     if node.amount not in AMOUNTS:
         raise BadInput(f"a choice has no {node.amount!r}; {suggestion(node.amount, AMOUNTS)}")
-    return case.within(node.stage, node.amount, node.most)
+    return case.split_by_amount(node.stage, node.amount, node.most)
 
 
 def _closed_seconds(case: Case, node: Closed, number: int, most: float) -> float:
@@ -98,13 +98,13 @@ def _differences(proof: Proof, plan: Plan) -> Iterator[str]:
             f"{plan.solver.bound_seconds:.9g} s; prove this plan again."
         )
     proof_scopes = [(tree.ahead, tree.runs_on) for tree in proof.trees]
-    if proof_scopes != [(dict(scope.ahead), scope.runs_on) for scope in every_scope(plan)]:
+    if proof_scopes != [(dict(scope.ahead), scope.runs_on) for scope in all_search_cases(plan)]:
         yield "the proof does not have exactly one tree for each way to work ahead; prove this plan again."
 
 
 def _not_proven(proof: Proof, plan: Plan, model: CostModel) -> Iterator[str]:
     max_seconds = min(plan.period_seconds, proof.within_seconds)
-    spaces = Enumeration(plan.facts, model, max_seconds).spaces(every_scope(plan))
+    spaces = Enumeration(plan.facts, model, max_seconds).spaces(all_search_cases(plan))
     trees = zip(spaces, proof.trees, strict=True)
     proven = min(max_seconds, *(proven_seconds(space, tree.nodes) for space, tree in trees))
     if abs(proven - proof.bound_seconds) > _TOLERANCE * proven:

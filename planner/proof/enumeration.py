@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
-from meshwright.planner.plan.calls import Choice, call_of
-from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.host_workers import arrival_seconds, reward_readers
+from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.host_workers import earliest_reward_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pools import first_ranks, pool_sizes
-from meshwright.planner.plan.rules import room_on, schedules, streaming_rules
-from meshwright.planner.plan.steps_ahead import Scope, ScopeKey, max_deferral
-from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
-from meshwright.planner.proof.front import Front
+from meshwright.planner.plan.rules import available_bytes, schedules, streaming_rules
+from meshwright.planner.plan.steps_ahead import SearchCase, SearchCaseKey, max_deferral
+from meshwright.planner.proof.allowance import Allowance, LeastTime, ShortPeriod
+from meshwright.planner.proof.front import ParetoFront
 from meshwright.planner.proof.legal import Family, families_in, legal_layouts
 from meshwright.planner.proof.refits import Refits, Site
 from meshwright.profiles.schedule import Schedule
@@ -35,7 +35,7 @@ transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds o
 
 
 @dataclass(frozen=True)
-class Some:
+class ChoiceSubset:
     """A subset of the choices of a stage: their indices, the least of each amount, and the indices of their sites."""
 
     numbers: NDArray[np.int64]
@@ -50,16 +50,16 @@ class Choices:
     amounts: NDArray[np.float64]
     site: NDArray[np.int64]
 
-    def some(self, numbers: NDArray[np.int64]) -> Some:
+    def subset(self, numbers: NDArray[np.int64]) -> ChoiceSubset:
         """Return the subset of the choices with these indices."""
         least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
-        return Some(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
+        return ChoiceSubset(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
 
     @property
-    def least(self) -> Least:
+    def least(self) -> LeastTime:
         """The least tail seconds and tail work of all choices; infinite if there are none."""
         kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
-        return Least(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
+        return LeastTime(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
 
     def allowed(self, allowance: Allowance) -> Choices:
         """Return the choices within the allowance."""
@@ -85,7 +85,7 @@ class Space:
     graph: StageGraph
     num_ranks: int
     room_bytes: float
-    scope: Scope
+    search_case: SearchCase
     lags: Mapping[tuple[str, str], float]
     choices: Mapping[str, Choices]
     refits: Mapping[str, NDArray[np.float64]]
@@ -114,40 +114,40 @@ class Enumeration:
 
     facts: Facts
     model: CostModel
-    most_seconds: float
-    _choices: dict[tuple[str, ScopeKey], tuple[Allowance, Choices]] = field(default_factory=dict)
+    max_period_seconds: float
+    _choices: dict[tuple[str, SearchCaseKey], tuple[Allowance, Choices]] = field(default_factory=dict)
     sites: dict[Site, int] = field(default_factory=dict)
     _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
 
-    def spaces(self, scopes: Sequence[Scope]) -> tuple[Space, ...]:
+    def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
         """Return the spaces of some search cases.
 
         The last ones are built first: stages work ahead there, so that the fewest choices are pruned.
         """
-        return tuple(self.space(scope) for scope in reversed(scopes))[::-1]
+        return tuple(self.space(scope) for scope in reversed(search_cases))[::-1]
 
-    def space(self, scope: Scope) -> Space:
+    def space(self, search_case: SearchCase) -> Space:
         """Return the space of a search case."""
-        facts, ahead = self.facts, scope.ahead
-        edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in handovers(facts, self.model)]
+        facts, ahead = self.facts, search_case.ahead
+        edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in stage_transfers(facts, self.model)]
         lags = {(edge.producer, edge.consumer): edge.cost.total for edge, turns in edges if not turns}
-        choices = self._allowed(scope, lags)
+        choices = self._allowed(search_case, lags)
         return Space(
             graph=facts.graph,
             num_ranks=facts.cluster.num_ranks,
             room_bytes=max(part.device.usable_bytes for part in facts.cluster.parts),
-            scope=scope,
+            search_case=search_case,
             lags=lags,
             choices=choices,
             carried={(edge.producer, edge.consumer): (turns, edge.cost.total) for edge, turns in edges if turns},
             late=frozenset(reward_readers(facts)),
             arrival_seconds=self._arrival_seconds,
-            refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.is_refit},
+            refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.needs_refit},
         )
 
     @cached_property
     def _arrival_seconds(self) -> float:
-        return arrival_seconds(self.facts)
+        return earliest_reward_seconds(self.facts)
 
     @cached_property
     def _refits(self) -> Refits:
@@ -159,25 +159,27 @@ class Enumeration:
         sources, targets = ([all_sites[number] for number in indices] for indices in ends)
         return self._refits.seconds(stage, sources, targets)
 
-    def _allowed(self, scope: Scope, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
+    def _allowed(self, scope: SearchCase, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
         """Return the choices of every stage within its allowance.
 
         Stages that take most of a period come first, because they limit the others most.
         """
         graph = self.facts.graph
-        period = ShortTurn(self.most_seconds, self.facts.cluster.num_ranks, graph.names, lags)
+        period = ShortPeriod(self.max_period_seconds, self.facts.cluster.num_ranks, graph.names, lags)
         by_stage: dict[str, Choices] = {}
         least = {stage.name: self._least_of(stage) for stage in graph.stages if not scope.streams(stage)}
         for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
-            by_stage[stage.name] = self._choices_of(stage, scope, period.left_to(stage.name, least))
+            by_stage[stage.name] = self._choices_of(stage, scope, period.allowance_of(stage.name, least))
             least[stage.name] = by_stage[stage.name].least
-        return {name: by_stage[name].allowed(period.left_to(name, least)) for name in graph.names}
+        return {name: by_stage[name].allowed(period.allowance_of(name, least)) for name in graph.names}
 
-    def _least_of(self, stage: Stage) -> Least:
+    def _least_of(self, stage: Stage) -> LeastTime:
         """Return an arithmetic lower bound for a stage that streams nothing, on any pool."""
         model = self.facts.models.spec(stage.role)
-        seconds_by_size = [(size, self.model.least_seconds(stage, model, size, part)) for part, size in self._kinds]
-        return Least(
+        seconds_by_size = [
+            (size, self.model.lower_bound_seconds(stage, model, size, part)) for part, size in self._kinds
+        ]
+        return LeastTime(
             min(seconds for _, seconds in seconds_by_size), min(size * seconds for size, seconds in seconds_by_size)
         )
 
@@ -188,8 +190,8 @@ class Enumeration:
         all_ranks = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
         return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in all_ranks})
 
-    def _choices_of(self, stage: Stage, scope: Scope, allowance: Allowance) -> Choices:
-        key = stage.name, scope.of(stage)
+    def _choices_of(self, stage: Stage, scope: SearchCase, allowance: Allowance) -> Choices:
+        key = stage.name, scope.key_for(stage)
         if key not in self._choices or not self._choices[key][0].holds(allowance):
             numbers, rows = [], []
             for site in self._sites_of(stage, allowance, streams=scope.streams(stage)):
@@ -205,15 +207,15 @@ class Enumeration:
         """Yield every legal layout on every kind of pool that is not too slow whatever the layout."""
         model = self.facts.models.spec(stage.role)
         for part, size in self._kinds:
-            least = self.model.least_seconds(stage, model, size, part)
-            if least <= self.most_seconds and (streams or allowance.allows(size, least)):
+            least = self.model.lower_bound_seconds(stage, model, size, part)
+            if least <= self.max_period_seconds and (streams or allowance.allows(size, least)):
                 for layout in legal_layouts(self.facts, stage, size, part):
                     yield Site(part, layout)
 
-    def _rows(self, stage: Stage, scope: Scope, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
+    def _rows(self, stage: Stage, scope: SearchCase, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
         """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated (`Front`)."""
         (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
-        device_bytes, host_bytes = room_on(self.facts, part)
+        device_bytes, host_bytes = available_bytes(self.facts, part)
         legal = [
             family
             for family in self._families_of(stage, scope, site)
@@ -223,10 +225,10 @@ class Enumeration:
             return iter(())
         call = self._call(stage, scope, site, legal[0].members[0][0])
         costs = self.model.on_layout(replace(call, max_deferral=deferral))
-        front = Front(
+        front = ParetoFront(
             num_ranks=layout.num_ranks,
             shares=stage.may_share,
-            most_seconds=self.most_seconds,
+            max_period_seconds=self.max_period_seconds,
             allowance=allowance,
             costs=costs,
             least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
@@ -236,26 +238,30 @@ class Enumeration:
             front.add(family)
         return ((layout.num_ranks, *row) for row in front.rows)
 
-    def _call(self, stage: Stage, scope: Scope, site: Site, schedule: Schedule) -> Call:
+    def _call(self, stage: Stage, scope: SearchCase, site: Site, schedule: Schedule) -> Call:
         deferral = max_deferral(scope.ahead, self.facts.staleness)
-        return call_of(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
+        return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
 
-    def _families_of(self, stage: Stage, scope: Scope, site: Site) -> tuple[Family, ...]:
+    def _families_of(self, stage: Stage, scope: SearchCase, site: Site) -> tuple[Family, ...]:
         """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
         facts, (part, layout) = self.facts, site
         all_schedules = schedules(facts, stage, layout, scope)
         if len(facts.cluster.parts_of(part)) > 1:
-            return families_in(self.model.dealt(self._call(stage, scope, site, schedule)) for schedule in all_schedules)
+            return families_in(
+                self.model.with_row_split(self._call(stage, scope, site, schedule)) for schedule in all_schedules
+            )
         # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
         if id(all_schedules) not in self._families:
             self._families[id(all_schedules)] = all_schedules, families_in(all_schedules)
         return self._families[id(all_schedules)][1]
 
-    def _least_seconds(self, stage: Stage, scope: Scope, site: Site, quickest: Schedule, costs: LayoutCosts) -> float:
+    def _least_seconds(
+        self, stage: Stage, scope: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts
+    ) -> float:
         """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
 
         For a generation it is computed without simulation; for a schedule that streams it is 0.
         """
         if stage.generates:
-            return self.model.least_generation_seconds(self._call(stage, scope, site, quickest))
-        return costs.seconds(quickest) if self.model.seconds_grow and not quickest.chunk_tokens else 0.0
+            return self.model.generation_lower_bound(self._call(stage, scope, site, quickest))
+        return costs.seconds(quickest) if self.model.seconds_are_monotone and not quickest.chunk_tokens else 0.0

@@ -21,7 +21,7 @@ Row: TypeAlias = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Front:
+class ParetoFront:
     """The front of one stage on one site.
 
     `least` returns a lower bound on the seconds of every schedule that differs from the given one only in ways that
@@ -30,7 +30,7 @@ class Front:
 
     num_ranks: int
     shares: bool
-    most_seconds: float
+    max_period_seconds: float
     allowance: Allowance
     costs: LayoutCosts
     least: Callable[[Schedule], float]
@@ -59,7 +59,7 @@ class Front:
         seconds = self.costs.seconds(schedule)
         tail = self.costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
         row = seconds, tail, *amounts
-        is_short = seconds <= self.most_seconds and self.allowance.allows(self.num_ranks, tail)
+        is_short = seconds <= self.max_period_seconds and self.allowance.allows(self.num_ranks, tail)
         if is_short and not self._is_dominated(row):
             self.rows.append(row)
 

@@ -23,10 +23,10 @@ class Family(NamedTuple):
     members: list[tuple[Schedule, Schedule]]
 
 
-def families_in(every: Iterable[Schedule]) -> tuple[Family, ...]:
+def families_in(schedules: Iterable[Schedule]) -> tuple[Family, ...]:
     """Group schedules into families."""
     families: dict[Schedule, Family] = {}
-    for schedule in every:
+    for schedule in schedules:
         plain = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
         quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
         families.setdefault(plain, Family(plain, [])).members.append((schedule, quickest))

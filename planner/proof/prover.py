@@ -16,15 +16,15 @@ import numpy as np
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.cases import Case
-from meshwright.planner.proof.checker import every_scope, proven_seconds, split
+from meshwright.planner.proof.checker import all_search_cases, proven_seconds, split
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split, Tree
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
 from meshwright.profiles.documents import digest
 
-MOST_SPLITS = 2000
+MAX_SPLITS = 2000
 """Limit on the splits over all search cases; finding one takes a few milliseconds, and so does checking it."""
 
-ENOUGH = 1e-3
+TARGET_GAP = 1e-3
 """Relative distance to the plan's period below which no more cases are split."""
 
 _SPLIT_AMOUNTS = ("ranks", "own", "weights", "transient", "seconds")
@@ -63,13 +63,13 @@ class _Branch:
                 stack += reversed(list(zip(branch.halves, split(remaining, branch.split), strict=True)))
 
 
-def prove(plan: Plan, model: CostModel, *, most_splits: int = MOST_SPLITS) -> Proof:
+def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proof:
     """Return the proof that `most_splits` splits give. `model` is the cost model that the plan was made with."""
-    scopes = every_scope(plan)
+    scopes = all_search_cases(plan)
     spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(scopes)
-    target = plan.period_seconds * (1 - ENOUGH)
+    target = plan.period_seconds * (1 - TARGET_GAP)
     roots = [_bounded(Case.whole(space), target) for space in spaces]
-    _grow(roots, target, most_splits)
+    _grow(roots, target, max_splits)
     first_trees = [tuple(root.nodes(root.case, target)) for root in roots]
     proven = min(plan.period_seconds, *(proven_seconds(*pair) for pair in zip(spaces, first_trees, strict=True)))
     short_spaces = Enumeration(plan.facts, model, proven).spaces(scopes)
@@ -110,7 +110,7 @@ def _best_split(branch: _Branch, target: float) -> tuple[Split | Meeting, tuple[
     case = branch.case
     by_gain = sorted(_splits(case), key=lambda pair: -pair[0])[:_NUM_BY_WORK]
     candidates: list[Split | Meeting] = [candidate for _, candidate in by_gain]
-    if len(by_gain) < _NUM_BY_WORK or by_gain[0][0] < ENOUGH * target:
+    if len(by_gain) < _NUM_BY_WORK or by_gain[0][0] < TARGET_GAP * target:
         candidates += _meetings(case)
     by_work = sorted(
         candidates, key=lambda candidate: -_score(*(half.least_seconds_by_work() for half in split(case, candidate)))
@@ -135,7 +135,7 @@ def _score(one: float, other: float) -> float:
 def _meetings(case: Case) -> Iterator[Meeting]:
     """Yield the pairs of stages for which it is open whether their pools intersect."""
     for one, other in combinations(case.names, 2):
-        if not case.meets(one, other) and frozenset((one, other)) not in case.related:
+        if not case.always_intersect(one, other) and frozenset((one, other)) not in case.intersects:
             yield Meeting(meet=(one, other))
 
 
@@ -146,7 +146,7 @@ def _splits(case: Case) -> Iterator[tuple[float, Split]]:
     added seconds are the larger of the work spread over all ranks and the stage's own seconds.
     """
     for name in case.names:
-        amounts = case.space.choices[name].amounts[:, case.left[name].numbers]
+        amounts = case.space.choices[name].amounts[:, case.remaining[name].numbers]
         seconds, work = amounts[AMOUNTS.index("seconds")], amounts[AMOUNTS.index("work")] / case.num_ranks
         fastest = int(np.argmin(seconds + work))
         for amount in _SPLIT_AMOUNTS:

@@ -54,7 +54,7 @@ class Refits:
         self, stage: Stage, source_kinds: Sequence[Sequence[Site]], target_kinds: Sequence[Sequence[Site]]
     ) -> NDArray[np.float64]:
         """Return the seconds between different sites of every two kinds; 0 if there are none."""
-        cuts = [targets[0].layout.cut for targets in target_kinds]
+        cuts = [targets[0].layout.weight_layout for targets in target_kinds]
         slices: dict[object, int] = {}
         seconds = np.zeros((len(source_kinds), len(target_kinds)))
         for row, sources in enumerate(source_kinds):
@@ -63,7 +63,7 @@ class Refits:
             for column, (targets, cut) in enumerate(zip(target_kinds, cuts, strict=True)):
                 pair = axes, _axes(cut)
                 if pair not in slices:
-                    slices[pair] = layout.slices_for(cut)
+                    slices[pair] = layout.max_overlapping_shards(cut)
                 key = stage.name, part, size, slices[pair], targets[0].part, cut
                 if key not in self._known:
                     distinct_sites = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)

@@ -8,9 +8,9 @@ from meshwright.planner.analysis.compare import Comparison, compare, step_second
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
-from meshwright.planner.report.contents import Contents, clock, named
+from meshwright.planner.report.contents import Contents, clock_label, run_label
 from meshwright.planner.report.html import Html, note, section, table
-from meshwright.planner.report.lanes import Box, Label, legend, picture
+from meshwright.planner.report.lanes import Box, Label, lane_chart, legend
 from meshwright.profiles.trace import Run
 
 _BAR_HEIGHT = 13.0
@@ -20,11 +20,11 @@ _GAP_BARS = 1
 """Number of empty bars between two stages."""
 
 
-def compared(contents: Contents) -> Html:
+def predicted_and_observed(contents: Contents) -> Html:
     """Return the section: a pale bar for the prediction above a solid bar for each run, and a table with the errors."""
     plan = contents.plan
     simulated = Run(spans=contents.simulation.spans)
-    runs = {named(run): _rows(plan, run) for run in (simulated, *contents.runs)}
+    runs = {run_label(run): _rows(plan, run) for run in (simulated, *contents.runs)}
     names = [row.name for row in next(iter(runs.values())).values()]
     boxes, labels = [], []
     size = 1 + len(runs) + _GAP_BARS
@@ -34,7 +34,7 @@ def compared(contents: Contents) -> Html:
         boxes += [_seconds_bar(plan, place * size + lane, name, run, value) for lane, (run, value) in enumerate(bars)]
         labels.append(Label(place * size, place * size + len(bars) - 1, name))
     longest = max(box.end for box in boxes)
-    chart = picture(
+    chart = lane_chart(
         boxes,
         axis=linear(0.0, longest),
         unit="s",
@@ -49,7 +49,7 @@ def compared(contents: Contents) -> Html:
         "Seconds of the slowest rank of a stage, as the median over steps after the first. The error is (predicted - "
         "measured) / measured."
     ]
-    if any(clock(run) == "REHEARSAL" for run in contents.runs):
+    if any(clock_label(run) == "REHEARSAL" for run in contents.runs):
         notes.append("A rehearsal waits where a device would compute: it shows scheduling and messages, not computing.")
     return section(
         "compared", "Predicted and observed", note(" ".join(notes)), legend(entries), chart, _seconds_table(names, runs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.report.learned_chart import Learned
+from meshwright.planner.report.learned_chart import TrainingCurves
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.trace import Run
 
@@ -23,19 +23,19 @@ class Contents:
     plan: Plan
     simulation: Simulation
     runs: tuple[Run, ...] = ()
-    learned: tuple[Learned, ...] = ()
+    learned: tuple[TrainingCurves, ...] = ()
     sizes: WhatIf | None = None
 
 
 _CLOCKS = {"simulated": "SIMULATED", "rehearsed": "REHEARSAL", "measured": "MEASURED"}
 
 
-def clock(run: Run) -> str:
+def clock_label(run: Run) -> str:
     """The clock of a run as the report labels it: SIMULATED, REHEARSAL or MEASURED."""
     run_clock = run.spans[0].clock
     return _CLOCKS.get(run_clock, run_clock.upper())
 
 
-def named(run: Run) -> str:
+def run_label(run: Run) -> str:
     """The clock and the name of a run."""
-    return f"{clock(run)} {run.name}".strip()
+    return f"{clock_label(run)} {run.name}".strip()

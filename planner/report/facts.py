@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from meshwright.planner.analysis.best_samples import best_samples
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.analysis.measured_calls import measured_latencies
-from meshwright.planner.analysis.oversampling import drawn_waves
-from meshwright.planner.analysis.trained_share import adapted
+from meshwright.planner.analysis.oversampling import sampled_waves
+from meshwright.planner.analysis.trained_share import adapter_summary
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.html import Html, note, section, table, tag
@@ -113,7 +113,7 @@ def _workload(plan: Plan) -> Iterable[tuple[str, str]]:
 
 def _adapter(plan: Plan) -> Iterable[Html]:
     """The adapter of the actor, if it has one."""
-    adapter = adapted(plan)
+    adapter = adapter_summary(plan)
     return (tag("h3", "Adapter"), *map(note, adapter.sentences)) if adapter else ()
 
 
@@ -133,7 +133,7 @@ def _waves(plan: Plan) -> Iterable[Html]:
     """The samples of a step with best of or dynamic sampling."""
     if best := best_samples(plan):
         return (tag("h3", "Best of several samples"), *map(note, best.sentences))
-    sampling_waves = drawn_waves(plan)
+    sampling_waves = sampled_waves(plan)
     return (tag("h3", "Dynamic sampling"), *map(note, sampling_waves.sentences)) if sampling_waves else ()
 
 

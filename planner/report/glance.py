@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.planner.plan.evaluate import items, name_of, ranks_of
+from meshwright.planner.plan.evaluate import items, ranks_of, task_name_of
 from meshwright.planner.plan.plan import Placement, Plan, Refit
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table
-from meshwright.planner.report.lanes import Box, Label, picture
+from meshwright.planner.report.lanes import Box, Label, lane_chart
 
 _MIN_HEIGHT, _MAX_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
 """Heights in pixels: limits of the chart, which fits a screen, and of a rank where there are few."""
@@ -18,12 +18,12 @@ _MAX_NODE_LABELS = 24
 """The most labels beside a chart of the largest height, so that they do not overlap."""
 
 
-def glance(plan: Plan) -> Html:
+def overview(plan: Plan) -> Html:
     """Return the section: the chart, and a table of all placements."""
     cluster = plan.facts.cluster
     nodes = _nodes(plan)
     height = min(max(_RANK_HEIGHT * cluster.num_ranks, _MIN_HEIGHT), _MAX_HEIGHT)
-    chart = picture(
+    chart = lane_chart(
         _task_boxes(plan),
         axis=linear(0.0, plan.period_seconds),
         unit="s",
@@ -52,7 +52,7 @@ def _task_boxes(plan: Plan) -> Iterator[Box]:
     for item in items(plan):
         if item.end_seconds == item.start_seconds:
             continue
-        name = name_of(item)
+        name = task_name_of(item)
         span = f"{words.seconds(item.start_seconds)} to {words.seconds(item.end_seconds)}"
         for first, last in words.consecutive(ranks_of(plan, item)):
             yield Box(
@@ -68,7 +68,7 @@ def _task_boxes(plan: Plan) -> Iterator[Box]:
 
 def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
     if isinstance(item, Refit):
-        return (name_of(item),)
+        return (task_name_of(item),)
     step = (words.step(item.steps_ahead),) if works_ahead(plan) else ()
     return (item.stage, *step, str(item.layout), words.schedule(item.schedule))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, badge, note, section, table
-from meshwright.planner.report.lanes import Box, Label, legend, picture
-from meshwright.planner.simulation.simulate import Simulation, Use
+from meshwright.planner.report.lanes import Box, Label, lane_chart, legend
+from meshwright.planner.simulation.simulate import Simulation, TimeUse
 from meshwright.profiles.stages import StageGraph
 
 _POOL_LANE_HEIGHT = 30.0
@@ -19,7 +19,7 @@ _MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
 def idle(simulation: Simulation, graph: StageGraph) -> Html:
     """Return the section: a bar for each pool, busy time in full colour, waiting hatched in the colour of its cause."""
     pools = simulation.pools
-    chart = picture(
+    chart = lane_chart(
         [box for lane, use in enumerate(pools) for box in _pool_bar(lane, use, graph)],
         axis=linear(0.0, 100.0),
         unit="%",
@@ -40,7 +40,7 @@ def idle(simulation: Simulation, graph: StageGraph) -> Html:
     return section("idle", "Idle time", summary, legend(entries), chart, table(("pool", "idle", "waiting for"), rows))
 
 
-def _pool_bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
+def _pool_bar(lane: int, use: TimeUse, graph: StageGraph) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(share, "solid", share.what) for share in use.busy]
     parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
@@ -61,7 +61,7 @@ def _pool_bar(lane: int, use: Use, graph: StageGraph) -> list[Box]:
     return boxes
 
 
-def _causes(use: Use) -> str:
+def _causes(use: TimeUse) -> str:
     """The largest causes of waiting, without those that round to 0.0%."""
     shares = [share for share in use.waits[:_MAX_CAUSES] if share.share >= _MIN_CAUSE_SHARE] or use.waits[:1]
     return ", ".join(f"{share.what} {words.percent(share.share)}" for share in shares) or "nothing"

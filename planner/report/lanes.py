@@ -60,7 +60,7 @@ class Mark:
     limit: bool = False
 
 
-def picture(
+def lane_chart(
     boxes: Iterable[Box],
     *,
     axis: Axis,

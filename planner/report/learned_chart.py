@@ -46,7 +46,7 @@ class ShownSample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learned:
+class TrainingCurves:
     """The training curves of a run, by name as (step, value) points, and its last recorded responses."""
 
     run: str
@@ -54,7 +54,7 @@ class Learned:
     samples: Sequence[ShownSample] = ()
 
 
-def learning(runs: Sequence[Learned]) -> Html:
+def training_section(runs: Sequence[TrainingCurves]) -> Html:
     """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint how to get
     them."""
     trained_runs = [one for one in runs if any(one.curves.values())]
@@ -63,7 +63,7 @@ def learning(runs: Sequence[Learned]) -> Html:
     return section("learning", "Training", *(part for one in trained_runs for part in _run_parts(one)))
 
 
-def _run_parts(learned: Learned) -> Iterator[Html]:
+def _run_parts(learned: TrainingCurves) -> Iterator[Html]:
     yield tag("h3", learned.run)
     plots = [_curve(name, points) for name, points in learned.curves.items() if len(points) > 1]
     yield tag("div", *plots, class_="pair")

@@ -26,7 +26,7 @@ class PlotPoint:
     x: float
     y: float
     title: str
-    sound: bool = True
+    is_valid: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _line(series: Series, across: Axis, upwards: Axis) -> Html:
         tag(
             "g",
             tag("title", f"{series.name} {point.title}".strip()),
-            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT_CLASS[point.sound]),
+            tag("circle", cx=across.x(point.x), cy=_y(upwards, point.y), r="4", class_=_POINT_CLASS[point.is_valid]),
         )
         for point in (series.points if series.marked and not series.guide else ())
     ]

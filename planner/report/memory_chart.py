@@ -10,7 +10,7 @@ from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html, note, section, table
-from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
+from meshwright.planner.report.lanes import Box, Label, Mark, lane_chart, legend
 
 _RANKS_LANE_HEIGHT = 30.0
 """Height of a bar in pixels, with room for its text."""
@@ -23,7 +23,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 @dataclass(frozen=True)
-class Filling:
+class RankMemory:
     """The equal contents of some ranks: resident bytes of each stage, and the stage with the most transient bytes."""
 
     ranks: tuple[int, ...]
@@ -43,7 +43,7 @@ class Filling:
         return self.resident_bytes + self.transient_bytes
 
 
-def fillings(plan: Plan) -> tuple[Filling, ...]:
+def memory_of_ranks(plan: Plan) -> tuple[RankMemory, ...]:
     """Return the memory of all ranks, grouped by equal contents."""
     ranks_by_contents: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
     for rank in range(plan.facts.cluster.num_ranks):
@@ -54,12 +54,12 @@ def fillings(plan: Plan) -> tuple[Filling, ...]:
 
 def memory(plan: Plan) -> Html:
     """Return the section: a bar for each group of ranks with equal contents, against the usable memory of a device."""
-    cluster, memory_fillings = plan.facts.cluster, fillings(plan)
+    cluster, memory_fillings = plan.facts.cluster, memory_of_ranks(plan)
     limits = sorted({part.device.usable_bytes for part in cluster.parts})
     usable = limits[-1]
     fullest = max((f.peak_bytes for f in memory_fillings), default=0.0)
     scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
-    chart = picture(
+    chart = lane_chart(
         [box for lane, filling in enumerate(memory_fillings) for box in _memory_bar(plan, lane, filling, scale)],
         axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
         unit=unit,
@@ -89,23 +89,23 @@ def _device_memory(plan: Plan) -> str:
     )
 
 
-def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> Filling:
+def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankMemory:
     placements = [plan.placement(stage) for stage in stages]
     resident = [(p.stage, resident_bytes(plan, p)) for p in placements]
-    return Filling(
+    return RankMemory(
         ranks=tuple(ranks),
         resident=tuple((stage, num_bytes) for stage, num_bytes in resident if num_bytes),
         worst=max(placements, key=lambda p: p.transient.total, default=None),
     )
 
 
-def _ranks_label(filling: Filling) -> str:
+def _ranks_label(filling: RankMemory) -> str:
     """The ranks of a group, or only their number where they are scattered."""
     name = f"ranks {words.ranks(filling.ranks)}"
     return name if len(name) <= _MAX_NAME_LENGTH else f"{len(filling.ranks)} ranks"
 
 
-def _memory_bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[Box]:
+def _memory_bar(plan: Plan, lane: int, filling: RankMemory, scale: float) -> list[Box]:
     boxes, start = [], 0.0
     parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
     if filling.worst:
@@ -127,7 +127,7 @@ def _memory_bar(plan: Plan, lane: int, filling: Filling, scale: float) -> list[B
     return boxes
 
 
-def _row(filling: Filling, usable: int) -> tuple[str, ...]:
+def _row(filling: RankMemory, usable: int) -> tuple[str, ...]:
     stage, num_bytes = max(filling.resident, key=lambda part: part[1], default=("", 0.0))
     return (
         words.ranks(filling.ranks),

@@ -7,19 +7,19 @@ from meshwright.planner.plan.evaluate import fullest_rank
 from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
-from meshwright.planner.report.compared import compared
+from meshwright.planner.report.compared import predicted_and_observed
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.facts import facts, proof
-from meshwright.planner.report.glance import glance
+from meshwright.planner.report.glance import overview
 from meshwright.planner.report.html import Html, badge, tag
 from meshwright.planner.report.idle import idle
-from meshwright.planner.report.learned_chart import learning
+from meshwright.planner.report.learned_chart import training_section
 from meshwright.planner.report.memory_chart import memory
 from meshwright.planner.report.page import page
 from meshwright.planner.report.sizes_chart import sizes
 from meshwright.planner.report.terms import terms
 from meshwright.planner.report.timeline_chart import timelines
-from meshwright.planner.report.turn import turn
+from meshwright.planner.report.turn import period_timeline
 
 _SECTIONS = (
     ("glance", "The plan at a glance"),
@@ -42,14 +42,14 @@ def report(contents: Contents) -> str:
     return page(
         _title(plan),
         _head(contents),
-        glance(plan),
-        turn(plan),
+        overview(plan),
+        period_timeline(plan),
         timelines(contents),
         memory(plan),
         idle(contents.simulation, plan.graph),
         terms(plan),
-        compared(contents),
-        learning(contents.learned),
+        predicted_and_observed(contents),
+        training_section(contents.learned),
         sizes(contents.sizes),
         proof(plan),
         facts(plan),

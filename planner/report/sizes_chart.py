@@ -11,11 +11,11 @@ from meshwright.planner.report.lanes import legend
 from meshwright.planner.report.lines import PlotPoint, Series, plot
 
 
-def sizes(found: WhatIf | None) -> Html:
+def sizes(what_if: WhatIf | None) -> Html:
     """Return the section: the plot and the table, or a hint how to get them."""
-    if found is None:
+    if what_if is None:
         return section("sizes", "Other numbers of GPUs", note("Not requested: --sizes 8,16,32 plans the job on each."))
-    outlooks = {_num_ranks(answer.setting): answer for answer in found.answers}
+    outlooks = {_num_ranks(answer.setting): answer for answer in what_if.answers}
     planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
     plots = [_sizes_plot(planned)] if planned else []
     rows = [
@@ -28,7 +28,7 @@ def sizes(found: WhatIf | None) -> Html:
     ]
     headings = ("GPUs", "step s", "tokens/s", "speed-up", "efficiency", "GPU-hours of 1000 steps", "why not")
     summary = note("Predicted: the best plan of the same job on each number of GPUs.")
-    notes = [note(sentence) for sentence in found.notes]
+    notes = [note(sentence) for sentence in what_if.notes]
     return section("sizes", "Other numbers of GPUs", summary, *plots, table(headings, rows, numbers=range(6)), *notes)
 
 

@@ -47,21 +47,21 @@ def _swept(answered: WhatIf) -> _Swept:
     return _Swept(field, {name: tuple(answers) for name, answers in lines.items()})
 
 
-def sweep(found: WhatIf) -> str:
+def sweep(what_if: WhatIf) -> str:
     """Return the HTML page: two plots and a table. Raises BadInput if no field has several values."""
-    swept = _swept(found)
-    method = "planned again for each value" if found.replanned else "the same placements re-evaluated"
+    swept = _swept(what_if)
+    method = "planned again for each value" if what_if.replanned else "the same placements re-evaluated"
     return page(
         f"What if {swept.field} changes",
         tag("header", tag("h1", f"What if {swept.field} changes"), tag("p", f"Predicted, {method}.", class_="lead")),
         _plots(swept),
-        _sweep_table(found),
+        _sweep_table(what_if),
         *(
             note(f"{words.setting(answer.setting)}: {sentence}")
-            for answer in found.answers
+            for answer in what_if.answers
             for sentence in _answer_notes(answer)
         ),
-        *(note(sentence) for sentence in found.notes),
+        *(note(sentence) for sentence in what_if.notes),
     )
 
 

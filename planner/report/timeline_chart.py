@@ -10,9 +10,9 @@ from meshwright.planner.analysis.compare import step_ends
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import words
 from meshwright.planner.report.axis import linear
-from meshwright.planner.report.contents import Contents, clock, named
+from meshwright.planner.report.contents import Contents, clock_label, run_label
 from meshwright.planner.report.html import Html, badge, note, section, tag
-from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
+from meshwright.planner.report.lanes import Box, Label, Mark, lane_chart, legend
 from meshwright.profiles.stages import StageGraph
 from meshwright.profiles.trace import Run, Span
 
@@ -53,7 +53,7 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
     num_ranks = plan.facts.cluster.num_ranks
     shown = shown_ranks(plan)
     height = min(max(_TIMELINE_RANK_HEIGHT * len(shown), _MIN_TIMELINE_HEIGHT), _MAX_TIMELINE_HEIGHT)
-    charts = picture(
+    charts = lane_chart(
         _span_boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
         axis=linear(0.0, end - start),
         unit="s",
@@ -62,12 +62,12 @@ def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
         labels=_labels(shown),
         rules=_node_borders(plan, shown),
         marks=[Mark(at - start, f"end of step {step}") for step, at in ends.items()],
-        describe=f"what every rank does over some steps, {named(run)}",
+        describe=f"what every rank does over some steps, {run_label(run)}",
     )
     shown_note = (
         f"; {len(shown)} of the {num_ranks} ranks are shown, some of every pool" if len(shown) < num_ranks else ""
     )
-    yield tag("h3", badge(clock(run)), run.name, shown_note, class_="timeline")
+    yield tag("h3", badge(clock_label(run)), run.name, shown_note, class_="timeline")
     yield charts
 
 

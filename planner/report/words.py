@@ -67,23 +67,23 @@ def ranks(numbers: Iterable[int]) -> str:
     return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in consecutive(numbers))
 
 
-def schedule(found: Schedule) -> str:
+def schedule(value: Schedule) -> str:
     """Describe the settings of a schedule that differ from their defaults, after its slots or micro-batches."""
-    settings = [_batching(found)]
-    if found.recompute is not Recompute.NONE:
-        settings.append(f"{found.recompute} recomputation")
-    if found.rows:
-        settings.append(f"{' and '.join(map(str, found.rows))} rows split by speed")
-    if found.batches_in_flight > 1:
-        settings.append(f"{found.batches_in_flight} batches in flight")
-    if found.overcommit:
-        settings.append(f"{found.overcommit} prompts overcommitted")
-    if found.while_waiting is not WhileWaiting.KEEP:
+    settings = [_batching(value)]
+    if value.recompute is not Recompute.NONE:
+        settings.append(f"{value.recompute} recomputation")
+    if value.rows:
+        settings.append(f"{' and '.join(map(str, value.rows))} rows split by speed")
+    if value.batches_in_flight > 1:
+        settings.append(f"{value.batches_in_flight} batches in flight")
+    if value.overcommit:
+        settings.append(f"{value.overcommit} prompts overcommitted")
+    if value.while_waiting is not WhileWaiting.KEEP:
         settings.append("slots released while tools answer")
-    if found.chunk_tokens:
-        settings.append(f"chunks of {found.chunk_tokens} tokens")
-    if found.offload is not Offload.NONE:
-        settings.append(f"{found.offload} offloaded")
+    if value.chunk_tokens:
+        settings.append(f"chunks of {value.chunk_tokens} tokens")
+    if value.offload is not Offload.NONE:
+        settings.append(f"{value.offload} offloaded")
     return ", ".join(settings)
 
 
@@ -97,9 +97,9 @@ def _batching(schedule: Schedule) -> str:
     )
 
 
-def setting(found: Mapping[str, object]) -> str:
+def setting(values: Mapping[str, object]) -> str:
     """Format the values of a what-if setting, by the last part of each field's path."""
-    return ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in found.items())
+    return ", ".join(f"{path.rpartition('.')[2]}={value}" for path, value in values.items())
 
 
 def step(steps_ahead: int) -> str:

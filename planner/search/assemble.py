@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import Call, CostModel, Move
-from meshwright.planner.plan.calls import Choice, call_of
-from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.evaluate import evaluate, name_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.edges import StageTransfer
+from meshwright.planner.plan.evaluate import evaluate, task_name_of
 from meshwright.planner.plan.host_workers import with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.planner.plan.steps_ahead import StepsAhead, max_deferral, staleness_of, synchronous
-from meshwright.profiles.layout import unequal_stages
+from meshwright.profiles.layout import unequal_layers_per_stage
 from meshwright.profiles.stages import GENERATE, Stage
 
 _I = TypeVar("_I", Placement, Refit)
@@ -47,7 +47,7 @@ def assemble(
     facts: Facts,
     model: CostModel,
     *,
-    handovers: Sequence[Handover],
+    handovers: Sequence[StageTransfer],
     picks: Mapping[str, Pick],
     order: Sequence[str],
     origin: Origin,
@@ -91,12 +91,12 @@ def _with_early_refits(plan: Plan, order: Sequence[str]) -> list[str]:
 
     Their refits can then overlap with the other trainings, which the period does not show.
     """
-    sources = {refit.source for refit in plan.refits if not move_of(plan, refit.source, refit.target).overlap}
+    sources = {refit.source for refit in plan.refits if not weight_move(plan, refit.source, refit.target).overlap}
     trainings = [name for name in order if name in plan.graph.train_stage.values()]
     sorted_trainings = iter(sorted(trainings, key=lambda name: name not in sources))
     early_order = [next(sorted_trainings) if name in trainings else name for name in order]
     position = {name: index for index, name in enumerate(early_order)}
-    edges = (edge for edge in plan.edges if plan.waits(edge.producer, edge.consumer))
+    edges = (edge for edge in plan.edges if plan.reads_same_period(edge.producer, edge.consumer))
     return early_order if all(position[edge.producer] < position[edge.consumer] for edge in edges) else list(order)
 
 
@@ -122,16 +122,16 @@ def _placement(facts: Facts, model: CostModel, stage: Stage, *, pick: Pick, pool
         stage=stage.name,
         pool=pool.name,
         layout=pick.choice.layout,
-        stage_layers=unequal_stages(facts.models.spec(stage.role), pick.choice.layout.pp),
+        stage_layers=unequal_layers_per_stage(facts.models.spec(stage.role), pick.choice.layout.pp),
         schedule=pick.choice.schedule,
         steps_ahead=ahead[stage.name],
         start_seconds=0.0,
         end_seconds=0.0,
-        **costs_of(model, call_of(facts, stage, pick.choice, deferral=deferral, part=part)),
+        **placement_costs(model, query_for_choice(facts, stage, pick.choice, deferral=deferral, part=part)),
     )
 
 
-def costs_of(model: CostModel, call: Call) -> dict[str, Any]:
+def placement_costs(model: CostModel, call: Call) -> dict[str, Any]:
     """Return the costs of a choice, keyed by the field names of a placement."""
     memory = model.memory(call)
     return {
@@ -143,7 +143,7 @@ def costs_of(model: CostModel, call: Call) -> dict[str, Any]:
     }
 
 
-def _edge(handover: Handover) -> Edge:
+def _edge(handover: StageTransfer) -> Edge:
     return Edge(
         producer=handover.producer,
         consumer=handover.consumer,
@@ -156,19 +156,19 @@ def _edge(handover: Handover) -> Edge:
 def _refit(facts: Facts, model: CostModel, plan: Plan, target: str) -> Refit:
     role, source = plan.stage(target).role, plan.graph.trainer_of(target)
     spec = facts.models.spec(role)
-    cost: Cost = model.move_seconds(move_of(plan, source, target))
+    cost: Cost = model.move_seconds(weight_move(plan, source, target))
     return Refit(
         role=role,
         source=source,
         target=target,
         start_seconds=0.0,
         end_seconds=0.0,
-        bytes=float(spec.trained_params * element_bytes(facts.precision)),
+        bytes=float(spec.trainable_params * element_bytes(facts.precision)),
         cost=cost,
     )
 
 
-def move_of(plan: Plan, source: str, target: str) -> Move:
+def weight_move(plan: Plan, source: str, target: str) -> Move:
     """Return the transfer of a role's weights from its training stage to a stage, as the plan places the two."""
     return Move(
         model=plan.facts.models.spec(plan.stage(target).role),
@@ -187,7 +187,7 @@ def _ordered(plan: Plan, order: Sequence[str]) -> Plan:
     position = {name: float(index) for index, name in enumerate(order)}
 
     def placed(item: _I) -> _I:
-        at = position[name_of(item)]
+        at = position[task_name_of(item)]
         return item.model_copy(update={"start_seconds": at, "end_seconds": at})
 
     return plan.model_copy(

@@ -48,17 +48,17 @@ class Candidate(NamedTuple):
         return self.resident_bytes - self.weights_bytes
 
     @property
-    def held(self) -> tuple[float, float, float]:
+    def device_bytes(self) -> tuple[float, float, float]:
         """Device memory: private resident bytes, bytes of weights, transient bytes."""
         return self.private_bytes, self.weights_bytes, self.transient_bytes
 
     @property
     def amounts(self) -> Amounts:
         """All amounts to minimise."""
-        return self.seconds, self.tail_seconds, *self.held
+        return self.seconds, self.tail_seconds, *self.device_bytes
 
 
-def costed(model: CostModel, call: Call) -> Candidate:
+def cost_call(model: CostModel, call: Call) -> Candidate:
     """Cost the choice in a question to the model."""
     costs, schedule = model.on_layout(call), call.schedule
     return candidate_of(costs, call.layout, schedule, costs.seconds(schedule), costs.bytes(schedule))

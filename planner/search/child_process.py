@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.5
 """Polling interval: short enough that a process ends within a second, long enough to cost nothing."""
 
 
-def end_with(pid: int) -> None:
+def end_with_process(pid: int) -> None:
     """Make this process end at most a second after the process `pid` has ended.
 
     Nothing is cleaned up, because whatever ended the other process left no time for that either. A child has to be

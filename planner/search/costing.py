@@ -16,7 +16,7 @@ from typing import NamedTuple
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.search.candidates import Candidate, candidate_of
-from meshwright.planner.search.interleaved import Beside
+from meshwright.planner.search.interleaved import PlainPipeline
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 
 DOMINATED = "another choice is no slower and no larger"
@@ -26,7 +26,7 @@ TOO_SLOW = "too slow for any plan that is as fast as one that is known"
 
 
 @dataclass
-class Asked:
+class QuestionCounts:
     """Number of questions to a cost model: seconds (`timed`), bytes (`weighed`) and simulated generations.
 
     A simulation of generation depends on the numbers of replicas, pipeline stages and slots, and on what is in flight.
@@ -38,16 +38,16 @@ class Asked:
 
 
 @dataclass
-class Notes:
+class CostingRecord:
     """Bookkeeping of costing one stage: questions, rejections by reason, least peak memory by cluster part."""
 
-    asked: Asked = field(default_factory=Asked)
+    questions: QuestionCounts = field(default_factory=QuestionCounts)
     rejected: Counter[str] = field(default_factory=Counter)
     smallest: dict[int, tuple[float, Choice]] = field(default_factory=dict)
-    played: set[Hashable] = field(default_factory=set)
+    simulated: set[Hashable] = field(default_factory=set)
 
 
-class Most(NamedTuple):
+class TimeLimit(NamedTuple):
     """The longest seconds of a choice worth costing, in all and after the end of what it streams (tail)."""
 
     seconds: float
@@ -58,27 +58,27 @@ class Most(NamedTuple):
         return seconds <= self.seconds and tail_seconds <= self.tail_seconds
 
 
-ANY_TIME = Most(math.inf, math.inf)
+NO_TIME_LIMIT = TimeLimit(math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class ChoiceLimits:
     """The limits of a choice: its time, the memory of a device, and its share of the host's memory."""
 
-    most: Most
+    time_limit: TimeLimit
     device_bytes: float
     host_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnLayout:
+class LayoutCosting:
     """Costs the schedules of one layout one after the other; schedules with fewer rows at a time have to come first."""
 
     model: CostModel
     call: Call
-    room: Room
-    beside: Beside
-    notes: Notes
+    limits: ChoiceLimits
+    plain_pipeline: PlainPipeline
+    record: CostingRecord
     too_large: dict[Hashable, str] = field(default_factory=dict)
     slower: dict[Hashable, bool] = field(default_factory=dict)
 
@@ -86,34 +86,36 @@ class OnLayout:
     def costs(self) -> LayoutCosts:
         return self.model.on_layout(self.call)
 
-    def costed(self, schedule: Schedule) -> Candidate | str:
+    def cost(self, schedule: Schedule) -> Candidate | str:
         """Return the schedule with its costs, or the reason for its rejection."""
         if self._is_too_slow(schedule):
             return TOO_SLOW
         family = _family(schedule)
         result = self.too_large.get(family) or self._fitting(schedule)
-        if self.call.stage.trains and self.call.layout.vpp == 1 and self.model.memory_grows:
-            self.beside.note(self.call.layout, schedule, result if isinstance(result, str) else result.amounts)
+        if self.call.stage.trains and self.call.layout.vpp == 1 and self.model.memory_is_monotone:
+            self.plain_pipeline.record(
+                self.call.layout, schedule, result if isinstance(result, str) else result.amounts
+            )
         if isinstance(result, Candidate):
-            return result if self.room.most.allows(result.seconds, result.tail_seconds) else TOO_SLOW
-        if result in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_grows:
+            return result if self.limits.time_limit.allows(result.seconds, result.tail_seconds) else TOO_SLOW
+        if result in (TOO_LARGE, TOO_LARGE_FOR_HOST) and self.model.memory_is_monotone:
             self.too_large[family] = result
         return result
 
     def _fitting(self, schedule: Schedule) -> Candidate | str:
         if self.call.layout.vpp > 1:
-            if reason := self.beside.too_large(self.call.layout, schedule):
+            if reason := self.plain_pipeline.too_large(self.call.layout, schedule):
                 return reason
-            if self.beside.beats(self.call.layout, schedule, self._seconds(schedule)):
+            if self.plain_pipeline.dominates(self.call.layout, schedule, self._seconds(schedule)):
                 return DOMINATED
-        self.notes.asked.weighed += 1
+        self.record.questions.weighed += 1
         held = self.costs.bytes(schedule)  # memory first: what does not fit need not be timed
-        peak, smallest = held.peak, self.notes.smallest.get(self.call.part)
+        peak, smallest = held.peak, self.record.smallest.get(self.call.part)
         if smallest is None or peak < smallest[0]:
-            self.notes.smallest[self.call.part] = peak, Choice(self.call.layout, schedule)
-        if held.host > self.room.host_bytes:
+            self.record.smallest[self.call.part] = peak, Choice(self.call.layout, schedule)
+        if held.host > self.limits.host_bytes:
             return TOO_LARGE_FOR_HOST
-        if peak > self.room.device_bytes:
+        if peak > self.limits.device_bytes:
             return TOO_LARGE
         if self.call.stage.generates and self._is_slower_by_bound(schedule):
             return TOO_SLOW
@@ -126,32 +128,32 @@ class OnLayout:
         Stages that stream, and generation, are checked for memory first, because simulating a generation takes as long
         as many memory questions.
         """
-        if self.room.most == ANY_TIME or schedule.chunk_tokens or self.call.stage.generates:
+        if self.limits.time_limit == NO_TIME_LIMIT or schedule.chunk_tokens or self.call.stage.generates:
             return False
         key: Hashable = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.rows
-        if not self.model.seconds_grow:
+        if not self.model.seconds_are_monotone:
             key = key, schedule.recompute, schedule.offload
         is_slower = self.slower.get(key)
         if is_slower is None:
-            quickest = _quickest(schedule) if self.model.seconds_grow else schedule
-            is_slower = self.slower[key] = self._seconds(quickest) > self.room.most.tail_seconds
+            quickest = _quickest(schedule) if self.model.seconds_are_monotone else schedule
+            is_slower = self.slower[key] = self._seconds(quickest) > self.limits.time_limit.tail_seconds
         return is_slower
 
     def _is_slower_by_bound(self, schedule: Schedule) -> bool:
         """True if a generation is too slow by its lower bound, without a simulation."""
-        max_seconds = self.room.most.seconds
+        max_seconds = self.limits.time_limit.seconds
         return (
             max_seconds < math.inf
-            and self.model.least_generation_seconds(replace(self.call, schedule=schedule)) > max_seconds
+            and self.model.generation_lower_bound(replace(self.call, schedule=schedule)) > max_seconds
         )
 
     def _seconds(self, schedule: Schedule) -> float:
         """Ask the cost model for the seconds, and count the question."""
-        self.notes.asked.timed += 1
+        self.record.questions.timed += 1
         if self.call.stage.generates:
             slots = schedule.generation_slots, schedule.batches_in_flight, schedule.overcommit
-            self.notes.played.add((self.call.layout.dp, self.call.layout.pp, *slots, schedule.while_waiting))
-            self.notes.asked.generations = len(self.notes.played)
+            self.record.simulated.add((self.call.layout.dp, self.call.layout.pp, *slots, schedule.while_waiting))
+            self.record.questions.generations = len(self.record.simulated)
         return self.costs.seconds(schedule)
 
 

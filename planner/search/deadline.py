@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.cost_models.question import CostModel, PassedOn
+from meshwright.cost_models.question import CostModel, DelegatingCostModel
 from meshwright.planner.solver.result import Limits
 
 
 @dataclass(frozen=True)
-class Hurried(PassedOn):
+class TimeLimitedCostModel(DelegatingCostModel):
     """A cost model that answers while the limits leave time, and raises OutOfTimeError afterwards."""
 
     limits: Limits

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from meshwright.planner.plan.edges import Handover
-from meshwright.planner.plan.steps_ahead import Scope
-from meshwright.planner.search.costing import ANY_TIME
+from meshwright.planner.plan.edges import StageTransfer
+from meshwright.planner.plan.steps_ahead import SearchCase
+from meshwright.planner.search.costing import NO_TIME_LIMIT
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier
-from meshwright.planner.search.searched import Searched
+from meshwright.planner.search.searched import SolvedCase
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.errors import nearest
@@ -20,7 +20,7 @@ _PARTS = (1, 2, 4)
 """Divisors of the number of ranks; a first plan uses pools of about these sizes."""
 
 
-def default_frontiers(costs: StageCosts, case: Scope, *, begun: Callable[[int], None]) -> list[Frontier]:
+def default_frontiers(costs: StageCosts, case: SearchCase, *, begun: Callable[[int], None]) -> list[Frontier]:
     """Cost the default choices of every stage on about all, half or a quarter of the ranks.
 
     `begun` is called with the position of each stage when its costing starts.
@@ -30,21 +30,21 @@ def default_frontiers(costs: StageCosts, case: Scope, *, begun: Callable[[int], 
     def cost(stage: Stage) -> Frontier:
         kinds = costs.kinds[stage.name]
         sizes = {nearest(num_ranks // part, [kind.num_ranks for kind in kinds]) for part in _PARTS}
-        large = {kind: ANY_TIME for kind in kinds if kind.num_ranks in sizes}
+        large = {kind: NO_TIME_LIMIT for kind in kinds if kind.num_ranks in sizes}
         return costs.frontier(stage, case, large, is_plain=True)
 
-    return costs.side_by_side(cost, costs.facts.graph.stages, prepare=load_solver, begun=begun)
+    return costs.in_parallel(cost, costs.facts.graph.stages, prepare=load_solver, on_start=begun)
 
 
 def first_plan(
     costs: StageCosts,
-    case: Scope,
+    case: SearchCase,
     frontiers: Sequence[Frontier],
     *,
-    edges: tuple[Handover, ...],
+    edges: tuple[StageTransfer, ...],
     limits: Limits,
     effort: Effort,
-) -> Searched | None:
+) -> SolvedCase | None:
     """Return the best plan of these choices, one frontier per stage; None if the solver does not find one at once."""
     if not all(any(frontier.candidates.values()) for frontier in frontiers):
         return None
@@ -54,7 +54,7 @@ def first_plan(
     result = first_answer(formulation.problem, limits, effort)
     if result is None:
         return None
-    return Searched(scope=case, edges=edges, formulation=formulation, result=result)
+    return SolvedCase(search_case=case, edges=edges, formulation=formulation, result=result)
 
 
 def load_solver() -> None:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.question import CostModel, Move
-from meshwright.planner.plan.edges import Handover
+from meshwright.planner.plan.edges import StageTransfer
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.host_workers import reward_readers
 from meshwright.planner.plan.job import Facts
@@ -33,11 +33,11 @@ from meshwright.planner.solver.problem import (
     Problem,
     Transfer,
 )
-from meshwright.profiles.cluster import AnyCluster, most_usable_bytes
+from meshwright.profiles.cluster import AnyCluster, max_usable_bytes
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 
-BLOCK_BYTES = 2**20
+MIN_UNIT_BYTES = 2**20
 """Smallest memory unit, small compared to any device.
 
 It is doubled until the sum over all choices is one that the solver handles exactly.
@@ -50,7 +50,7 @@ _SUM_MARGIN = 2
 """The slowest choices of all stages may take at most one in this many parts of the largest sum of durations."""
 
 
-Behind: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
+OptionChoices: TypeAlias = Mapping[str, tuple[tuple[Ranks, Candidate], ...]]
 """The pool and the candidate that each option of each call represents."""
 
 _KnownTicks: TypeAlias = dict[tuple[Role, int, int, int, str, bool, int, bool], int]
@@ -66,8 +66,8 @@ class Formulation:
 
     problem: Problem
     tick_seconds: float
-    block_bytes: int
-    behind: Behind
+    unit_bytes: int
+    option_choices: OptionChoices
 
 
 def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
@@ -77,10 +77,10 @@ def refits(graph: StageGraph) -> tuple[tuple[str, str, str], ...]:
 
 def precedences(
     graph: StageGraph,
-    handovers: Sequence[Handover],
+    handovers: Sequence[StageTransfer],
     ahead: StepsAhead,
     tick: float,
-    may_stream: Callable[[Handover], bool],
+    may_stream: Callable[[StageTransfer], bool],
     *,
     late: Collection[str] = (),
 ) -> tuple[Precedence, ...]:
@@ -104,8 +104,8 @@ def precedences(
     )
 
 
-def carried(
-    handovers: Sequence[Handover], ahead: StepsAhead, tick: float, late: Collection[str] = ()
+def carried_precedences(
+    handovers: Sequence[StageTransfer], ahead: StepsAhead, tick: float, late: Collection[str] = ()
 ) -> tuple[CarriedPrecedence, ...]:
     """Return the precedences across periods: a stage waits for inputs from stages that work further ahead.
 
@@ -126,7 +126,7 @@ def formulate(
     facts: Facts,
     model: CostModel,
     frontiers: Sequence[Frontier],
-    handovers: Sequence[Handover],
+    handovers: Sequence[StageTransfer],
     ahead: StepsAhead | None = None,
     *,
     by_pool: bool = False,
@@ -145,13 +145,13 @@ def formulate(
             (ranks, candidate)
             for ranks in frontier.pools
             if not (anywhere and ranks.first_rank)
-            for candidate in frontier.on(ranks)
+            for candidate in frontier.candidates_on(ranks)
         )
         for frontier in frontiers
     }
     is_shareable = {name: graph.by_name[name].may_share for name in choices}
     block_bytes = _unit_bytes(facts.cluster.num_ranks, choices)
-    device_blocks = most_usable_bytes(facts.cluster) // block_bytes
+    device_blocks = max_usable_bytes(facts.cluster) // block_bytes
 
     def option(ranks: Ranks, candidate: Candidate, is_shared: bool) -> Option:
         part = facts.cluster.part_of_pool(ranks.ranks)
@@ -171,21 +171,21 @@ def formulate(
     )
     problem = Problem(
         num_ranks=facts.cluster.num_ranks,
-        device_blocks=device_blocks,
+        device_units=device_blocks,
         calls=calls,
         tasks=(*transfers, *(CallRun(name=name, call=name) for name in choices)),
         precedences=precedences(
             graph, handovers, ahead, tick, lambda handover: _may_stream(choices, handover), late=late
         ),
-        carried=carried(handovers, ahead, tick, late),
-        copies=tuple(graph.sharers(role) for role in graph.train_stage),
+        carried=carried_precedences(handovers, ahead, tick, late),
+        sharing_groups=tuple(graph.sharers(role) for role in graph.train_stage),
         anywhere=anywhere,
-        step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
+        range_step=pool_step(facts.cluster.parts[0]) if anywhere else 0,
     )
-    return Formulation(problem=problem, tick_seconds=tick, block_bytes=block_bytes, behind=choices)
+    return Formulation(problem=problem, tick_seconds=tick, unit_bytes=block_bytes, option_choices=choices)
 
 
-def _unit_bytes(num_ranks: int, choices: Behind) -> int:
+def _unit_bytes(num_ranks: int, choices: OptionChoices) -> int:
     """Return the bytes of a memory unit.
 
     It is a power of two for which all choices on one rank add up to what the solver handles exactly.
@@ -196,7 +196,7 @@ def _unit_bytes(num_ranks: int, choices: Behind) -> int:
             num_bytes = candidate.resident_bytes + candidate.weights_bytes + candidate.transient_bytes
             changes[ranks.first_rank] += num_bytes
             changes[ranks.first_rank + ranks.num_ranks] -= num_bytes
-    unit, max_bytes = BLOCK_BYTES, max(accumulate(changes))
+    unit, max_bytes = MIN_UNIT_BYTES, max(accumulate(changes))
     while max_bytes / unit > MAX_SUM / _SUM_MARGIN:
         unit *= 2
     return unit
@@ -210,7 +210,7 @@ def _missing_memory(cluster: AnyCluster, device_blocks: int, block_bytes: int) -
     for first, part in zip(cluster.first_ranks, cluster.parts, strict=True):
         if lacking := device_blocks - part.device.usable_bytes // block_bytes:
             place = Place(first, part.num_ranks, "lacking")
-            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_blocks=lacking),))
+            yield CallOptions(f"lacking at {first}", (Option(place=place, ticks=0, resident_units=lacking),))
 
 
 def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
@@ -220,7 +220,7 @@ def _is_every_pool(cluster: AnyCluster, pools: Collection[Ranks]) -> bool:
     )
 
 
-def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[Handover]) -> float:
+def _tick_seconds(frontiers: Sequence[Frontier], handovers: Sequence[StageTransfer]) -> float:
     """Return a power of ten for which a step, with every stage at its fastest, has about a million ticks.
 
     It is larger if the slowest choices and the transfers between stages would otherwise add up to more than the
@@ -257,9 +257,9 @@ def _option(tick: float, block_bytes: int, ranks: Ranks, candidate: Candidate, *
         ticks=math.floor(candidate.seconds / tick),
         early_ticks=_early_ticks(tick, candidate),
         late_ticks=math.floor(candidate.late_seconds / tick),
-        resident_blocks=weights + math.ceil(candidate.private_bytes / block_bytes),
-        shared_blocks=weights if is_shared else 0,
-        transient_blocks=math.ceil(candidate.transient_bytes / block_bytes),
+        resident_units=weights + math.ceil(candidate.private_bytes / block_bytes),
+        shared_units=weights if is_shared else 0,
+        transient_units=math.ceil(candidate.transient_bytes / block_bytes),
     )
 
 
@@ -274,7 +274,7 @@ def _place_name(part: int, layout: Layout) -> str:
     return f"{layout}@{part}" if part else str(layout)
 
 
-def _may_stream(choices: Behind, handover: Handover) -> bool:
+def _may_stream(choices: OptionChoices, handover: StageTransfer) -> bool:
     """True if some choice of the consumer reads chunks while generation continues."""
     options = choices[handover.consumer]
     return handover.producer == GENERATE and any(candidate.schedule.chunk_tokens for _, candidate in options)
@@ -295,7 +295,7 @@ def _transfer(
     facts: Facts,
     model: CostModel,
     tick: float,
-    choices: Behind,
+    choices: OptionChoices,
     target: str,
     *,
     known_ticks: _KnownTicks,
@@ -316,7 +316,7 @@ def _transfer(
 
     def ticks_between(source_shard: _Shard, target_shard: _Shard) -> list[tuple[int, int]]:
         """Return (overlap, ticks) for every number of ranks that the two pools can have in common."""
-        slices, by_overlap = source_shard.layout.slices_for(target_shard.layout), []
+        slices, by_overlap = source_shard.layout.max_overlapping_shards(target_shard.layout), []
         for overlap in overlaps.get((source_shard.num_ranks, target_shard.num_ranks), ()):
             key = (
                 role,
@@ -406,7 +406,7 @@ def _shards(cluster: AnyCluster, pairs: Sequence[tuple[Ranks, Candidate]]) -> li
     """Return the distinct layouts on some pools, once for each part of the cluster."""
     distinct = dict.fromkeys((cluster.part_of_pool(ranks.ranks), candidate.layout) for ranks, candidate in pairs)
     shards = (
-        _Shard(part, layout, layout.num_ranks, _place_name(part, layout), _place_name(part, layout.cut))
+        _Shard(part, layout, layout.num_ranks, _place_name(part, layout), _place_name(part, layout.weight_layout))
         for part, layout in distinct
     )
     return list({shard.name: shard for shard in shards}.values())

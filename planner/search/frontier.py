@@ -14,22 +14,31 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshwright.cost_models.question import Call, CostModel
-from meshwright.planner.plan.calls import Choice, call_of
-from meshwright.planner.plan.host_workers import late_seconds, reward_readers
+from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.host_workers import extra_reward_wait_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
-from meshwright.planner.plan.rules import room_on
-from meshwright.planner.plan.steps_ahead import Scope, max_deferral, plain
+from meshwright.planner.plan.rules import available_bytes
+from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, synchronous_case
 from meshwright.planner.search.candidates import (
     Candidate,
-    costed,
+    cost_call,
     undominated,
     undominated_by_layout,
     undominated_generations,
 )
-from meshwright.planner.search.costing import ANY_TIME, DOMINATED, TOO_SLOW, Asked, Most, Notes, OnLayout, Room
-from meshwright.planner.search.interleaved import Beside
-from meshwright.planner.search.space import choices_by_layout, pools
+from meshwright.planner.search.costing import (
+    DOMINATED,
+    NO_TIME_LIMIT,
+    TOO_SLOW,
+    ChoiceLimits,
+    CostingRecord,
+    LayoutCosting,
+    QuestionCounts,
+    TimeLimit,
+)
+from meshwright.planner.search.interleaved import PlainPipeline
+from meshwright.planner.search.space import legal_choices_by_layout, pools
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
@@ -55,9 +64,9 @@ class Frontier:
     candidates: Mapping[PoolKind, tuple[Candidate, ...]]
     rejected: Counter[str]
     smallest: Mapping[int, Candidate]
-    asked: Asked
+    questions: QuestionCounts
 
-    def on(self, ranks: Ranks) -> tuple[Candidate, ...]:
+    def candidates_on(self, ranks: Ranks) -> tuple[Candidate, ...]:
         """Return the choices on one of the stage's pools."""
         return self.candidates[self.pools[ranks]]
 
@@ -69,10 +78,10 @@ def frontier(
     pins: Sequence[Pin],
     *,
     is_limited: bool = True,
-    scope: Scope | None = None,
-    most: Mapping[PoolKind, Most] | None = None,
+    search_case: SearchCase | None = None,
+    time_limits: Mapping[PoolKind, TimeLimit] | None = None,
     is_plain: bool = False,
-    on: Mapping[Ranks, PoolKind] | None = None,
+    stage_pools: Mapping[Ranks, PoolKind] | None = None,
 ) -> Frontier:
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
@@ -81,26 +90,26 @@ def frontier(
     `scope` defaults to the plainest search case.
     """
     stage_pins = [pin for pin in pins if pin.stage == stage.name]
-    kinds = kinds_of(facts, stage, stage_pins) if on is None else on
+    kinds = kinds_of(facts, stage, stage_pins) if stage_pools is None else stage_pools
     costing = _Costing(
         facts=facts,
         model=model,
         stage=stage,
         pins=stage_pins,
         is_limited=is_limited,
-        scope=scope or plain(facts.graph),
-        most=most,
+        search_case=search_case or synchronous_case(facts.graph),
+        time_limits=time_limits,
         is_plain=is_plain,
     )
     return Frontier(
         stage=stage,
         pools=kinds,
-        candidates={kind: costing.kept(kind) for kind in sorted(set(kinds.values()))},
-        rejected=+costing.notes.rejected,
+        candidates={kind: costing.candidates_on(kind) for kind in sorted(set(kinds.values()))},
+        rejected=+costing.record.rejected,
         smallest={
-            part: costed(model, costing.call(choice, part)) for part, (_, choice) in costing.notes.smallest.items()
+            part: cost_call(model, costing.call(choice, part)) for part, (_, choice) in costing.record.smallest.items()
         },
-        asked=costing.notes.asked,
+        questions=costing.record.questions,
     )
 
 
@@ -119,40 +128,44 @@ class _Costing:
     stage: Stage
     pins: Sequence[Pin]
     is_limited: bool
-    scope: Scope
-    most: Mapping[PoolKind, Most] | None
+    search_case: SearchCase
+    time_limits: Mapping[PoolKind, TimeLimit] | None
     is_plain: bool
-    notes: Notes = field(default_factory=Notes)
+    record: CostingRecord = field(default_factory=CostingRecord)
 
     @property
     def deferral(self) -> int:
-        return max_deferral(self.scope.ahead, self.facts.staleness)
+        return max_deferral(self.search_case.ahead, self.facts.staleness)
 
-    def kept(self, kind: PoolKind) -> tuple[Candidate, ...]:
+    def candidates_on(self, kind: PoolKind) -> tuple[Candidate, ...]:
         """Return the choices on pools of one kind that fit, are not too slow, and that no other beats."""
-        most = ANY_TIME if self.most is None else self.most.get(kind)
+        most = NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
         if most is None:
-            self.notes.rejected[TOO_SLOW] += 1
+            self.record.rejected[TOO_SLOW] += 1
             return ()
-        rejected, (device_bytes, host_bytes) = self.notes.rejected, room_on(self.facts, kind.part)
-        room = Room(most=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes)
+        rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, kind.part)
+        room = ChoiceLimits(
+            time_limit=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
+        )
         fitting: list[Candidate] = []
-        beside = Beside(self.facts.models.spec(self.stage.role))
-        by_layout = choices_by_layout(
+        beside = PlainPipeline(self.facts.models.spec(self.stage.role))
+        by_layout = legal_choices_by_layout(
             self.facts,
             self.stage,
             kind.num_ranks,
             self.pins,
             rejected,
             part=kind.part,
-            scope=self.scope,
+            search_case=self.search_case,
             plain_only=self.is_plain,
         )
         for layout, schedules in by_layout:
             call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
-            on_layout = OnLayout(model=self.model, call=call, room=room, beside=beside, notes=self.notes)
-            for schedule in self.dealt(call, schedules):
-                result = on_layout.costed(schedule)
+            on_layout = LayoutCosting(
+                model=self.model, call=call, limits=room, plain_pipeline=beside, record=self.record
+            )
+            for schedule in self.with_split_rows(call, schedules):
+                result = on_layout.cost(schedule)
                 if isinstance(result, Candidate):
                     fitting.append(result)
                 else:
@@ -170,26 +183,33 @@ class _Costing:
             groups.setdefault(candidate.layout if by_layout else None, []).append(candidate)
 
         def late_seconds_of(candidate: Candidate) -> float:
-            return late_seconds(self.facts, part, candidate.layout, candidate.schedule, candidate.seconds)
+            return extra_reward_wait_seconds(self.facts, part, candidate.layout, candidate.schedule, candidate.seconds)
 
         return tuple(
             candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
         )
 
-    def dealt(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
+    def with_split_rows(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
         """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
         if len(self.facts.cluster.parts_of(call.part)) == 1:
             return schedules
-        return (self.model.dealt(replace(call, schedule=schedule)) for schedule in schedules)
+        return (self.model.with_row_split(replace(call, schedule=schedule)) for schedule in schedules)
 
     def call(self, choice: Choice, part: int) -> Call:
         """Build the question to the cost model for a choice on a part of the cluster."""
-        return call_of(self.facts, self.stage, choice, deferral=self.deferral, part=part)
+        return query_for_choice(self.facts, self.stage, choice, deferral=self.deferral, part=part)
 
 
 def frontiers(
-    facts: Facts, model: CostModel, pins: Sequence[Pin], *, is_limited: bool = True, scope: Scope | None = None
+    facts: Facts,
+    model: CostModel,
+    pins: Sequence[Pin],
+    *,
+    is_limited: bool = True,
+    search_case: SearchCase | None = None,
 ) -> tuple[Frontier, ...]:
     """Compute the frontier of every stage, in the order of the stages."""
     stages = facts.graph.stages
-    return tuple(frontier(facts, model, stage, pins, is_limited=is_limited, scope=scope) for stage in stages)
+    return tuple(
+        frontier(facts, model, stage, pins, is_limited=is_limited, search_case=search_case) for stage in stages
+    )

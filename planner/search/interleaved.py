@@ -19,7 +19,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
 
 
-class Beside:
+class PlainPipeline:
     """The costed choices of one plain pipeline on one kind of pool, with which its interleaved variants are compared.
 
     The plain pipeline has to be costed before the layouts that divide its pipeline stages into chunks.
@@ -33,7 +33,7 @@ class Beside:
         self._too_large: dict[Schedule, str] = {}
         self._table: npt.NDArray[np.float64] | None = None
 
-    def note(self, layout: Layout, schedule: Schedule, found: Sequence[float] | str) -> None:
+    def record(self, layout: Layout, schedule: Schedule, found: Sequence[float] | str) -> None:
         """Record a plain choice: its amounts (seconds and tail seconds first), or the reason why it is too large."""
         if not self._applies or layout.pp == 1:
             return
@@ -48,7 +48,7 @@ class Beside:
         """Return why an interleaved choice is too large if the plain one under the same schedule is, else None."""
         return self._too_large.get(schedule) if self._is_variant(layout) else None
 
-    def beats(self, layout: Layout, schedule: Schedule, seconds: float) -> bool:
+    def dominates(self, layout: Layout, schedule: Schedule, seconds: float) -> bool:
         """True if some plain choice is no slower than an interleaved one of these seconds, and no larger."""
         if not self._is_variant(layout) or schedule not in self._fitting:
             return False
@@ -56,7 +56,7 @@ class Beside:
             amounts = list(self._fitting.values())
             self._table = np.array([amounts[index] for index in dominance.undominated(amounts)])
         lower_bounds = seconds, seconds, *self._fitting[schedule][2:]
-        return dominance.beaten(lower_bounds, self._table)
+        return dominance.is_dominated(lower_bounds, self._table)
 
     def _is_variant(self, layout: Layout) -> bool:
         if self._last_compared is None or self._last_compared[0] is not layout:

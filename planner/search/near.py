@@ -11,22 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice, call_of
-from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.host_workers import late_seconds, reward_readers
+from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.host_workers import extra_reward_wait_seconds, reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.rules import layout_rules, room_on, schedules, streaming_rules
-from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
+from meshwright.planner.plan.rules import available_bytes, layout_rules, schedules, streaming_rules
+from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.candidates import Candidate, costed, undominated
-from meshwright.planner.search.costing import Asked
+from meshwright.planner.search.candidates import Candidate, cost_call, undominated
+from meshwright.planner.search.costing import QuestionCounts
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier, PoolKind
-from meshwright.planner.search.searched import Searched
-from meshwright.planner.search.solver_record import solver_record, work_of
+from meshwright.planner.search.searched import SolvedCase
+from meshwright.planner.search.solver_record import count_work, solver_record
 from meshwright.planner.search.space import agrees
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
@@ -46,26 +46,30 @@ _SOLVER_TIME = 4.0
 """Deterministic time limit of the solver for each search case."""
 
 
-def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: Sequence[Pin] = ()) -> Plan | None:
+def best_plan_nearby(
+    plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: Sequence[Pin] = ()
+) -> Plan | None:
     """Return the best plan of these facts in the neighbourhood of `plan`, or None. No lower bound is computed."""
-    edges, effort, all_frontiers, costs = handovers(facts, model), Effort(), [], StageCosts(facts, model, pins)
-    answered: list[Searched] = []
+    edges, effort, all_frontiers, costs = stage_transfers(facts, model), Effort(), [], StageCosts(facts, model, pins)
+    answered: list[SolvedCase] = []
     for scope in _scopes(plan, facts):
         frontiers = [_frontier(plan.placement(stage.name), costs, scope) for stage in facts.graph.stages]
         all_frontiers += frontiers
         formulation = formulate(facts, model, frontiers, edges, scope.ahead)
         from meshwright.planner.solver.solve import solve
 
-        solver_limits = replace(limits.on(facts.cluster.num_ranks), max_deterministic_time=_SOLVER_TIME)
+        solver_limits = replace(limits.with_default_gap(facts.cluster.num_ranks), max_deterministic_time=_SOLVER_TIME)
         result = solve(formulation.problem, solver_limits, effort=effort)
         if result.answer is not None:
-            answered.append(Searched(scope=scope, edges=edges, formulation=formulation, result=result))
+            answered.append(SolvedCase(search_case=scope, edges=edges, formulation=formulation, result=result))
     if not answered:
         return None
     best = min(answered, key=lambda searched: searched.objective_seconds)
-    solver = solver_record(limits, is_whole=False, statuses=(), bound_seconds=0.0, work=work_of(all_frontiers, effort))
+    solver = solver_record(
+        limits, is_whole=False, statuses=(), bound_seconds=0.0, work=count_work(all_frontiers, effort)
+    )
     origin = Origin(digests=facts.digests(), pins=tuple(map(str, pins)), solver=solver)
-    best_plan = best.assembled(facts, model, origin)
+    best_plan = best.assemble_plan(facts, model, origin)
     update = {"objective_seconds": best_plan.period_seconds, "gap": 1.0}
     best_plan = best_plan.model_copy(update={"solver": solver.model_copy(update=update)})
     broken = verify(best_plan)
@@ -73,16 +77,16 @@ def near_plan(plan: Plan, facts: Facts, model: CostModel, limits: Limits, pins: 
     return best_plan
 
 
-def _scopes(plan: Plan, facts: Facts) -> tuple[Scope, ...]:
+def _scopes(plan: Plan, facts: Facts) -> tuple[SearchCase, ...]:
     """Return the search cases with the plan's steps ahead, or the furthest that the staleness allows."""
-    allowed = patterns(facts.graph, facts.staleness)
+    allowed = steps_ahead_patterns(facts.graph, facts.staleness)
     ahead = plan.ahead if plan.ahead in allowed else allowed[-1]
-    return scopes(ahead, facts.staleness)
+    return search_cases(ahead, facts.staleness)
 
 
-def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier:
+def _frontier(placement: Placement, costs: StageCosts, scope: SearchCase) -> Frontier:
     """Return the choices in the neighbourhood of a placement that fit and that no other choice beats."""
-    stage, facts, counts = costs.facts.graph.by_name[placement.stage], costs.facts, Asked()
+    stage, facts, counts = costs.facts.graph.by_name[placement.stage], costs.facts, QuestionCounts()
     stage_pins = [pin for pin in costs.pins if pin.stage == stage.name]
     deferral = max_deferral(scope.ahead, facts.staleness)
 
@@ -90,17 +94,21 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
         if kind.num_ranks * _MAX_POOL_FRACTION < facts.cluster.num_ranks:
             return ()
         choices = (choice for choice in _choices(placement, facts, kind, scope) if agrees(choice, stage_pins))
-        calls = [call_of(facts, stage, choice, deferral=deferral, part=kind.part) for choice in choices]
-        candidates = [costed(costs.model, replace(call, schedule=costs.model.dealt(call))) for call in calls]
+        calls = [query_for_choice(facts, stage, choice, deferral=deferral, part=kind.part) for choice in choices]
+        candidates = [
+            cost_call(costs.model, replace(call, schedule=costs.model.with_row_split(call))) for call in calls
+        ]
         if stage.generates and reward_readers(facts):
             candidates = [
                 candidate._replace(
-                    late_seconds=late_seconds(facts, kind.part, candidate.layout, candidate.schedule, candidate.seconds)
+                    late_seconds=extra_reward_wait_seconds(
+                        facts, kind.part, candidate.layout, candidate.schedule, candidate.seconds
+                    )
                 )
                 for candidate in candidates
             ]
         counts.timed, counts.weighed = counts.timed + len(candidates), counts.weighed + len(candidates)
-        device_bytes, host_bytes = room_on(facts, kind.part)
+        device_bytes, host_bytes = available_bytes(facts, kind.part)
         fits = [
             candidate
             for candidate in candidates
@@ -113,10 +121,10 @@ def _frontier(placement: Placement, costs: StageCosts, scope: Scope) -> Frontier
 
     by_kind = {kind: fitting_on(kind) for kind in sorted(costs.kinds[stage.name])}
     pools = costs.pools[stage.name]
-    return Frontier(stage=stage, pools=pools, candidates=by_kind, rejected=Counter(), smallest={}, asked=counts)
+    return Frontier(stage=stage, pools=pools, candidates=by_kind, rejected=Counter(), smallest={}, questions=counts)
 
 
-def _choices(placement: Placement, facts: Facts, kind: PoolKind, scope: Scope) -> Iterator[Choice]:
+def _choices(placement: Placement, facts: Facts, kind: PoolKind, scope: SearchCase) -> Iterator[Choice]:
     """Yield the legal choices in the neighbourhood on a kind of pool."""
     stage = facts.graph.by_name[placement.stage]
     for layout in _layouts(placement.layout, kind.num_ranks):
@@ -142,7 +150,7 @@ def _layouts(layout: Layout, num_ranks: int) -> Iterator[Layout]:
             dp, has_tp = num_ranks // replica_ranks, degrees[0] > 1
             for vpp in dict.fromkeys((1, layout.vpp if degrees[1] > 1 else 1)):
                 expert_replicas = layout.expert_replicas if dp % layout.expert_replicas == 0 else 1
-                sp, folded = has_tp and (layout.sp or layout.tp == 1), degrees[0] if layout.folded > 1 else 1
+                sp, folded = has_tp and (layout.sp or layout.tp == 1), degrees[0] if layout.fold_size > 1 else 1
                 experts = {"ep": expert_replicas * folded, "etp": degrees[0] // folded}
                 yield Layout(tp=degrees[0], pp=degrees[1], dp=dp, sp=sp, cp=layout.cp, vpp=vpp, **experts)
 
@@ -153,6 +161,6 @@ def _is_similar(schedule: Schedule, other: Schedule, longest: int) -> bool:
     def is_similar(first: int, second: int) -> bool:
         return second <= first * _MAX_SIZE_FACTOR and first <= second * _MAX_SIZE_FACTOR
 
-    return is_similar(schedule.most_tokens(longest), other.most_tokens(longest)) and is_similar(
+    return is_similar(schedule.max_tokens(longest), other.max_tokens(longest)) and is_similar(
         schedule.generation_slots, other.generation_slots
     )

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
 
-from meshwright.planner.search.child_process import end_with
+from meshwright.planner.search.child_process import end_with_process
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals by which a user or a scheduler requests a program to end."""
@@ -23,12 +23,12 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-def side_by_side(
+def map_in_two_processes(
     work: Callable[[Item], Found],
     items: Sequence[Item],
     *,
     prepare: Callable[[], None] = lambda: None,
-    begun: Callable[[int], None] = lambda _index: None,
+    on_start: Callable[[int], None] = lambda _index: None,
 ) -> list[Found]:
     """Return the result of `work` for each item, in order; side effects of `work` on memory may be lost.
 
@@ -37,7 +37,7 @@ def side_by_side(
     """
 
     def compute_here(index: int) -> Found:
-        begun(index)
+        on_start(index)
         return work(items[index])
 
     if len(items) < 2 or not _can_share():
@@ -69,7 +69,7 @@ def _run_in_two_processes(
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
-        end_with(parent)
+        end_with_process(parent)
         os.close(results_out)
         _run_child(results_in, remote_work, items_out)
     signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

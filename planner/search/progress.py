@@ -11,7 +11,7 @@ Phase: TypeAlias = Literal["costing", "searching"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SearchProgress:
     """A snapshot of a search: `done` of `total` stages are costed, or search cases solved, depending on `phase`.
 
     `period_seconds` is that of the best plan so far, None if there is none; `bound_seconds` holds for all plans.
@@ -31,34 +31,34 @@ class Standing:
         return max(0.0, (self.period_seconds - self.bound_seconds) / self.period_seconds)
 
 
-Progress: TypeAlias = Callable[[Standing], None]
+ProgressCallback: TypeAlias = Callable[[SearchProgress], None]
 """Called with a new snapshot whenever it has changed."""
 
 
 @dataclass
-class Course:
+class ProgressReporter:
     """Combines the progress of all search cases, each identified by its position, and reports it to `tell`."""
 
-    tell: Progress | None
+    callback: ProgressCallback | None
     num_scopes: int
     phase: Phase = "costing"
     done: int = 0
     total: int = 0
     period_seconds: float = math.inf
     bounds: dict[int, float] = field(default_factory=dict)
-    told: Standing | None = None
+    last_reported: SearchProgress | None = None
 
-    def does(self, phase: Phase, done: int, total: int) -> None:
+    def set_phase(self, phase: Phase, done: int, total: int) -> None:
         """Report that this many of the phase's stages or search cases are done."""
         self.phase, self.done, self.total = phase, done, total
         self._report()
 
-    def learns(self, scope: int, bound_seconds: float) -> None:
+    def raise_bound(self, scope: int, bound_seconds: float) -> None:
         """Report a lower bound on the period of every plan of a search case, unless a better one is known."""
         self.bounds[scope] = max(bound_seconds, self.bounds.get(scope, 0.0))
         self._report()
 
-    def finds(self, period_seconds: float) -> None:
+    def add_plan(self, period_seconds: float) -> None:
         """Report that a plan with this period exists."""
         self.period_seconds = min(self.period_seconds, period_seconds)
         self._report()
@@ -66,13 +66,13 @@ class Course:
     def _report(self) -> None:
         is_bounded = len(self.bounds) == self.num_scopes
         bound = min(*self.bounds.values(), self.period_seconds) if is_bounded else 0.0
-        snapshot = Standing(
+        snapshot = SearchProgress(
             phase=self.phase,
             done=self.done,
             total=self.total,
             period_seconds=self.period_seconds if self.period_seconds < math.inf else None,
             bound_seconds=bound if bound < math.inf else 0.0,
         )
-        if self.tell and snapshot != self.told:
-            self.tell(snapshot)
-        self.told = snapshot
+        if self.callback and snapshot != self.last_reported:
+            self.callback(snapshot)
+        self.last_reported = snapshot

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 from meshwright.cost_models.precision import element_bytes
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import call_in
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import query_for_placement
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import with_its_workers, with_workers
+from meshwright.planner.plan.host_workers import with_recorded_workers, with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
 from meshwright.planner.plan.pools import pool_violations
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.search.assemble import costs_of, move_of
+from meshwright.planner.search.assemble import placement_costs, weight_move
 from meshwright.profiles.stages import StageGraph
 
 
-def illegal_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
+def violations_under(plan: Plan, facts: Facts) -> tuple[str, ...]:
     """Return one sentence for each rule of these facts that the plan's pools, layouts and schedules violate."""
     return tuple(_violations(plan, facts))
 
@@ -46,7 +46,7 @@ def _skeleton(graph: StageGraph) -> object:
     return stages, frozenset((edge.producer, edge.consumer) for edge in graph.edges)
 
 
-def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
+def re_evaluate(plan: Plan, facts: Facts, model: CostModel) -> Plan:
     """Return the plan with the same placements and order, costed by `model` under `facts` and timed again.
 
     The placements have to be legal under `facts`. Nothing is searched, so no lower bound is known: the status is
@@ -58,21 +58,21 @@ def recost(plan: Plan, facts: Facts, model: CostModel) -> Plan:
             "placements": tuple(_placement(with_facts, p, model) for p in plan.placements),
             "edges": tuple(
                 Edge(producer=h.producer, consumer=h.consumer, fields=h.fields, bytes=h.num_bytes, cost=h.cost)
-                for h in handovers(facts, model)
+                for h in stage_transfers(facts, model)
             ),
             "refits": tuple(_refit(with_facts, refit, model) for refit in plan.refits),
         }
     )
-    timed = evaluate(with_its_workers(recosted) if facts == plan.facts else with_workers(recosted))
+    timed = evaluate(with_recorded_workers(recosted) if facts == plan.facts else with_workers(recosted))
     update = {"status": "pinned", "objective_seconds": timed.period_seconds, "bound_seconds": 0.0, "gap": 1.0}
     return timed.model_copy(update={"solver": plan.solver.model_copy(update=update)})
 
 
 def _placement(plan: Plan, placement: Placement, model: CostModel) -> Placement:
-    return placement.model_copy(update=costs_of(model, call_in(plan, placement)))
+    return placement.model_copy(update=placement_costs(model, query_for_placement(plan, placement)))
 
 
 def _refit(plan: Plan, refit: Refit, model: CostModel) -> Refit:
-    move = move_of(plan, refit.source, refit.target)
-    num_bytes = float(move.model.trained_params * element_bytes(plan.facts.precision))
+    move = weight_move(plan, refit.source, refit.target)
+    num_bytes = float(move.model.trainable_params * element_bytes(plan.facts.precision))
     return refit.model_copy(update={"cost": model.move_seconds(move), "bytes": num_bytes})

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Remodel
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import CostModelBuilder
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
-from meshwright.planner.plan.rules import room_on
+from meshwright.planner.plan.rules import available_bytes
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.plan.steps_ahead import Scope, plain
+from meshwright.planner.plan.steps_ahead import SearchCase, synchronous_case
 from meshwright.planner.search.candidates import Candidate
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import Frontier, frontier, frontiers
 from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.result import Limits, OutOfTimeError
-from meshwright.profiles.cluster import MixedCluster, most_usable_bytes
+from meshwright.profiles.cluster import MixedCluster, max_usable_bytes
 from meshwright.profiles.layout import Layout
 
 _GIB = 2**30
@@ -78,17 +78,17 @@ class _Need:
     def fits(self, facts: Facts) -> bool:
         """True if the needed memory fits the largest device; what smaller devices lack counts as needed
         (`formulate`)."""
-        return self.num_bytes is not None and self.num_bytes <= most_usable_bytes(facts.cluster)
+        return self.num_bytes is not None and self.num_bytes <= max_usable_bytes(facts.cluster)
 
 
-def refuse(
+def explain_no_plan(
     facts: Facts,
     model: CostModel,
     *,
     pins: Sequence[Pin],
     status: str,
     limits: Limits,
-    remodel: Remodel | None,
+    rebuild_cost_model: CostModelBuilder | None,
 ) -> NoPlan:
     """Explain why this job has no plan. Without `remodel`, only more memory is tried as a change.
 
@@ -102,9 +102,9 @@ def refuse(
         return NoPlan(status="out_of_limit", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
     need = _need(facts, model, pins, limits)
     changes, tried_all = list(_more_memory(facts, need)), True
-    if remodel is not None:
+    if rebuild_cost_model is not None:
         stages_too_large = [frontier.stage.name for frontier in need.stages if any(_limits_of_stage(facts, frontier))]
-        has_plan = _feasibility(remodel, pins, limits, stages_too_large)
+        has_plan = _feasibility(rebuild_cost_model, pins, limits, stages_too_large)
         tried_all = _extend_in_time(changes, _shorter_response(facts, has_plan), _more_nodes(facts, has_plan))
     return NoPlan(
         status="infeasible",
@@ -130,7 +130,7 @@ def _extend_in_time(changes: list[Change], *searches: Iterator[Change]) -> bool:
     return True
 
 
-def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
+def no_legal_training(facts: Facts, broken: Sequence[str]) -> NoPlan:
     """Return the refusal of a workload on which every training choice violates one of these rules.
 
     That is known before anything is costed.
@@ -141,27 +141,27 @@ def impossible(facts: Facts, broken: Sequence[str]) -> NoPlan:
     return NoPlan(status="infeasible", limits=limits, changes=(), rejected={})
 
 
-def unexplained() -> NoPlan:
+def unexplained_no_plan() -> NoPlan:
     """Return the refusal if no plan fits and time ran out before the reason was known."""
     sentence = "no plan fits, and the time was over before it was known why; give more with --time-limit."
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})
 
 
-def _scope(facts: Facts, pins: Sequence[Pin]) -> Scope:
+def _scope(facts: Facts, pins: Sequence[Pin]) -> SearchCase:
     """Return the plainest search case that offers what the pins fix."""
     fixed_keys = {pin.key for pin in pins if not pin.forbids}
     runs_on = bool(fixed_keys & {"batches_in_flight", "overcommit"})
-    return replace(plain(facts.graph), offload="offload" in fixed_keys, runs_on=runs_on)
+    return replace(synchronous_case(facts.graph), offload="offload" in fixed_keys, runs_on=runs_on)
 
 
 def _need(facts: Facts, model: CostModel, pins: Sequence[Pin], limits: Limits) -> _Need:
-    stage_frontiers = frontiers(facts, model, pins, is_limited=False, scope=_scope(facts, pins))
+    stage_frontiers = frontiers(facts, model, pins, is_limited=False, search_case=_scope(facts, pins))
     from meshwright.planner.solver.solve import least_memory
 
     reduced = [_smallest_in_memory(stage_frontier) for stage_frontier in stage_frontiers]
-    formulation = formulate(facts, model, reduced, handovers(facts, model))
+    formulation = formulate(facts, model, reduced, stage_transfers(facts, model))
     units = least_memory(formulation.problem, limits)
-    return _Need(stage_frontiers, None if units is None else units * formulation.block_bytes)
+    return _Need(stage_frontiers, None if units is None else units * formulation.unit_bytes)
 
 
 def _smallest_in_memory(stage_frontier: Frontier) -> Frontier:
@@ -175,7 +175,9 @@ def _smallest_in_memory(stage_frontier: Frontier) -> Frontier:
         for candidate in candidates:
             groups.setdefault(candidate.layout if stage_frontier.stage.may_share else None, []).append(candidate)
         return tuple(
-            group[index] for group in groups.values() for index in undominated([candidate.held for candidate in group])
+            group[index]
+            for group in groups.values()
+            for index in undominated([candidate.device_bytes for candidate in group])
         )
 
     return replace(
@@ -188,7 +190,7 @@ def _limits(facts: Facts, need: _Need) -> Iterator[Limit]:
     alone = [limit for stage_frontier in need.stages for limit in _limits_of_stage(facts, stage_frontier)]
     yield from alone
     if not alone and need.num_bytes is not None:
-        usable = most_usable_bytes(facts.cluster)
+        usable = max_usable_bytes(facts.cluster)
         sentence = (
             f"each stage fits alone, and all together need {_size(need.num_bytes)} on a rank, "
             f"{_size(need.num_bytes - usable)} more than the {_size(usable)} that the device can use."
@@ -223,7 +225,7 @@ def _limits_of_stage(facts: Facts, stage_frontier: Frontier) -> Iterator[Limit]:
 
 
 def _feasibility(
-    remodel: Remodel, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
+    remodel: CostModelBuilder, pins: Sequence[Pin], limits: Limits, stages_too_large: Sequence[str]
 ) -> Callable[[Facts], bool]:
     """Return a function that tells if a job with other facts has a plan.
 
@@ -234,7 +236,7 @@ def _feasibility(
         model, scope = remodel(facts), _scope(facts, pins)
         for name in stages_too_large:
             stage = facts.graph.by_name[name]
-            if any(_limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, scope=scope))):
+            if any(_limits_of_stage(facts, frontier(facts, model, stage, pins, is_limited=False, search_case=scope))):
                 return False
         return _need(facts, model, pins, limits).fits(facts)
 
@@ -242,7 +244,7 @@ def _feasibility(
 
 
 def _usable_bytes(facts: Facts, part: int) -> int:
-    return room_on(facts, part)[0]
+    return available_bytes(facts, part)[0]
 
 
 def _more_memory(facts: Facts, need: _Need) -> Iterator[Change]:

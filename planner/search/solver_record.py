@@ -38,9 +38,9 @@ def solver_record(
     )
 
 
-def work_of(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
+def count_work(costed: Sequence[Frontier], effort: Effort) -> SearchWork:
     """Count the work of costing these frontiers and of solving."""
-    counts = [frontier.asked for frontier in costed]
+    counts = [frontier.questions for frontier in costed]
     return SearchWork(
         timed=sum(count.timed for count in counts),
         weighed=sum(count.weighed for count in counts),
@@ -61,5 +61,5 @@ def with_gap(plan: Plan) -> Plan:
     bound = min(solver.bound_seconds, period)
     gap = (period - bound) / period
     timed = solver.model_copy(update={"objective_seconds": period, "bound_seconds": bound, "gap": gap})
-    status = "feasible" if solver.status == "optimal" and not timed.has_asked_gap else solver.status
+    status = "feasible" if solver.status == "optimal" and not timed.has_requested_gap else solver.status
     return plan.model_copy(update={"solver": timed.model_copy(update={"status": status})})

@@ -12,12 +12,12 @@ from itertools import combinations
 
 from meshwright.planner.plan.calls import Choice
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
+from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
 from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
 from meshwright.planner.plan.pools import (
-    crossing_violations,
     first_ranks,
-    may_deal,
+    may_span_node_kinds,
+    overlap_violations,
     pool_sizes,
     pool_violations,
 )
@@ -28,7 +28,7 @@ from meshwright.planner.plan.rules import (
     schedules,
     streaming_rules,
 )
-from meshwright.planner.plan.steps_ahead import Scope, patterns, plain, scopes
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous_case
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
@@ -37,22 +37,24 @@ from meshwright.profiles.stages import Stage
 PINNED = "excluded by a pin"
 
 
-def choices(
+def legal_choices(
     facts: Facts,
     stage: Stage,
     num_ranks: int,
     pins: Sequence[Pin],
     *,
     part: int = 0,
-    scope: Scope | None = None,
-    wanted: Wanted = USUAL,
+    search_case: SearchCase | None = None,
+    wanted: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> Iterator[Choice]:
     """Yield the legal choices that agree with the pins, in a fixed order; see `choices_by_layout`."""
-    by_layout = choices_by_layout(facts, stage, num_ranks, pins, Counter(), part=part, scope=scope, wanted=wanted)
+    by_layout = legal_choices_by_layout(
+        facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, wanted=wanted
+    )
     return (Choice(layout, schedule) for layout, schedules in by_layout for schedule in schedules)
 
 
-def choices_by_layout(
+def legal_choices_by_layout(
     facts: Facts,
     stage: Stage,
     num_ranks: int,
@@ -60,9 +62,9 @@ def choices_by_layout(
     rejected: Counter[str],
     *,
     part: int = 0,
-    scope: Scope | None = None,
+    search_case: SearchCase | None = None,
     plain_only: bool = False,
-    wanted: Wanted = USUAL,
+    wanted: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> Iterator[tuple[Layout, list[Schedule]]]:
     """Yield the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
 
@@ -71,7 +73,7 @@ def choices_by_layout(
     `scope` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
     addition to the usual ones; without pins, `wanted` is offered.
     """
-    scope = scope or plain(facts.graph)
+    search_case = search_case or synchronous_case(facts.graph)
     wanted = _wanted(pins) if pins else wanted
     for plain_layout in _layouts(facts, stage, num_ranks, wanted):
         if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
@@ -82,7 +84,7 @@ def choices_by_layout(
                 rejected[violations[0]] += 1
                 break  # every number of chunks violates the same rule
             legal, by_chunk = [], {0: violations}
-            for schedule in schedules(facts, stage, layout, scope, wanted):
+            for schedule in schedules(facts, stage, layout, search_case, wanted):
                 if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
                     continue
                 if schedule.chunk_tokens not in by_chunk:
@@ -96,12 +98,12 @@ def choices_by_layout(
                 yield layout, legal
 
 
-def _wanted(pins: Sequence[Pin]) -> Wanted:
+def _wanted(pins: Sequence[Pin]) -> ExtraChoices:
     """Return which micro-batch sizes and layouts the pins of a stage require beyond the usual ones."""
     caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
     by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
     all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
-    return Wanted(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), all_layouts)
+    return ExtraChoices(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), all_layouts)
 
 
 def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
@@ -114,7 +116,7 @@ def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
 
     Their micro-batches hold a power of four of the longest rows.
     """
-    rows = schedule.most_tokens(longest) // longest
+    rows = schedule.max_tokens(longest) // longest
     is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
     return (
         schedule.offload is Offload.NONE
@@ -133,7 +135,7 @@ def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
         ranks
         for ranks in all_ranks
         if all(pin.allows(ranks) for pin in pool_pins)
-        and (may_deal(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
+        and (may_span_node_kinds(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
     )
 
 
@@ -154,7 +156,7 @@ def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
     for first, second in combinations(pool_pins, 2):
         assert isinstance(first.value, Ranks)
         assert isinstance(second.value, Ranks)
-        _refuse(second, crossing_violations(first.value.ranks, second.value.ranks))
+        _refuse(second, overlap_violations(first.value.ranks, second.value.ranks))
 
 
 def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
@@ -167,10 +169,10 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
     wanted = _wanted(pins)
     all_legal = remaining = [
         choice
-        for ahead in patterns(facts.graph, facts.staleness)
-        for scope in scopes(ahead, facts.staleness)
+        for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
+        for scope in search_cases(ahead, facts.staleness)
         for (_, size), part in sorted(kinds.items(), key=lambda kind: kind[0][::-1])
-        for choice in choices(facts, stage, size, (), part=part, scope=scope, wanted=wanted)
+        for choice in legal_choices(facts, stage, size, (), part=part, search_case=scope, wanted=wanted)
     ]
     for pin in pins:
         if pin.key == "pool":
@@ -187,10 +189,10 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
 
 def _refuse(pin: Pin, violations: Sequence[str]) -> None:
     if violations:
-        raise BadInput(f"{pin.told}: {violations[0]}")
+        raise BadInput(f"{pin.quoted}: {violations[0]}")
 
 
-def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: Wanted) -> Iterator[Layout]:
+def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: ExtraChoices) -> Iterator[Layout]:
     """Yield every factorisation of `num_ranks` into tp x pp x dp x cp.
 
     Each comes with and without sequence parallelism, and with every offered degree of expert parallelism.

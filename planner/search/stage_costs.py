@@ -9,9 +9,9 @@ from functools import cached_property
 from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
-from meshwright.planner.plan.steps_ahead import Scope
+from meshwright.planner.plan.steps_ahead import SearchCase
 from meshwright.planner.search import parallel
-from meshwright.planner.search.costing import Most
+from meshwright.planner.search.costing import TimeLimit
 from meshwright.planner.search.frontier import Frontier, PoolKind, frontier, kinds_of
 from meshwright.profiles.stages import Stage
 
@@ -23,7 +23,7 @@ class StageCosts:
     facts: Facts
     model: CostModel
     pins: Sequence[Pin]
-    asked: list[Frontier] = field(default_factory=list)
+    costed_frontiers: list[Frontier] = field(default_factory=list)
 
     @cached_property
     def pools(self) -> dict[str, Mapping[Ranks, PoolKind]]:
@@ -43,7 +43,12 @@ class StageCosts:
         return {name: set(pools.values()) for name, pools in self.pools.items()}
 
     def frontier(
-        self, stage: Stage, scope: Scope, most: Mapping[PoolKind, Most] | None, *, is_plain: bool = False
+        self,
+        stage: Stage,
+        search_case: SearchCase,
+        time_limits: Mapping[PoolKind, TimeLimit] | None,
+        *,
+        is_plain: bool = False,
     ) -> Frontier:
         """Return one stage's frontier in a search case without its pools, which are too many to send between processes.
 
@@ -54,29 +59,29 @@ class StageCosts:
             self.model,
             stage,
             self.pins,
-            scope=scope,
-            most=most,
+            search_case=search_case,
+            time_limits=time_limits,
             is_plain=is_plain,
-            on=self.pools[stage.name],
+            stage_pools=self.pools[stage.name],
         )
         return replace(costed, pools={})
 
-    def side_by_side(
+    def in_parallel(
         self,
         work: Callable[[Stage], Frontier],
         stages: Sequence[Stage],
         *,
         prepare: Callable[[], None],
-        begun: Callable[[int], None],
+        on_start: Callable[[int], None],
     ) -> list[Frontier]:
         """Return the frontiers of some stages, with their pools; see `parallel.side_by_side`."""
         pools = self.pools  # listed here, so that a forked process inherits them
-        frontiers = parallel.side_by_side(work, stages, prepare=prepare, begun=begun)
-        self.asked += frontiers
+        frontiers = parallel.map_in_two_processes(work, stages, prepare=prepare, on_start=on_start)
+        self.costed_frontiers += frontiers
         return [replace(found, pools=pools[found.stage.name]) for found in frontiers]
 
 
-def first_to_cost(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
+def costing_order(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
     """Group the stages in the order in which to cost them: generation, training, and the others.
 
     Generation and training take most of a period, so that their costs prune choices of the other stages most.

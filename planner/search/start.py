@@ -8,16 +8,16 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import illegal_under, recost
+from meshwright.planner.search.recost import re_evaluate, violations_under
 
 
 def start_from(plan: Plan, facts: Facts, model: CostModel, pins: Sequence[Pin]) -> Plan | str:
     """Return the plan costed under these facts, or a sentence naming the first rule or pin that it violates."""
     violation = next(_start_violations(plan, facts, pins), None)
     if violation is None:
-        re_evaluated = recost(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})
+        re_evaluated = re_evaluate(plan, facts, model).model_copy(update={"pins": tuple(map(str, pins))})
         violation = next(iter(verify(re_evaluated)), None)
         if violation is None:
             return re_evaluated
@@ -28,9 +28,9 @@ def _start_violations(plan: Plan, facts: Facts, pins: Sequence[Pin]) -> Iterator
     if plan.graph != facts.graph:
         yield f"it is a plan for {plan.facts.algorithm}, and its stages differ from those of {facts.algorithm}."
         return
-    yield from illegal_under(plan, facts)
-    if plan.ahead not in patterns(facts.graph, facts.staleness):
+    yield from violations_under(plan, facts)
+    if plan.ahead not in steps_ahead_patterns(facts.graph, facts.staleness):
         yield f"its stages work further ahead than a staleness of {facts.staleness} allows."
     for pin in pins:
         if not pin.allows(plan.choice(pin.stage, pin.key)):
-            yield f"{pin.told} is not kept."
+            yield f"{pin.quoted} is not kept."

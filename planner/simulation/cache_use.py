@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from meshwright.planner.program.instruction_durations import HeldBlocks
 from meshwright.profiles.packing import BLOCK_TOKENS
 
-Numbers = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 def held_blocks(
-    prompts: Numbers, starts: Numbers, ends: Numbers, read_until: Numbers, num_rounds: int
+    prompts: Integers, starts: Integers, ends: Integers, read_until: Integers, num_rounds: int
 ) -> NDArray[np.float64]:
     """Return the blocks held in each round from 0 to `num_rounds` by sequences that are live in rounds [start, end).
 
@@ -33,7 +33,7 @@ def held_blocks(
     last = np.maximum(after - 1, counted)
     size = (num_rounds // BLOCK_TOKENS + 3) * BLOCK_TOKENS
 
-    def next_block(rounds: Numbers) -> Numbers:
+    def next_block(rounds: Integers) -> Integers:
         """Return the first round after these in which a sequence needs another block."""
         return rounds + 1 + -(before + rounds) % BLOCK_TOKENS
 
@@ -47,7 +47,9 @@ def held_blocks(
     return held[:num_rounds]
 
 
-def use_of(held: NDArray[np.float64], first: Numbers, after: Numbers, seconds: NDArray[np.float64]) -> HeldBlocks:
+def weighted_use(
+    held: NDArray[np.float64], first: Integers, after: Integers, seconds: NDArray[np.float64]
+) -> HeldBlocks:
     """Return the use over runs of rounds [first, after), weighted by their seconds (by rounds if those are 0).
 
     Runs may overlap.
@@ -56,11 +58,11 @@ def use_of(held: NDArray[np.float64], first: Numbers, after: Numbers, seconds: N
     held.cumsum(out=sums[1:])
     total = float(seconds.sum())
     mean = (sums[after] - sums[first]) / (after - first) @ seconds / total if total else held.mean()
-    return HeldBlocks(mean=float(mean), most=int(held.max()))
+    return HeldBlocks(mean=float(mean), peak=int(held.max()))
 
 
-def together(held: Iterable[HeldBlocks], seconds: Iterable[float]) -> HeldBlocks:
+def combined_use(held: Iterable[HeldBlocks], seconds: Iterable[float]) -> HeldBlocks:
     """Return the combined use of several replicas or generations, weighted by their seconds."""
     means, most = zip(*held, strict=True)
     weights = np.fromiter(seconds, dtype=np.float64)
-    return HeldBlocks(mean=float(np.average(means, weights=weights if weights.any() else None)), most=max(most))
+    return HeldBlocks(mean=float(np.average(means, weights=weights if weights.any() else None)), peak=max(most))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshwright.planner.plan.calls import Remodel, call_in
+from meshwright.planner.plan.calls import CostModelBuilder, query_for_placement
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
@@ -26,10 +26,10 @@ def assumed_reward(step: int) -> float:
     return 1 - math.exp(-step / STEPS_TO_LEVEL) + _RIPPLE * math.sin(step)
 
 
-class Controlled:
+class SimulatedControllers:
     """The settings of one simulated run, and the plan under each setting."""
 
-    def __init__(self, plan: Plan, remodel: Remodel) -> None:
+    def __init__(self, plan: Plan, remodel: CostModelBuilder) -> None:
         self._plan, self._remodel = plan, remodel
         self._steps_ahead, self._first = plan.placement(GENERATE).steps_ahead, -max(plan.ahead.values())
         self._controllers = Controllers(plan)
@@ -56,9 +56,11 @@ class Controlled:
 
     def _next(self) -> Setting:
         turn = self._first + len(self._settings)
-        for step in self._controllers.needs(turn):
+        for step in self._controllers.missing_steps(turn):
             seconds = self.plan_in(self._settings[step - self._first]).period_seconds
-            self._controllers.observe(StepObservation(step=step, seconds=seconds, begun=((1, assumed_reward(step)),)))
+            self._controllers.observe(
+                StepObservation(step=step, seconds=seconds, scores_by_age=((1, assumed_reward(step)),))
+            )
         return self._controllers.setting(turn)
 
     def _with_chunks(self, placement: Placement, size: int) -> Placement:
@@ -67,8 +69,8 @@ class Controlled:
             return placement
         model, shorter = self._remodel(self._plan.facts), replace(placement.schedule, chunk_tokens=size)
         current_call, shorter_call = (
-            call_in(self._plan, placement),
-            replace(call_in(self._plan, placement), schedule=shorter),
+            query_for_placement(self._plan, placement),
+            replace(query_for_placement(self._plan, placement), schedule=shorter),
         )
         tail = model.tail_seconds(shorter_call) / model.tail_seconds(current_call) * placement.tail_seconds
         cost = placement.cost.scaled(model.seconds(shorter_call).total / model.seconds(current_call).total)

@@ -22,15 +22,15 @@ whole batch, a batch therefore lacks 3 to 10 % of the sampled tokens, and nothin
 """
 
 
-def held_back(step: int, before: int, most: int, num_rows: int) -> int:
+def num_deferred(step: int, before: int, limit: int, num_rows: int) -> int:
     """Return the sequences that a replica has in flight beyond its `num_rows` rows in the period that delivers `step`.
 
     `before` is their number in the previous period, `most` the current limit.
     """
     more = num_rows * (step + 1) // ROWS_PER_DEFERRAL - num_rows * step // ROWS_PER_DEFERRAL
-    return min(most, before + more)
+    return min(limit, before + more)
 
 
-def steps_to_grow(most: int, num_rows: int) -> int:
+def ramp_up_steps(limit: int, num_rows: int) -> int:
     """Return the steps until a replica that starts with nothing in flight has `most` sequences beyond its batch."""
-    return -(-most * ROWS_PER_DEFERRAL // num_rows)
+    return -(-limit * ROWS_PER_DEFERRAL // num_rows)

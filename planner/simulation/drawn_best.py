@@ -16,7 +16,7 @@ from meshwright.planner.simulation.generated import Generated, Lengths
 from meshwright.profiles.stages import GENERATE
 
 
-class DrawnBest:
+class BestOfGeneration:
     """Generation of a step that delivers only the kept samples; `of_all` simulates the generation of all samples."""
 
     def __init__(self, plan: Plan, of_all: Callable[[int], Generated], *, seed: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost_models.waves import WAVE_REWARDS
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.cache_use import together
+from meshwright.planner.simulation.cache_use import combined_use
 from meshwright.planner.simulation.generated import Generated, Lengths
 from meshwright.profiles.stages import GENERATE
 
@@ -31,7 +31,7 @@ class StepWaves(NamedTuple):
         return len(self.kept)
 
 
-def draw_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
+def sample_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     """Return the waves of a step, which depend only on the seed and the step."""
     workload = plan.facts.workload
     sampling, rng = workload.dynamic_sampling, np.random.default_rng([seed, step, 3])
@@ -39,7 +39,7 @@ def draw_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     shares, chances = zip(*sampling.shares, strict=True)
     share, size, missing = (
         float(rng.choice(shares, p=chances)),
-        sampling.wave(workload.num_prompts),
+        sampling.wave_size(workload.num_prompts),
         workload.num_prompts,
     )
     kept: list[Lengths] = []
@@ -51,7 +51,7 @@ def draw_waves(plan: Plan, *, seed: int, step: int) -> StepWaves:
     return StepWaves(tuple(kept))
 
 
-class DrawnInWaves:
+class WaveGeneration:
     """Generation of a step wave by wave; `of_wave` simulates one wave, numbered over all steps."""
 
     def __init__(self, plan: Plan, of_wave: Callable[[int], Generated], *, seed: int) -> None:
@@ -64,7 +64,7 @@ class DrawnInWaves:
 
     def of_step(self, step: int) -> Generated:
         """Return the generation of a step; every replica waits after each wave for the slowest one and the scores."""
-        waves = draw_waves(self._plan, seed=self._seed, step=step)
+        waves = sample_waves(self._plan, seed=self._seed, step=step)
         waves_generated = [self._of_wave(step * _MOST_WAVES + number) for number in range(waves.number)]
         seconds = sum(max(wave.seconds) + self._reward_seconds for wave in waves_generated)
         prompts, responses = (
@@ -77,7 +77,7 @@ class DrawnInWaves:
             seconds=(seconds,) * len(waves_generated[0].seconds),
             live=waves_generated[0].live,
             held=tuple(
-                together(
+                combined_use(
                     (wave.held[replica] for wave in waves_generated),
                     (wave.seconds[replica] for wave in waves_generated),
                 )
@@ -86,6 +86,6 @@ class DrawnInWaves:
             tokens_by_staleness={0: int(responses.sum())},
         )
 
-    def relative(self, step: int) -> float:
+    def waves_ratio(self, step: int) -> float:
         """Return the number of waves of a step over the expected number."""
-        return draw_waves(self._plan, seed=self._seed, step=step).number / self._expected_waves
+        return sample_waves(self._plan, seed=self._seed, step=step).number / self._expected_waves

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.planner.program.instruction_durations import Lags, StepWork
-from meshwright.planner.program.program import Program, Receive, RunStage, Send, takes_part
+from meshwright.planner.program.instruction_durations import StepWork, TransferDelays
+from meshwright.planner.program.program import Program, Receive, RunStage, Send, is_active
 from meshwright.profiles.stages import ENVIRONMENT
 
 Replica = Callable[[str, int], int]
@@ -37,7 +37,7 @@ class Record(NamedTuple):
     `end`.
     """
 
-    turn: int
+    period: int
     step: int
     number: int
     group: int
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     start: float
     end: float
     cause: str
-    starved: float = 0.0
+    stream_wait: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ class RankProgram:
     members: tuple[tuple[int, ...], ...]
 
 
-def score(program: Program, num_ranks: int, split: frozenset[str], replica: Replica) -> RankProgram:
+def group_ranks(program: Program, num_ranks: int, stages_by_replica: frozenset[str], replica: Replica) -> RankProgram:
     """Group the ranks of a program. The replicas of the stages in `split` have durations of their own."""
     instructions = program.instructions
     keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
     for index, instruction in enumerate(instructions):
         for rank in instruction.ranks:
-            keys[rank].append((index, replica(instruction.name, rank) if instruction.name in split else 0))
+            keys[rank].append((index, replica(instruction.name, rank) if instruction.name in stages_by_replica else 0))
     ranks_by_key: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for rank, key in keys.items():
         ranks_by_key.setdefault(tuple(key), []).append(rank)
@@ -84,7 +84,7 @@ def score(program: Program, num_ranks: int, split: frozenset[str], replica: Repl
     )
 
 
-def play(score: RankProgram, works: Sequence[StepWork], lags: Lags) -> Iterator[Record]:
+def simulate_events(score: RankProgram, works: Sequence[StepWork], lags: TransferDelays) -> Iterator[Record]:
     """Simulate one step for each work; yield the records of all groups in the order in which their ends are known."""
     simulator = _Simulator(score, works, lags)
     heap = simulator.heap
@@ -103,12 +103,12 @@ class _IncomingStream(NamedTuple):
     tail_seconds: float
 
 
-def _incoming_streams(program: Program, lags: Lags) -> dict[int, _IncomingStream]:
+def _incoming_streams(program: Program, lags: TransferDelays) -> dict[int, _IncomingStream]:
     """Return the streams by the instruction index of the stage that reads them."""
     numbers = {one.stage: number for number, one in enumerate(program.instructions) if isinstance(one, RunStage)}
     return {
         numbers[stream.consumer]: _IncomingStream(
-            numbers[stream.producer], lags.whole[stream.producer, stream.consumer], lags.tails[stream.consumer]
+            numbers[stream.producer], lags.transfers[stream.producer, stream.consumer], lags.tails[stream.consumer]
         )
         for stream in program.streams
     }
@@ -127,7 +127,7 @@ class _Barrier(NamedTuple):
 class _Simulator:
     """The state of the simulation."""
 
-    def __init__(self, score: RankProgram, works: Sequence[StepWork], lags: Lags) -> None:
+    def __init__(self, score: RankProgram, works: Sequence[StepWork], lags: TransferDelays) -> None:
         self._score, self._works = score, works
         instructions = score.program.instructions
         self._steps = range(len(works))
@@ -146,9 +146,9 @@ class _Simulator:
         self._receive_of = {
             pair: index for index, pair in self._pair_of.items() if isinstance(instructions[index], Receive)
         }
-        self._delays = {index: lags.whole[pair] for pair, index in self._receive_of.items()}
+        self._delays = {index: lags.transfers[pair] for pair, index in self._receive_of.items()}
         self._host_reward_seconds, self._host_receives = (
-            lags.of_hosts,
+            lags.host_reward_seconds,
             {i for (p, _), i in self._receive_of.items() if p == ENVIRONMENT},
         )
         self._incoming_streams = _incoming_streams(score.program, lags)
@@ -277,7 +277,7 @@ class _Simulator:
         if turn in self._whole_turns:
             return position
         stream, instructions = self._score.streams[group], self._score.program.instructions
-        while stream[position] < self._end and not takes_part(instructions[stream[position]], turn, self._steps):
+        while stream[position] < self._end and not is_active(instructions[stream[position]], turn, self._steps):
             position += 1
         return position
 

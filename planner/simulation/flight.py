@@ -26,22 +26,22 @@ class Queued(Protocol):
     def row(self) -> int: ...
 
 
-class Begun(Queued, Protocol):
+class Started(Queued, Protocol):
     """A sequence with at least one sampled token."""
 
     @property
-    def first_turn(self) -> int:
+    def first_period(self) -> int:
         """The period in which its first token was sampled."""
         ...
 
 
 W = TypeVar("W", bound=Queued)
 G = TypeVar("G", bound=SlotGroup[Any])
-E = TypeVar("E", bound=Begun)
+E = TypeVar("E", bound=Started)
 
 
 @dataclass(frozen=True)
-class Everything:
+class AllSequences:
     """The rule of synchronous generation: the period ends when all sequences have, and delivers all of them."""
 
     def __call__(self, flight: Flight[Any, Any, E]) -> Sequence[E] | None:
@@ -78,8 +78,8 @@ class FirstEnded:
             return None
         if len(flight.ended) < self.count and flight.num_unfinished.total():
             return None
-        due = [sequence for sequence in flight.ended if sequence.first_turn <= started_by]
-        not_due = [sequence for sequence in flight.ended if sequence.first_turn > started_by]
+        due = [sequence for sequence in flight.ended if sequence.first_period <= started_by]
+        not_due = [sequence for sequence in flight.ended if sequence.first_period > started_by]
         if len(due) > self.count:
             raise BadInput(
                 f"overcommit: {len(due)} sequences are due in one turn that delivers {self.count}; "
@@ -88,7 +88,7 @@ class FirstEnded:
         return (*due, *not_due)[: self.count]
 
 
-Delivery: TypeAlias = Everything | WholeStep | FirstEnded
+DeliveryRule: TypeAlias = AllSequences | WholeStep | FirstEnded
 """The rule that returns the ended sequences to deliver, or None while the period continues."""
 
 
@@ -112,7 +112,7 @@ class Flight(Generic[W, G, E]):
         self.num_live: Counter[int] = Counter()
         """Number of started sequences that have not ended, by the period in which they started."""
 
-    def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Begun] = ()) -> None:
+    def resume(self, turn: int, waiting: Iterable[W], ended: Iterable[E], paused: Iterable[Started] = ()) -> None:
         """Continue after period `turn` with the groups' live sequences and the given ones; paused ones have started."""
         self.turn, self.ended = turn, list(ended)
         self.waiting.extend(waiting)
@@ -120,20 +120,20 @@ class Flight(Generic[W, G, E]):
         self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
         self.num_live = Counter(sequence.first_turn for sequence in live)
 
-    def carry(self, begun: Begun) -> None:
+    def add_started(self, begun: Started) -> None:
         """Count a sequence that was started elsewhere and is held by the caller while it is paused."""
         self.num_unfinished[begun.step] += 1
-        self.num_live[begun.first_turn] += 1
+        self.num_live[begun.first_period] += 1
 
-    def play(
+    def run_period(
         self,
         admitted: Collection[W],
-        delivery: Delivery,
+        delivery: DeliveryRule,
         *,
-        learn: Callable[[G], Sequence[E]],
-        advance: Callable[[G], int],
-        skip: Callable[[int | None], int] = lambda _most: 0,
-        least_rounds: int = 0,
+        process_sampled: Callable[[G], Sequence[E]],
+        step: Callable[[G], int],
+        multi_step: Callable[[int | None], int] = lambda _most: 0,
+        min_rounds: int = 0,
     ) -> tuple[E, ...]:
         """Run a period: decode until `delivery` is satisfied, and at least `least_rounds` rounds if tokens remain.
 
@@ -150,23 +150,23 @@ class Flight(Generic[W, G, E]):
         self.waiting.extend(admitted)
         self.num_unfinished.update(sequence.step for sequence in admitted)
         rotation = itertools.cycle(self.groups)
-        delivered = self._try_deliver(delivery, least_rounds)
+        delivered = self._try_deliver(delivery, min_rounds)
         while delivered is None:
             group = next(rotation)
-            if self._process_sampled(group, learn) or self.num_rounds == least_rounds:
-                delivered = self._try_deliver(delivery, least_rounds)
+            if self._process_sampled(group, process_sampled) or self.num_rounds == min_rounds:
+                delivered = self._try_deliver(delivery, min_rounds)
             if delivered is None:
-                self.num_live[self.turn] += advance(group)
+                self.num_live[self.turn] += step(group)
                 if group is self.groups[-1]:
                     self.num_rounds += 1
-                    rounds_left = least_rounds - self.num_rounds
-                    self.num_rounds += skip(rounds_left if rounds_left >= 0 else None)
-        self._process_all_sampled(rotation, learn)
+                    rounds_left = min_rounds - self.num_rounds
+                    self.num_rounds += multi_step(rounds_left if rounds_left >= 0 else None)
+        self._process_all_sampled(rotation, process_sampled)
         delivered_ids = set(map(id, delivered))
         self.ended = [sequence for sequence in self.ended if id(sequence) not in delivered_ids]
         return tuple(sorted(delivered, key=lambda sequence: (sequence.step, sequence.row)))
 
-    def _try_deliver(self, delivery: Delivery, least_rounds: int) -> Sequence[E] | None:
+    def _try_deliver(self, delivery: DeliveryRule, least_rounds: int) -> Sequence[E] | None:
         if self.num_rounds < least_rounds and self.num_unfinished.total():
             return None
         return delivery(self)
@@ -177,7 +177,7 @@ class Flight(Generic[W, G, E]):
         self.ended += ended
         for sequence in ended:
             self.num_unfinished[sequence.step] -= 1
-            self.num_live[sequence.first_turn] -= 1
+            self.num_live[sequence.first_period] -= 1
         return bool(ended)
 
     def _process_all_sampled(self, rotation: Iterator[G], learn: Callable[[G], Sequence[E]]) -> None:

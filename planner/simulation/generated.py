@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from meshwright.cost_models.generation_cost import RECOMPUTATION
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.program.program import version_of_generation
-from meshwright.planner.simulation.cache_use import held_blocks, use_of
-from meshwright.planner.simulation.deferral import held_back
-from meshwright.planner.simulation.flight import Delivery, FirstEnded, WholeStep
-from meshwright.planner.simulation.pace import Pace
+from meshwright.planner.program.program import generation_version
+from meshwright.planner.simulation.cache_use import held_blocks, weighted_use
+from meshwright.planner.simulation.deferral import num_deferred
+from meshwright.planner.simulation.flight import DeliveryRule, FirstEnded, WholeStep
+from meshwright.planner.simulation.pace import Pacer
 from meshwright.planner.simulation.round_times import RoundTimes
-from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
-from meshwright.profiles.packing import rows_per_prompt, share_in_order
+from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
+from meshwright.profiles.packing import replica_rows, rows_per_prompt
 from meshwright.profiles.stages import GENERATE
 
 Lengths: TypeAlias = NDArray[np.int64]
@@ -56,7 +56,7 @@ class Generated:
     tokens_by_staleness: Mapping[int, int]
 
 
-class Alone:
+class SynchronousGeneration:
     """Generation in which each step's sequences start and end in one period."""
 
     def __init__(self, plan: Plan, lengths: LengthsOfStep, times: RoundTimes, level: float) -> None:
@@ -68,7 +68,7 @@ class Alone:
         placement, same_prompt = self._plan.placement(GENERATE), _rows_per_prompt(self._plan)
         pp, slots = placement.layout.pp, placement.schedule.generation_slots
         results = [
-            play_alone(prompts[rows], responses[rows], slots, pp, self._times, same_prompt=same_prompt)
+            simulate_batch(prompts[rows], responses[rows], slots, pp, self._times, same_prompt=same_prompt)
             for rows in self._rows_of_replica
         ]
         return Generated(
@@ -77,11 +77,11 @@ class Alone:
             seconds=tuple(self._level * result.seconds for result in results),
             live=tuple(result.live for result in results),
             held=tuple(result.held for result in results),
-            tokens_by_staleness={staleness_of_turn(self._plan, step, step): int(responses.sum())},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): int(responses.sum())},
         )
 
 
-class CarriedOver:
+class InFlightGeneration:
     """Generation in which sequences stay in flight from period to period.
 
     Periods are simulated in order from step 0, once each.
@@ -103,7 +103,7 @@ class CarriedOver:
             SimulatedFlight(schedule.generation_slots, layout.pp, times, same_prompt=self._rows_per_prompt)
             for _ in range(layout.dp)
         ]
-        self._pacers = [Pace(plan) for _ in range(layout.dp)]
+        self._pacers = [Pacer(plan) for _ in range(layout.dp)]
         self._recompute_seconds = placement.cost.amount(RECOMPUTATION)
         """Planned seconds of recomputing the cache in a period; the first one starts with nothing in flight."""
         self._generated: list[Generated] = []
@@ -125,14 +125,14 @@ class CarriedOver:
             tokens_by_staleness=self._tokens_by_staleness(step, delivered),
         )
 
-    def _play_replica(self, replica: int, step: int) -> Turn:
+    def _play_replica(self, replica: int, step: int) -> PeriodResult:
         num_rows, pace = self._per_step[replica], self._pacers[replica]
-        delivery: Delivery = FirstEnded(num_rows, self._max_deferral) if self._overcommits else WholeStep(step)
+        delivery: DeliveryRule = FirstEnded(num_rows, self._max_deferral) if self._overcommits else WholeStep(step)
         admitted = [
             self._sequence(replica, *divmod(position, num_rows)) for position in self._next_prompts(replica, step)
         ]
-        turn = self._flights[replica].play(admitted, delivery, pace.least_rounds)
-        pace.delivered([sequence.response_tokens for sequence in turn.delivered])
+        turn = self._flights[replica].run_period(admitted, delivery, pace.min_rounds)
+        pace.record_delivered([sequence.response_tokens for sequence in turn.delivered])
         return turn
 
     def _next_prompts(self, replica: int, step: int) -> range:
@@ -141,14 +141,14 @@ class CarriedOver:
         ahead = self._batches_ahead * num_rows
         if self._overcommits:
             max_overcommit = self._overcommit_of(step) // len(self._per_step)
-            ahead = held_back(step, first - step * num_rows, max_overcommit, num_rows)
+            ahead = num_deferred(step, first - step * num_rows, max_overcommit, num_rows)
         self._num_admitted[replica] = max(first, (step + 1) * num_rows + ahead)
         return range(first, self._num_admitted[replica])
 
-    def _sequence(self, replica: int, step: int, index: int) -> Drawn:
+    def _sequence(self, replica: int, step: int, index: int) -> SimulatedSequence:
         prompts, responses = self._lengths(step)
         row = self._rows_of_replica[replica][index]
-        return Drawn(
+        return SimulatedSequence(
             step=step,
             row=row,
             prompt_tokens=int(prompts[row]),
@@ -156,11 +156,11 @@ class CarriedOver:
             is_prefilled=index % self._rows_per_prompt == 0,
         )
 
-    def _tokens_by_staleness(self, step: int, delivered: Iterable[Drawn]) -> Mapping[int, int]:
+    def _tokens_by_staleness(self, step: int, delivered: Iterable[SimulatedSequence]) -> Mapping[int, int]:
         tokens: Counter[int] = Counter()
         for sequence in delivered:
             tokens.update(
-                {staleness_of_turn(self._plan, step, turn): n for turn, n in sequence.tokens_by_turn().items()}
+                {staleness_of_period(self._plan, step, turn): n for turn, n in sequence.tokens_by_period().items()}
             )
         return dict(sorted(tokens.items()))
 
@@ -168,7 +168,7 @@ class CarriedOver:
 def _share(plan: Plan, replica: int) -> tuple[int, ...]:
     """Return the rows of a step that a replica generates."""
     workload = plan.facts.workload
-    return share_in_order(workload.batch_size, workload.group_size, replica, plan.placement(GENERATE).layout.dp)
+    return replica_rows(workload.batch_size, workload.group_size, replica, plan.placement(GENERATE).layout.dp)
 
 
 def _rows_per_prompt(plan: Plan) -> int:
@@ -177,12 +177,12 @@ def _rows_per_prompt(plan: Plan) -> int:
     return rows_per_prompt(workload.batch_size, workload.group_size, plan.placement(GENERATE).layout.dp)
 
 
-def staleness_of_turn(plan: Plan, step: int, drawn_for: int) -> int:
+def staleness_of_period(plan: Plan, step: int, sampled_for: int) -> int:
     """Return the staleness of tokens that are sampled in the period of step `drawn_for` and used in that of `step`."""
-    return step - version_of_generation(plan, drawn_for - plan.placement(GENERATE).steps_ahead, 0)
+    return step - generation_version(plan, sampled_for - plan.placement(GENERATE).steps_ahead, 0)
 
 
-class PlayedAlone(NamedTuple):
+class BatchResult(NamedTuple):
     """One replica's generation: seconds, mean number of sequences in flight over its rounds, and KV blocks held."""
 
     seconds: float
@@ -190,7 +190,7 @@ class PlayedAlone(NamedTuple):
     held: HeldBlocks
 
 
-def play_alone(
+def simulate_batch(
     prompts: Lengths,
     responses: Lengths,
     num_slots: int,
@@ -198,7 +198,7 @@ def play_alone(
     times: RoundTimes,
     *,
     same_prompt: int = 1,
-) -> PlayedAlone:
+) -> BatchResult:
     """Simulate one replica's generation, in short runs of rounds in which no sequence starts or ends.
 
     A sequence takes the slot that is free first, prefills in its first round and decodes in the others; the first of
@@ -221,10 +221,10 @@ def play_alone(
     begins, prefill = _prefill_seconds(prompts[one], starts[one], num_groups, num_stages, times)
     held = held_blocks(prompts, starts, ends, _read_until(ends, same_prompt), num_rounds)
     runs = np.concatenate([first, begins]), np.concatenate([after, begins + 1])
-    return PlayedAlone(
+    return BatchResult(
         seconds=float(decode.sum()) + float(prefill.sum()),
         live=float(responses.sum() / num_rounds),
-        held=use_of(held, *runs, np.concatenate([decode, prefill])),
+        held=weighted_use(held, *runs, np.concatenate([decode, prefill])),
     )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
-from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.cost_models.turn_cost import Overlap, SteadyState
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import rows_per_replica
 from meshwright.profiles.stages import GENERATE
@@ -32,19 +32,19 @@ _MOST = 1.5
 """Limit in multiples of the planned rounds: more hardly make periods steadier, and sample tokens too early."""
 
 
-class Pace:
+class Pacer:
     """The minimum rounds of one replica; they decrease if responses are shorter than planned, and never increase."""
 
     def __init__(self, plan: Plan) -> None:
         self._planned_rounds = planned_rounds(plan)
-        self._planned_tokens = self.mean_tokens = plan.facts.workload.drawn_lengths.mean
+        self._planned_tokens = self.mean_tokens = plan.facts.workload.sampled_lengths.mean
 
     @property
-    def least_rounds(self) -> int:
+    def min_rounds(self) -> int:
         """Minimum rounds of the next period."""
         return int(self._planned_rounds * min(1.0, self.mean_tokens / self._planned_tokens))
 
-    def delivered(self, response_tokens: Collection[int]) -> None:
+    def record_delivered(self, response_tokens: Collection[int]) -> None:
         """Record the lengths of the responses that a period has delivered."""
         if response_tokens:
             self.mean_tokens += (statistics.fmean(response_tokens) - self.mean_tokens) / _MEMORY_TURNS
@@ -54,11 +54,11 @@ def planned_rounds(plan: Plan) -> float:
     """Return the minimum rounds of a period by the plan; with several replicas, those of its steady state."""
     placement = plan.placement(GENERATE)
     schedule, dp = placement.schedule, placement.layout.dp
-    if not schedule.runs_on or (dp == 1 and placement.steps_ahead == 0):
+    if not schedule.keeps_in_flight or (dp == 1 and placement.steps_ahead == 0):
         return 0.0
     num_rows = rows_per_replica(plan.facts, plan.stage(GENERATE), placement.layout)
     overlap = Overlap.of(schedule, dp, num_rows, plan.facts.staleness - placement.steps_ahead)
-    rounds = Turns(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
+    rounds = SteadyState(plan.facts.workload).rounds(num_rows, schedule.generation_slots, overlap).num_rounds
     return rounds if dp > 1 else rounds * min(_MOST, _OF_WAIT * _spare_seconds(plan) / placement.cost.total)
 
 

@@ -11,29 +11,29 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.generated import Generated, Lengths, staleness_of_turn
+from meshwright.planner.simulation.generated import Generated, Lengths, staleness_of_period
 from meshwright.planner.simulation.round_times import RoundTimes
-from meshwright.profiles.packing import rows_per_prompt, share_in_order
+from meshwright.profiles.packing import replica_rows, rows_per_prompt
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
 
 
-class DrawnTurns(NamedTuple):
+class SampledRollout(NamedTuple):
     """One sampled rollout: prompt tokens, sampled tokens of each turn, and tool tokens and seconds between turns."""
 
     prompt: int
-    drawn: tuple[int, ...]
-    told: tuple[int, ...]
-    waits: tuple[float, ...]
+    sampled_tokens: tuple[int, ...]
+    tool_tokens: tuple[int, ...]
+    tool_seconds: tuple[float, ...]
 
     @property
     def num_tokens(self) -> int:
         """Tokens after the prompt."""
-        return sum(self.drawn) + sum(self.told)
+        return sum(self.sampled_tokens) + sum(self.tool_tokens)
 
 
-def draw_turns(workload: Workload, prompts: Lengths, draw: np.random.Generator) -> tuple[DrawnTurns, ...]:
+def sample_rollouts(workload: Workload, prompts: Lengths, rng: np.random.Generator) -> tuple[SampledRollout, ...]:
     """Return a random rollout for each prompt; it ends with the turn in which it reaches the length limit."""
     turns = workload.turns
     assert turns is not None
@@ -42,32 +42,36 @@ def draw_turns(workload: Workload, prompts: Lengths, draw: np.random.Generator) 
     latencies = turns.latency_seconds.resolve()
     rollouts = []
     for prompt in prompts.tolist():
-        count = int(draw.choice(number[0], p=number[1]))
-        sampled = draw.choice(turn_tokens[0], count, p=turn_tokens[1]).tolist()
-        tool_tokens = draw.choice(result_tokens[0], count - 1, p=result_tokens[1]).tolist()
-        waits = draw.choice(latencies.seconds, count - 1, p=latencies.probabilities).tolist()
+        count = int(rng.choice(number[0], p=number[1]))
+        sampled = rng.choice(turn_tokens[0], count, p=turn_tokens[1]).tolist()
+        tool_tokens = rng.choice(result_tokens[0], count - 1, p=result_tokens[1]).tolist()
+        waits = rng.choice(latencies.seconds, count - 1, p=latencies.probabilities).tolist()
         rollouts.append(
-            _truncate(DrawnTurns(prompt, tuple(sampled), tuple(tool_tokens), tuple(waits)), turns.max_tokens)
+            _truncate(SampledRollout(prompt, tuple(sampled), tuple(tool_tokens), tuple(waits)), turns.max_tokens)
         )
     return tuple(rollouts)
 
 
-def _truncate(rollout: DrawnTurns, max_tokens: int) -> DrawnTurns:
+def _truncate(rollout: SampledRollout, max_tokens: int) -> SampledRollout:
     sampled: list[int] = []
     remaining = max_tokens
-    for number, (tokens, tool_tokens) in enumerate(zip(rollout.drawn, (*rollout.told, 0), strict=True)):
+    for number, (tokens, tool_tokens) in enumerate(zip(rollout.sampled_tokens, (*rollout.tool_tokens, 0), strict=True)):
         sampled.append(min(tokens, remaining))
         remaining -= sampled[-1] + tool_tokens
         if remaining < 1:
-            return rollout._replace(drawn=tuple(sampled), told=rollout.told[:number], waits=rollout.waits[:number])
+            return rollout._replace(
+                sampled_tokens=tuple(sampled),
+                tool_tokens=rollout.tool_tokens[:number],
+                tool_seconds=rollout.tool_seconds[:number],
+            )
     return rollout
 
 
-class RollingOut:
+class RolloutGeneration:
     """Generation of multi-turn rollouts, in which each step's rollouts start and end in one period."""
 
     def __init__(
-        self, plan: Plan, turns_of_step: Callable[[int], Sequence[DrawnTurns]], times: RoundTimes, level: float
+        self, plan: Plan, turns_of_step: Callable[[int], Sequence[SampledRollout]], times: RoundTimes, level: float
     ) -> None:
         self._plan, self._turns, self._times, self._level = plan, turns_of_step, times, level
 
@@ -77,17 +81,17 @@ class RollingOut:
         same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, layout.dp)
         results = []
         for replica in range(layout.dp):
-            rows = share_in_order(workload.batch_size, workload.group_size, replica, layout.dp)
+            rows = replica_rows(workload.batch_size, workload.group_size, replica, layout.dp)
             one = _Replica(self._times, schedule.generation_slots, layout.pp, schedule.while_waiting)
             results.append(one.play([rollouts[row] for row in rows], same_prompt))
-        num_sampled = sum(sum(one.drawn) for one in rollouts)
+        num_sampled = sum(sum(one.sampled_tokens) for one in rollouts)
         return Generated(
             prompts=np.array([one.prompt for one in rollouts]),
             responses=np.array([one.num_tokens for one in rollouts]),
             seconds=tuple(self._level * seconds for seconds, _ in results),
             live=tuple(live for _, live in results),
             held=(),
-            tokens_by_staleness={staleness_of_turn(self._plan, step, step): num_sampled},
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): num_sampled},
         )
 
 
@@ -96,13 +100,13 @@ class _Rollout:
     """A rollout in one of its turns, with the tokens left to sample in the turn and the tokens before them."""
 
     row: int
-    sampled: DrawnTurns
+    sampled: SampledRollout
     turn: int = 0
     left: int = 0
     before: int = 0
 
     def begin_turn(self) -> None:
-        self.left = self.sampled.drawn[self.turn]
+        self.left = self.sampled.sampled_tokens[self.turn]
 
 
 class _Replica:
@@ -119,7 +123,7 @@ class _Replica:
         self._paused: list[tuple[int, _Rollout]] = []
         """Rollouts that wait for a slot: a heap by row."""
 
-    def play(self, rollouts: Sequence[DrawnTurns], rows_per_prompt: int) -> tuple[float, float]:
+    def play(self, rollouts: Sequence[SampledRollout], rows_per_prompt: int) -> tuple[float, float]:
         """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round."""
         queue = deque(_Rollout(row=row, sampled=rollout, before=rollout.prompt) for row, rollout in enumerate(rollouts))
         while queue or self._live or self._waiting or self._paused:
@@ -148,7 +152,7 @@ class _Replica:
         to_prefill = []
         while self._waiting and self._waiting[0][0] <= self._now:
             _, row, rollout = heapq.heappop(self._waiting)
-            tool_tokens = rollout.sampled.told[rollout.turn]
+            tool_tokens = rollout.sampled.tool_tokens[rollout.turn]
             rollout.turn, rollout.before = rollout.turn + 1, rollout.before + tool_tokens
             if self._keeps:
                 rollout.begin_turn()
@@ -183,6 +187,8 @@ class _Replica:
             rollout.left, rollout.before = rollout.left - rounds, rollout.before + rounds
             if rollout.left:
                 still_live.append(rollout)
-            elif rollout.turn < len(rollout.sampled.told):
-                heapq.heappush(self._waiting, (self._now + rollout.sampled.waits[rollout.turn], rollout.row, rollout))
+            elif rollout.turn < len(rollout.sampled.tool_tokens):
+                heapq.heappush(
+                    self._waiting, (self._now + rollout.sampled.tool_seconds[rollout.turn], rollout.row, rollout)
+                )
         self._live = still_live

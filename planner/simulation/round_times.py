@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.question import Call
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
@@ -59,7 +59,7 @@ class RoundTimes:
     round_: Grid
 
 
-def round_times(facts: Facts, call: Call, remodel: Remodel) -> RoundTimes:
+def round_times(facts: Facts, call: Call, remodel: CostModelBuilder) -> RoundTimes:
     """Return the seconds by the cost model of `facts`, on a grid of lengths and rows, up to twice the call's slots."""
     slots = call.schedule.generation_slots
     rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})

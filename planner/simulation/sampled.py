@@ -12,21 +12,21 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost_models.waves import sees_waves
-from meshwright.planner.environment.reward_tail import drawn_tail_seconds, response_ends
-from meshwright.planner.plan.calls import Remodel, call_in
-from meshwright.planner.plan.host_workers import served
+from meshwright.cost_models.waves import processes_all_samples
+from meshwright.planner.environment.reward_tail import response_ends, sampled_tail_seconds
+from meshwright.planner.plan.calls import CostModelBuilder, query_for_placement
+from meshwright.planner.plan.host_workers import served_rewards
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.program.controllers import Controllers
 from meshwright.planner.program.instruction_durations import StepWork, refit_seconds
-from meshwright.planner.simulation.controlled import Controlled
-from meshwright.planner.simulation.drawn_best import DrawnBest
-from meshwright.planner.simulation.drawn_waves import DrawnInWaves
-from meshwright.planner.simulation.generated import Alone, CarriedOver, Generated, Lengths
-from meshwright.planner.simulation.rollouts import DrawnTurns, RollingOut, draw_turns
+from meshwright.planner.simulation.controlled import SimulatedControllers
+from meshwright.planner.simulation.drawn_best import BestOfGeneration
+from meshwright.planner.simulation.drawn_waves import WaveGeneration
+from meshwright.planner.simulation.generated import Generated, InFlightGeneration, Lengths, SynchronousGeneration
+from meshwright.planner.simulation.rollouts import RolloutGeneration, SampledRollout, sample_rollouts
 from meshwright.planner.simulation.round_times import round_times
 from meshwright.profiles.lengths import Histogram
-from meshwright.profiles.packing import ReplicaDeal, work_of_rows
+from meshwright.profiles.packing import ReplicaAssignment, row_work
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
 
@@ -43,27 +43,33 @@ class Sampled:
 
     name = "sampled"
 
-    def __init__(self, plan: Plan, remodel: Remodel, *, seed: int) -> None:
+    def __init__(self, plan: Plan, remodel: CostModelBuilder, *, seed: int) -> None:
         self._plan, self._seed, self._workload = plan, seed, plan.facts.workload
         placement = plan.placement(GENERATE)
-        call = call_in(plan, placement)
+        call = query_for_placement(plan, placement)
         level = placement.cost.total / remodel(plan.facts).seconds(call).total
-        self._controlled = Controlled(plan, remodel) if Controllers(plan).decides else None
+        self._controlled = SimulatedControllers(plan, remodel) if Controllers(plan).is_active else None
         sampled_workload = self._workload.wave
         sampled_plan = plan.model_copy(update={"facts": plan.facts.model_copy(update={"workload": sampled_workload})})
         lengths, times = _SampledLengths(sampled_workload, seed), round_times(sampled_plan.facts, call, remodel)
-        self._generation: Alone | CarriedOver | RollingOut | DrawnInWaves | DrawnBest
+        self._generation: (
+            SynchronousGeneration | InFlightGeneration | RolloutGeneration | WaveGeneration | BestOfGeneration
+        )
         if self._workload.dynamic_sampling:
-            self._generation = DrawnInWaves(plan, Alone(sampled_plan, lengths, times, level).of_step, seed=seed)
+            self._generation = WaveGeneration(
+                plan, SynchronousGeneration(sampled_plan, lengths, times, level).of_step, seed=seed
+            )
         elif self._workload.best_of:
-            self._generation = DrawnBest(plan, Alone(sampled_plan, lengths, times, level).of_step, seed=seed)
+            self._generation = BestOfGeneration(
+                plan, SynchronousGeneration(sampled_plan, lengths, times, level).of_step, seed=seed
+            )
         elif self._workload.turns:
-            turns = functools.partial(turns_of_step, self._workload, seed)
-            self._generation = RollingOut(plan, turns, times, level)
-        elif placement.schedule.runs_on:
-            self._generation = CarriedOver(plan, lengths, times, level, self._overcommit)
+            turns = functools.partial(rollouts_of_step, self._workload, seed)
+            self._generation = RolloutGeneration(plan, turns, times, level)
+        elif placement.schedule.keeps_in_flight:
+            self._generation = InFlightGeneration(plan, lengths, times, level, self._overcommit)
         else:
-            self._generation = Alone(plan, lengths, times, level)
+            self._generation = SynchronousGeneration(plan, lengths, times, level)
 
     def of_step(self, step: int, /) -> StepWork:
         generated = self._generation.of_step(step)
@@ -78,9 +84,9 @@ class Sampled:
                 seconds[stage.name] = self._streaming_seconds(placement, lengths)
             elif not stage.generates:
                 seconds[stage.name] = self._forward_seconds(placement, lengths)
-                if isinstance(self._generation, DrawnInWaves) and sees_waves(stage):
-                    seconds[stage.name] = (placement.cost.total * self._generation.relative(step),)
-                elif isinstance(self._generation, DrawnBest) and sees_waves(stage):
+                if isinstance(self._generation, WaveGeneration) and processes_all_samples(stage):
+                    seconds[stage.name] = (placement.cost.total * self._generation.waves_ratio(step),)
+                elif isinstance(self._generation, BestOfGeneration) and processes_all_samples(stage):
                     seconds[stage.name] = self._forward_seconds(placement, self._generation.scored(step))
         return StepWork(
             seconds=seconds,
@@ -96,12 +102,12 @@ class Sampled:
     def _reward_seconds(self, generated: Generated, step: int) -> float:
         """Return the seconds from the end of generation until all rewards are known, with sampled latencies."""
         generation, rng = self._plan.placement(GENERATE), np.random.default_rng([self._seed, step, 2])
-        rewards, dp = served(self._plan, [one.workers for one in self._plan.workers]), generation.layout.dp
+        rewards, dp = served_rewards(self._plan, [one.workers for one in self._plan.workers]), generation.layout.dp
         slots, replica_ends = generation.schedule.generation_slots, []
         for replica in range(dp):
             seconds = generated.seconds[replica % len(generated.seconds)]
             ends = response_ends(generated.responses[replica::dp].tolist(), slots, seconds)
-            replica_ends.append(seconds + drawn_tail_seconds(ends, rewards, rng))
+            replica_ends.append(seconds + sampled_tail_seconds(ends, rewards, rng))
         return max(replica_ends) - max(generated.seconds)
 
     def _overcommit(self, step: int) -> int:
@@ -119,7 +125,7 @@ class Sampled:
         return tuple(placement.cost.total * float(lengths[replica::dp].sum()) / typical for replica in range(dp))
 
     def _forward_seconds(self, placement: Placement, lengths: Lengths) -> tuple[float, ...]:
-        work = work_of_replicas(lengths, self._plan.deal_of(placement.stage))
+        work = work_of_replicas(lengths, self._plan.row_split_of(placement.stage))
         typical = self._typical_work(len(lengths), placement)
         return tuple(float(seconds) for seconds in placement.cost.total * work / typical)
 
@@ -130,7 +136,7 @@ class Sampled:
         rows = len(lengths) // num_minibatches
         orders = [rng.permutation(lengths) for _ in range(num_epochs)]
         updates = [order[i * rows : (i + 1) * rows] for order in orders for i in range(num_minibatches)]
-        typical, deal = self._typical_work(rows, placement), self._plan.deal_of(placement.stage)
+        typical, deal = self._typical_work(rows, placement), self._plan.row_split_of(placement.stage)
         max_work = float(typical.max())
         slowest = sum(float((work_of_replicas(update, deal) * (max_work / typical)).max()) for update in updates)
         return placement.cost.total * slowest / (len(updates) * max_work)
@@ -140,10 +146,10 @@ class Sampled:
 
         Where rows are assigned by speed, all replicas take equally long for theirs.
         """
-        deal, lengths = self._plan.deal_of(placement.stage), self._workload.sequence_lengths
+        deal, lengths = self._plan.row_split_of(placement.stage), self._workload.sequence_lengths
         kinds = zip(deal.rows or (rows,), deal.replicas, strict=True)
         work = [
-            float(sum(work_of_rows(deal.model, lengths.strata(-(-rows_of_kind // number)).tolist())))
+            float(sum(row_work(deal.model, lengths.stratified_sample(-(-rows_of_kind // number)).tolist())))
             for rows_of_kind, number in kinds
         ]
         return np.repeat(work, deal.replicas)
@@ -158,42 +164,42 @@ class _SampledLengths:
 
     def __call__(self, step: int) -> tuple[Lengths, Lengths]:
         if step not in self._known:
-            self._known[step] = draw_lengths(self._workload, seed=self._seed, step=step)
+            self._known[step] = sample_lengths(self._workload, seed=self._seed, step=step)
         return self._known[step]
 
 
-def draw_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
+def sample_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths, Lengths]:
     """Return the prompt and response lengths of one step's batch, ascending by prompt; rows of a group are adjacent.
 
     In multi-turn rollouts a response is everything after the prompt.
     """
     if workload.turns:
-        rollouts = turns_of_step(workload, seed, step)
+        rollouts = rollouts_of_step(workload, seed, step)
         return np.array([one.prompt for one in rollouts]), np.array([one.num_tokens for one in rollouts])
     rng = np.random.default_rng([seed, step])
     prompts = _prompts(workload, rng)
     return prompts, _sample(rng, workload.response_lengths, workload.batch_size)
 
 
-def turns_of_step(workload: Workload, seed: int, step: int) -> tuple[DrawnTurns, ...]:
+def rollouts_of_step(workload: Workload, seed: int, step: int) -> tuple[SampledRollout, ...]:
     """Return the rollouts of one step's batch, in the order of `draw_lengths`."""
     rng = np.random.default_rng([seed, step])
-    return draw_turns(workload, _prompts(workload, rng), rng)
+    return sample_rollouts(workload, _prompts(workload, rng), rng)
 
 
 def _prompts(workload: Workload, rng: np.random.Generator) -> Lengths:
     return np.sort(_sample(rng, workload.prompt_lengths, workload.num_prompts)).repeat(workload.group_size)
 
 
-def work_of_replicas(lengths: Lengths, deal: ReplicaDeal) -> NDArray[np.float64]:
+def work_of_replicas(lengths: Lengths, deal: ReplicaAssignment) -> NDArray[np.float64]:
     """Return the work of each replica, with rows assigned as in the runtime.
 
     More rows than `_MAX_ASSIGNED_ROWS` count as split as evenly as the longest of them allows.
     """
-    work = np.array(work_of_rows(deal.model, lengths.tolist()), dtype=np.float64)
+    work = np.array(row_work(deal.model, lengths.tolist()), dtype=np.float64)
     num_replicas = sum(deal.replicas)
     if len(lengths) <= _MAX_ASSIGNED_ROWS or len(lengths) % num_replicas or len(deal.replicas) > 1:
-        return np.array([work[list(rows)].sum() for rows in deal.of(lengths.tolist())])
+        return np.array([work[list(rows)].sum() for rows in deal.assign(lengths.tolist())])
     total = float(work.sum())
     max_work, others = max(total / num_replicas, float(work.max())), num_replicas - 1
     return np.array([max_work, *((total - max_work) / others for _ in range(others))])

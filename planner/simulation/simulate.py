@@ -12,16 +12,16 @@ from itertools import pairwise
 from meshwright.planner.plan.evaluate import resident_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.controllers import Setting, facts_of
-from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, lags_of
+from meshwright.planner.program.controllers import Setting, setting_facts
+from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, transfer_delays
 from meshwright.planner.program.program import Program, Receive, RunStage, lower
-from meshwright.planner.simulation.cache_use import together
-from meshwright.planner.simulation.deferral import steps_to_grow
-from meshwright.planner.simulation.events import RankProgram, Record, Replica, play, score
+from meshwright.planner.simulation.cache_use import combined_use
+from meshwright.planner.simulation.deferral import ramp_up_steps
+from meshwright.planner.simulation.events import RankProgram, Record, Replica, group_ranks, simulate_events
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.packing import rows_of_replicas
+from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE
-from meshwright.profiles.trace import LIVE, MEMORY, RESIDENT, Span
+from meshwright.profiles.trace import MEMORY, NUM_LIVE, RESIDENT, Span
 
 CLOCK = "simulated"
 
@@ -55,7 +55,7 @@ class TimeShare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class TimeUse:
     """The mean time use of some ranks over the reported steps: what they were busy with and what they waited for."""
 
     name: str
@@ -66,7 +66,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Stale:
+class StalenessShare:
     """The share of response tokens, 0 to 1, that are used `staleness` actor updates after they were sampled."""
 
     staleness: int
@@ -101,11 +101,11 @@ class Simulation:
     plan_seconds: float
     steps: StepTimes
     tokens_per_second: float  # response tokens
-    cluster: Use
-    pools: tuple[Use, ...]
-    ranks: tuple[Use, ...]
+    cluster: TimeUse
+    pools: tuple[TimeUse, ...]
+    ranks: tuple[TimeUse, ...]
     num_events: int
-    staleness: tuple[Stale, ...] = ()
+    staleness: tuple[StalenessShare, ...] = ()
     caches: tuple[CacheUse, ...] = ()
     settings: tuple[Setting, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -133,12 +133,12 @@ def simulate(
     first_reported = first_step(plan) if warm_up is None else warm_up
     reported = range(first_reported, first_reported + steps)
     works = [durations.of_step(step) for step in range(reported.stop + program.most_ahead)]
-    rank_program = score(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
+    rank_program = group_ranks(program, plan.facts.cluster.num_ranks, _split(works), _replica_of(plan))
     account = _Account(rank_program, reported)
     spans: list[Span] = []
-    for record in play(rank_program, works, lags_of(plan)):
+    for record in simulate_events(rank_program, works, transfer_delays(plan)):
         account.add(record)
-        if traced and record.turn in reported:
+        if traced and record.period in reported:
             spans += _spans(plan, rank_program, record, works[record.step])
     ends = [account.end_of(turn) for turn in range(reported.start - 1, reported.stop)]
     seconds = [b - a for a, b in pairwise(ends)]
@@ -171,8 +171,8 @@ def _require_few_spans(program: Program, steps: int) -> None:
 def first_step(plan: Plan) -> int:
     """Return the first step that a simulation reports by default, once everything that is in flight has filled up."""
     placement = plan.placement(GENERATE)
-    num_rows = rows_of_replicas(plan.facts.workload.batch_size, placement.layout.dp)[-1]
-    return 1 + 2 * plan.staleness + steps_to_grow(placement.schedule.overcommit // placement.layout.dp, num_rows)
+    num_rows = rows_per_replica(plan.facts.workload.batch_size, placement.layout.dp)[-1]
+    return 1 + 2 * plan.staleness + ramp_up_steps(placement.schedule.overcommit // placement.layout.dp, num_rows)
 
 
 def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
@@ -185,16 +185,16 @@ def _cache_uses(plan: Plan, works: Sequence[StepWork]) -> Iterator[CacheUse]:
         held = [one for work in works for one in work.held_blocks[stage]]
         mean, peak = None, None
         if held:
-            use = together(held, (seconds for work in works for seconds in work.seconds[stage]))
-            mean, peak = use.mean / blocks, use.most / blocks
+            use = combined_use(held, (seconds for work in works for seconds in work.seconds[stage]))
+            mean, peak = use.mean / blocks, use.peak / blocks
         yield CacheUse(stage=stage, blocks=blocks, mean_share=mean, peak_share=peak)
 
 
-def _staleness(works: Iterable[StepWork]) -> tuple[Stale, ...]:
+def _staleness(works: Iterable[StepWork]) -> tuple[StalenessShare, ...]:
     tokens: Counter[int] = Counter()
     for work in works:
         tokens.update(work.tokens_by_staleness)
-    return tuple(Stale(staleness, number / tokens.total()) for staleness, number in sorted(tokens.items()))
+    return tuple(StalenessShare(staleness, number / tokens.total()) for staleness, number in sorted(tokens.items()))
 
 
 def _split(works: Iterable[StepWork]) -> frozenset[str]:
@@ -233,8 +233,8 @@ def _facts(plan: Plan, stage: str, rank: int, work: StepWork) -> dict[str, float
     resident = math.fsum(resident_bytes(plan, p) for p in plan.placements if rank in plan.pool(p.pool).ranks)
     memory = {MEMORY: resident + plan.placement(stage).transient.total, RESIDENT: resident}
     live = work.live_sequences.get(stage)
-    decided = facts_of(work.setting) if work.setting and plan.stage(stage).generates else {}
-    return memory | decided | ({LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
+    decided = setting_facts(work.setting) if work.setting and plan.stage(stage).generates else {}
+    return memory | decided | ({NUM_LIVE: live[_replica_of(plan)(stage, rank)]} if live else {})
 
 
 class _Account:
@@ -274,11 +274,11 @@ class _Account:
                 if starved:
                     self._waits[group][self._fed_by[number]] += starved
 
-    def use(self, name: str, ranks: Sequence[int]) -> Use:
+    def use(self, name: str, ranks: Sequence[int]) -> TimeUse:
         """Return the mean use of these ranks over the reported periods."""
         elapsed = (self.end_of(self._reported.stop - 1) - self.end_of(self._reported.start - 1)) * len(ranks)
         busy, waits = (self._shares(part, ranks, elapsed) for part in (self._busy, self._waits))
-        return Use(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
+        return TimeUse(name=name, ranks=tuple(ranks), idle_share=1 - sum(b.share for b in busy), busy=busy, waits=waits)
 
     def _shares(self, part: list[dict[str, float]], ranks: Sequence[int], elapsed: float) -> tuple[TimeShare, ...]:
         """Return the shares of the elapsed time, largest first."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.cache_use import held_blocks, use_of
-from meshwright.planner.simulation.flight import Delivery, Flight
+from meshwright.planner.simulation.cache_use import held_blocks, weighted_use
+from meshwright.planner.simulation.flight import DeliveryRule, Flight
 from meshwright.planner.simulation.round_times import RoundTimes
 from meshwright.planner.simulation.slot_groups import SlotGroup
 
@@ -27,7 +27,7 @@ _MOST_PASSES = 256
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Drawn:
+class SimulatedSequence:
     """One simulated sequence: prompt and response tokens, and its progress; `step` is the step of its prompt batch.
 
     A sequence that is not `is_prefilled` copies the keys and values of another one with the same prompt.
@@ -38,9 +38,9 @@ class Drawn:
     prompt_tokens: int
     response_tokens: int
     is_prefilled: bool = True
-    first_turn: int = -1
+    first_period: int = -1
     first_pass: int = 0
-    drawn: list[int] = field(default_factory=list)
+    tokens_at_period_ends: list[int] = field(default_factory=list)
     """Response tokens at the end of each period since the first."""
 
     @property
@@ -48,14 +48,14 @@ class Drawn:
         """The pass of its group that samples its last token."""
         return self.first_pass + self.response_tokens - 1
 
-    def tokens_by_turn(self) -> dict[int, int]:
+    def tokens_by_period(self) -> dict[int, int]:
         """Return the number of tokens sampled in each period, for a response that has ended."""
-        totals = [0, *self.drawn, self.response_tokens]
-        parts = {self.first_turn + i: after - before for i, (before, after) in enumerate(pairwise(totals))}
+        totals = [0, *self.tokens_at_period_ends, self.response_tokens]
+        parts = {self.first_period + i: after - before for i, (before, after) in enumerate(pairwise(totals))}
         return {turn: tokens for turn, tokens in parts.items() if tokens}
 
 
-class SimulatedGroup(SlotGroup[Drawn]):
+class SimulatedGroup(SlotGroup[SimulatedSequence]):
     """A group of slots that knows the pass in which its next sequence ends."""
 
     def __init__(self, first_slot: int, num_slots: int) -> None:
@@ -74,7 +74,7 @@ class SimulatedGroup(SlotGroup[Drawn]):
         """Cached tokens of the live sequences in the next pass."""
         return self._cached_offset + len(self.live) * self.num_passes
 
-    def learn(self) -> list[Drawn]:
+    def process_sampled(self) -> list[SimulatedSequence]:
         """Remove the sequences that ended in the last pass and return them, in the order of their slots."""
         if not self._has_drawn:
             return []
@@ -92,33 +92,33 @@ class SimulatedGroup(SlotGroup[Drawn]):
             self._next_end = min(sequence.last_pass for sequence in self.live)
             self._cached_offset = sum(sequence.prompt_tokens - sequence.first_pass for sequence in self.live)
 
-    def advance(self, waiting: deque[Drawn], turn: int) -> list[Drawn]:
+    def step(self, waiting: deque[SimulatedSequence], turn: int) -> list[SimulatedSequence]:
         """Fill the free slots and sample a token for each live sequence; return the admitted sequences."""
         admitted = self._next(waiting)
         self.live += admitted
-        self.skip(1)
+        self.multi_step(1)
         for sequence in admitted:
-            sequence.first_turn, sequence.first_pass = turn, self.num_passes
+            sequence.first_period, sequence.first_pass = turn, self.num_passes
         if admitted:
             self._update_next_end()
         return admitted
 
-    def skip(self, num_passes: int) -> None:
+    def multi_step(self, num_passes: int) -> None:
         """Run passes in which no sequence starts."""
         if self.live and num_passes:
             self.num_passes += num_passes
             self._has_drawn = True
 
 
-_Flight: TypeAlias = Flight[Drawn, SimulatedGroup, Drawn]
+_Flight: TypeAlias = Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class PeriodResult:
     """The result of a period: delivered sequences in order of step and row, seconds, the mean number of sequences in
     flight over its rounds, and the KV blocks that they held."""
 
-    delivered: tuple[Drawn, ...]
+    delivered: tuple[SimulatedSequence, ...]
     seconds: float
     live: float
     held: HeldBlocks
@@ -129,7 +129,7 @@ class SimulatedFlight:
 
     def __init__(self, num_slots: int, num_stages: int, times: RoundTimes, *, same_prompt: int = 1) -> None:
         """Each `same_prompt` consecutive rows have the same prompt."""
-        self._flight: _Flight = Flight(SimulatedGroup.cut(num_slots, num_stages))
+        self._flight: _Flight = Flight(SimulatedGroup.split(num_slots, num_stages))
         self._num_stages, self._times, self._same_prompt = num_stages, times, same_prompt
 
     @property
@@ -137,23 +137,25 @@ class SimulatedFlight:
         """Rounds of the last period."""
         return self._flight.num_rounds
 
-    def play(self, admitted: Collection[Drawn], delivery: Delivery, least_rounds: int = 0) -> Turn:
+    def run_period(
+        self, admitted: Collection[SimulatedSequence], delivery: DeliveryRule, least_rounds: int = 0
+    ) -> PeriodResult:
         """Simulate the next period, by the rules of `Flight.play`."""
         work = _PeriodWork(self._flight, self._num_stages)
-        delivered = self._flight.play(
+        delivered = self._flight.run_period(
             admitted,
             delivery,
-            learn=SimulatedGroup.learn,
-            advance=work.advance,
-            skip=work.skip,
-            least_rounds=least_rounds,
+            process_sampled=SimulatedGroup.process_sampled,
+            step=work.advance,
+            multi_step=work.skip,
+            min_rounds=least_rounds,
         )
         work.end()
         for group in self._flight.groups:
             for sequence in group.live:
-                sequence.drawn.append(group.num_passes - sequence.first_pass + 1)
+                sequence.tokens_at_period_ends.append(group.num_passes - sequence.first_pass + 1)
         seconds, held = work.seconds_and_cache(self._times, self._same_prompt)
-        return Turn(delivered=delivered, seconds=seconds, live=work.live, held=held)
+        return PeriodResult(delivered=delivered, seconds=seconds, live=work.live, held=held)
 
 
 class _PeriodWork:
@@ -163,7 +165,7 @@ class _PeriodWork:
         self._flight, self._num_groups, self._num_stages = flight, len(flight.groups), num_stages
         self._num_advanced, self._rows, self._cached = 0, 0, 0  # of the current round
         self._decodes: list[tuple[float, float, float, float]] = []  # round, rounds, rows, cached tokens
-        self._first: list[Drawn] = []
+        self._first: list[SimulatedSequence] = []
         self._refills: list[tuple[float, int, float]] = []  # round, rows, mean tokens
         self._num_rounds, self._row_rounds = 0.0, 0.0
         self._sequences = [
@@ -176,7 +178,7 @@ class _PeriodWork:
         self._num_advanced += 1
         self._rows += len(group.live)
         self._cached += group.cached if group.live else 0
-        admitted = group.advance(self._flight.waiting, self._flight.turn)
+        admitted = group.step(self._flight.waiting, self._flight.turn)
         self._admit(admitted)
         if self._num_advanced == self._num_groups:
             self.end()
@@ -193,7 +195,7 @@ class _PeriodWork:
             passes = min(remaining, _MOST_PASSES)
             self._decode(passes, rows, sum(group.cached for group in busy) / rows + (passes - 1) / 2)
             for group in busy:
-                group.skip(passes)
+                group.multi_step(passes)
             remaining -= passes
         return skipped
 
@@ -204,7 +206,7 @@ class _PeriodWork:
             self._decode(self._num_advanced / self._num_groups, rows, self._cached / max(1, self._rows))
         self._num_advanced, self._rows, self._cached = 0, 0, 0
 
-    def _admit(self, admitted: Sequence[Drawn]) -> None:
+    def _admit(self, admitted: Sequence[SimulatedSequence]) -> None:
         """Record the prompts that a group prefills in one pass; those of the first round fill the pipeline together."""
         self._row_rounds += len(admitted)
         self._sequences += [(sequence, int(self._num_rounds)) for sequence in admitted]
@@ -258,7 +260,7 @@ class _PeriodWork:
         until = self._read_until(ends, same_prompt) if same_prompt > 1 else np.zeros_like(ends)
         held = held_blocks(prompts, starts, ends, until, num_rounds)
         first, rounds = runs[:2].astype(np.int64)
-        return use_of(held, first, first + rounds, runs[2])
+        return weighted_use(held, first, first + rounds, runs[2])
 
     def _read_until(self, ends: NDArray[np.int64], same_prompt: int) -> NDArray[np.int64]:
         """Return for each sequence the round in which the last earlier one ends that shares its prompt.
@@ -267,11 +269,11 @@ class _PeriodWork:
         """
         ends_before, last_ends = list[int](), dict[tuple[int, int, int], int]()
         for (sequence, _), end in zip(self._sequences, ends.tolist(), strict=True):
-            prompt = sequence.step, sequence.row // same_prompt, sequence.first_turn
+            prompt = sequence.step, sequence.row // same_prompt, sequence.first_period
             ends_before.append(last_ends.get(prompt, 0))
             last_ends[prompt] = max(ends_before[-1], end)
         return np.array(ends_before)
 
 
-def _mean_prompt(admitted: Sequence[Drawn]) -> float:
+def _mean_prompt(admitted: Sequence[SimulatedSequence]) -> float:
     return statistics.fmean(sequence.prompt_tokens for sequence in admitted)

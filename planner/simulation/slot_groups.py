@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Generic, Self, TypeVar
 
 S = TypeVar("S")
-W = TypeVar("W")
+Waiting = TypeVar("Waiting")
 
 
 class SlotGroup(Generic[S]):
@@ -27,13 +27,13 @@ class SlotGroup(Generic[S]):
         self.live: list[S] = []
 
     @classmethod
-    def cut(cls, num_slots: int, num_stages: int) -> tuple[Self, ...]:
+    def split(cls, num_slots: int, num_stages: int) -> tuple[Self, ...]:
         """Return contiguous groups of nearly equal size: one for each pipeline stage, or fewer if slots run out."""
         num_groups = min(num_stages, num_slots)
         bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
         return tuple(cls(a, b - a) for a, b in pairwise(bounds))
 
-    def _next(self, waiting: deque[W]) -> list[W]:
+    def _next(self, waiting: deque[Waiting]) -> list[Waiting]:
         """Remove and return as many sequences from the front of `waiting` as there are free slots."""
         return [waiting.popleft() for _ in range(min(self.num_slots - len(self.live), len(waiting)))]
 

@@ -34,7 +34,7 @@ from itertools import combinations, product
 
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.blocks import Blocks, add_blocks
+from meshwright.planner.solver.blocks import RankRanges, add_rank_ranges
 from meshwright.planner.solver.constraints import add_order_constraints
 from meshwright.planner.solver.problem import MAX_SUM, CallOptions, CallRun, Option, Place, Problem, Task, Transfer
 from meshwright.planner.solver.variables import TaskVariables, add_task_variables, places
@@ -51,7 +51,7 @@ class Relations:
     pick: Mapping[tuple[str, int], cp_model.IntVar]
     has: Mapping[tuple[str, Place], cp_model.IntVar]  # y: the call has the shape, a place that starts at rank 0
     shares: Mapping[tuple[str, Place], cp_model.IntVar]
-    blocks: Blocks
+    ranges: RankRanges
 
 
 def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
@@ -73,8 +73,8 @@ def add_relations(model: cp_model.CpModel, problem: Problem) -> Relations:
             picks = [pick[call.name, index] for index, option in enumerate(call.options) if option.place == shape]
             model.add(sum(picks) == has[call.name, shape])
     size = {c.name: _amount(model, pick, c, "size", lambda option: option.place.num_ranks) for c in problem.calls}
-    blocks = add_blocks(model, problem, size)
-    return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), blocks=blocks)
+    blocks = add_rank_ranges(model, problem, size)
+    return Relations(pick=pick, has=has, shares=_shares(model, problem, has, blocks), ranges=blocks)
 
 
 def add_times(model: cp_model.CpModel, problem: Problem, x: Relations, latest: int) -> TaskVariables:
@@ -94,28 +94,28 @@ def add_memory(model: cp_model.CpModel, problem: Problem, x: Relations, device: 
     resident, transient = {}, {}
     for call in problem.calls:
         saved = [
-            next(option.shared_blocks for option in call.options if option.place == shape) * shared
+            next(option.shared_units for option in call.options if option.place == shape) * shared
             for (name, shape), shared in x.shares.items()
             if name == call.name
         ]
-        max_units = max(option.resident_blocks for option in call.options)
+        max_units = max(option.resident_units for option in call.options)
         resident[call.name] = model.new_int_var(0, max_units, f"kept[{call.name}]")
         model.add(
-            resident[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_blocks) - sum(saved)
+            resident[call.name] == _amount(model, x.pick, call, "resident", lambda o: o.resident_units) - sum(saved)
         )
-        transient[call.name] = _amount(model, x.pick, call, "transient", lambda option: option.transient_blocks)
+        transient[call.name] = _amount(model, x.pick, call, "transient", lambda option: option.transient_units)
     for name, range_resident in resident.items():
         others = [other for other in resident if other != name]
         outer_resident = []
         for other in others:
             units = model.new_int_var(0, MAX_SUM, f"there[{name},{other}]")
-            model.add(units >= resident[other]).only_enforce_if(x.blocks.inside[name, other])
+            model.add(units >= resident[other]).only_enforce_if(x.ranges.inside[name, other])
             outer_resident.append(units)
         held = model.new_int_var(0, MAX_SUM, f"held[{name}]")
         model.add(held == range_resident + sum(outer_resident))
         model.add(held + transient[name] <= device)
         for other in others:
-            model.add(held + transient[other] <= device).only_enforce_if(x.blocks.inside[name, other])
+            model.add(held + transient[other] <= device).only_enforce_if(x.ranges.inside[name, other])
 
 
 def _picks(pick: Mapping[tuple[str, int], cp_model.IntVar], call: CallOptions) -> list[cp_model.IntVar]:
@@ -137,7 +137,7 @@ def _amount(
 
 
 def _shares(
-    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: Blocks
+    model: cp_model.CpModel, problem: Problem, has: Mapping[tuple[str, Place], cp_model.IntVar], blocks: RankRanges
 ) -> dict[tuple[str, Place], cp_model.IntVar]:
     """Return the variables s: a call shares an earlier call's copy only at an equal range and shape."""
     shares = {}
@@ -179,7 +179,7 @@ def _a_transfer_takes_its_shapes_ticks(
     for task in problem.tasks:
         if not isinstance(task, Transfer):
             continue
-        happens, meet = times.happens[task.name], x.blocks.meet[task.source, task.target]
+        happens, meet = times.happens[task.name], x.ranges.intersect[task.source, task.target]
         model.add(times.ticks[task.name] == 0).only_enforce_if(~happens)
         for source, intersects in product(places(by_name[task.source]), (False, True)):
             terms = []
@@ -206,7 +206,7 @@ def _tasks_on_common_ranks_do_not_overlap(
         not_happening = [~times.happens[task.name] for task in (one, other) if task.name in times.happens]
         meet = model.new_bool_var(f"meet[{one.name},{other.name}]")
         for one_call, other_call in product(_calls_of(one), _calls_of(other)):
-            disjoint = [] if one_call == other_call else [~x.blocks.meet[one_call, other_call]]
+            disjoint = [] if one_call == other_call else [~x.ranges.intersect[one_call, other_call]]
             model.add_bool_or(meet, *disjoint, *not_happening)
         is_first = model.new_bool_var(f"before[{one.name},{other.name}]")
         model.add(times.start[other.name] >= times.end[one.name]).only_enforce_if(meet, is_first)
@@ -252,7 +252,7 @@ def _load(
     for other, run_ticks in ticks.items():
         if other != name:
             load[other] = model.new_int_var(0, problem.horizon, f"load[{name},{other}]")
-            model.add(load[other] >= run_ticks).only_enforce_if(x.blocks.inside[name, other])
+            model.add(load[other] >= run_ticks).only_enforce_if(x.ranges.inside[name, other])
     return load
 
 
@@ -263,7 +263,7 @@ def _running_calls_fit_into_the_cluster(
     runs = [task for task in problem.tasks if isinstance(task, CallRun)]
     model.add_cumulative(
         [_interval(model, times, run.name) for run in runs],
-        [x.blocks.size[run.call] for run in runs],
+        [x.ranges.size[run.call] for run in runs],
         problem.num_ranks,
     )
 
@@ -272,16 +272,16 @@ def _interval(model: cp_model.CpModel, times: TaskVariables, name: str) -> cp_mo
     return model.new_interval_var(times.start[name], times.ticks[name], times.end[name], f"run[{name}]")
 
 
-def block_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
+def rank_range_makespan_model(problem: Problem, latest: int) -> tuple[cp_model.CpModel, Relations, TaskVariables]:
     """Build the model with all rules for answers that end by the tick `latest`; the caller sets the objective."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)
     times = add_times(model, problem, x, latest)
-    add_memory(model, problem, x, problem.device_blocks)
+    add_memory(model, problem, x, problem.device_units)
     return model, x, times
 
 
-def block_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
+def rank_range_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Relations, cp_model.IntVar]:
     """Build the model of what is picked, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_relations(model, problem)

@@ -27,22 +27,22 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshwright.planner.solver.block_model import Relations, block_makespan_model
+from meshwright.planner.solver.block_model import Relations, rank_range_makespan_model
 from meshwright.planner.solver.blocks import first_ranks
-from meshwright.planner.solver.bounds import least_makespan, within
+from meshwright.planner.solver.bounds import least_makespan, options_within
 from meshwright.planner.solver.branches import Branch, branches
 from meshwright.planner.solver.coarse import (
-    around,
     coarsened,
     fastest_few,
-    like,
-    possible,
     short_calls,
-    with_stand_ins,
+    similar_to_coarse,
+    similar_to_picked,
+    with_representatives_only,
+    without_dominated,
 )
 from meshwright.planner.solver.coarse_steps import Steps
-from meshwright.planner.solver.place_model import Solved, run
-from meshwright.planner.solver.problem import Option, Problem, shortest_turn
+from meshwright.planner.solver.place_model import Solved, run_cp_sat
+from meshwright.planner.solver.problem import Option, Problem, shortest_period
 from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
 from meshwright.planner.solver.variables import TaskVariables
 
@@ -90,27 +90,27 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     The work is added to `effort`.
     """
     state = _Best(problem, limits, progress, effort or Effort())
-    remaining = possible(problem)
+    remaining = without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
     state.bound = least_makespan(remaining)
-    if limits.most is None:
-        state.find(fastest_few(remaining))
-    state.by_stand_ins(remaining)
-    state.by_branches(remaining)
-    if state.aside:
-        state.offer(state.aside)
+    if limits.max_makespan is None:
+        state.find_first(fastest_few(remaining))
+    state.search_representatives(remaining)
+    state.search_branches(remaining)
+    if state.set_aside:
+        state.offer(state.set_aside)
     return state.result()
 
 
 def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
     """Return the best answer among a few options per call, or None if there is none."""
     state = _Best(problem, limits, _ignore_progress, effort)
-    remaining = possible(problem)
+    remaining = without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return None
     state.bound = least_makespan(remaining)
-    state.find(fastest_few(remaining))
+    state.find_first(fastest_few(remaining))
     return state.result() if state.answer else None
 
 
@@ -127,16 +127,16 @@ class _Best:
     progress: Progress
     effort: Effort
     bound: int = 0
-    elsewhere: int | None = None
+    other_branches_bound: int | None = None
     makespan: int = 0
     answer: Answer | None = None
-    aside: Answer | None = None
+    set_aside: Answer | None = None
     aim: int | None = None
     is_rough: bool = False
-    left: float = field(init=False)
+    time_left: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left = self.limits.max_deterministic_time
+        self.time_left = self.limits.max_deterministic_time
 
     @property
     def target(self) -> int:
@@ -148,17 +148,17 @@ class _Best:
     def _longest_worthwhile(self) -> int:
         """The largest makespan of a better answer that meets the target or is within the gap of the bound."""
         longest = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
-        return min(longest, max(self.target, self.limits.as_short(self.bound)))
+        return min(longest, max(self.target, self.limits.comparable_makespan(self.bound)))
 
     @property
     def longest(self) -> int:
         """The largest makespan that is requested; the horizon of the problem if there is no limit."""
-        return self.problem.horizon if self.limits.most is None else self.limits.most
+        return self.problem.horizon if self.limits.max_makespan is None else self.limits.max_makespan
 
     @property
     def is_open(self) -> bool:
         """True if time is left and an answer within the target is not excluded."""
-        in_time = self.left > 0 and self.limits.seconds_left > 0
+        in_time = self.time_left > 0 and self.limits.seconds_left > 0
         return in_time and self.bound <= self.target
 
     @property
@@ -169,30 +169,30 @@ class _Best:
     @property
     def _proven(self) -> int:
         """The proven bound over all branches, or the answer's makespan if that is shorter."""
-        bound = self.bound if self.elsewhere is None else min(self.bound, self.elsewhere)
+        bound = self.bound if self.other_branches_bound is None else min(self.bound, self.other_branches_bound)
         return min(bound, self.makespan) if self.answer else bound
 
-    def left_of(self, problem: Problem) -> Problem:
+    def without_hopeless(self, problem: Problem) -> Problem:
         """Return the problem without options that cannot meet the target.
 
         If a call has none left, the bound rises above the target.
         """
         target = self.target
-        remaining = within(problem, target)
+        remaining = options_within(problem, target)
         bound = least_makespan(remaining) if all(call.options for call in remaining.calls) else target + 1
         self._raise_bound(min(bound, target + 1))
         return remaining
 
-    def find(self, restricted: Problem) -> None:
+    def find_first(self, restricted: Problem) -> None:
         """Search a first answer among a few options, whatever time is left."""
         longest = self.target
         for target in (min(_FIRST_RANGE * self.bound, longest), longest):
             if self.answer is None and self.is_open:
                 self._search_among(restricted, max(target, self.bound), _FIRST_TIME)
         if self.answer is not None and self.is_open:
-            self._search_among(restricted, self.target, self.left)
+            self._search_among(restricted, self.target, self.time_left)
 
-    def by_stand_ins(self, problem: Problem) -> None:
+    def search_representatives(self, problem: Problem) -> None:
         """Solve the problem with representatives for short calls, then search among the similar real options.
 
         A representative stands for all options of a short call on one number of ranks.
@@ -200,44 +200,47 @@ class _Best:
         short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
         if not self.is_open or not _have_many_options(problem, short):
             return
-        problem = self.left_of(problem)
+        problem = self.without_hopeless(problem)
         if not self.is_open:
             return
-        limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, most=self.target)
-        with_representatives = with_stand_ins(problem, short)
+        limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, max_makespan=self.target)
+        with_representatives = with_representatives_only(problem, short)
         relaxed = _Best(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
-        relaxed.by_branches(relaxed.problem)
-        self.left -= limits.max_deterministic_time - relaxed.left
+        relaxed.search_branches(relaxed.problem)
+        self.time_left -= limits.max_deterministic_time - relaxed.time_left
         result = relaxed.result()
         self._raise_bound(min(result.bound, self.target + 1))
         if result.answer is not None and self.is_open:
-            answer, similar = self.answer, like(problem, picked_options(relaxed.problem, result.answer), short)
-            self._search_among(similar, self.target, self.left)
+            answer, similar = (
+                self.answer,
+                similar_to_picked(problem, picked_options(relaxed.problem, result.answer), short),
+            )
+            self._search_among(similar, self.target, self.time_left)
             # Answers that are only a little shorter would be hard to exclude, so the new answer is set aside.
             if self.is_open and self.answer is not answer:
-                self.aside, self.answer = self.answer, None
+                self.set_aside, self.answer = self.answer, None
 
-    def by_branches(self, problem: Problem) -> None:
+    def search_branches(self, problem: Problem) -> None:
         """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
-        problem = self.left_of(problem)
+        problem = self.without_hopeless(problem)
         if not self.is_open:
             return
         least, longest = self.bound, self.target
         all_branches = branches(problem, longest, lambda: self.limits.seconds_left > 0)
         proven = [max(least, branch.bound) for branch in all_branches]
         stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
-        while proven and self.limits.seconds_left > 0 and self.left > 0:
+        while proven and self.limits.seconds_left > 0 and self.time_left > 0:
             self.aim = min(proven) + math.ceil(stride)
             stride *= _STRIDE_GROWTH
             if min(proven) > self.target:
                 break
             for position, branch in enumerate(all_branches):
                 self.bound = proven[position]
-                self.elsewhere = min([longest + 1, *proven[:position], *proven[position + 1 :]])
+                self.other_branches_bound = min([longest + 1, *proven[:position], *proven[position + 1 :]])
                 if self.is_open:
                     self._prove(branch)
                 proven[position] = self.bound
-        self.bound, self.elsewhere, self.aim = min([longest + 1, *proven]), None, None
+        self.bound, self.other_branches_bound, self.aim = min([longest + 1, *proven]), None, None
 
     def _prove(self, branch: Branch) -> None:
         """Search a branch for better answers until none is left, or no time."""
@@ -248,7 +251,7 @@ class _Best:
                 problem = self._tighten(branch, problem, merged_ticks)
         problem = self._tighten(branch, problem)
         while self.is_open:
-            problem = self.left_of(problem)
+            problem = self.without_hopeless(problem)
             if self.is_open:
                 self._finish(problem)
 
@@ -256,40 +259,40 @@ class _Best:
         """True if so many options are left in coarse parts that merging layouts first is worth a search of its own."""
         if not self.is_open:
             return False
-        coarse = coarsened(self.left_of(problem), parts=_MEMORY_PARTS, ticks=self._grain).problem
+        coarse = coarsened(self.without_hopeless(problem), parts=_MEMORY_PARTS, ticks=self._grain).problem
         return _num_options(coarse) > _MANY_OPTIONS
 
     def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
         """Tighten bound and answer with coarse parts until neither improves, and return the options that are left."""
         is_better = True
         while self.is_open and is_better:
-            problem, answer = self.left_of(problem), self.answer
+            problem, answer = self.without_hopeless(problem), self.answer
             if not self.is_open:
                 break
-            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._grain, apart=merged_ticks)
-            before = self.left
+            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._grain, merge_ticks=merged_ticks)
+            before = self.time_left
             picked = self._bound_by(coarse.problem)
-            spent = before - self.left
+            spent = before - self.time_left
             if picked and self.is_open:
-                self._search_among(around(problem, picked, coarse), self.target, self.left)
+                self._search_among(similar_to_coarse(problem, picked, coarse), self.target, self.time_left)
             if (
                 picked and self.is_open and (merged_ticks or self.is_rough)
             ):  # with fewer options the rest is proven quickly
-                self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.left))
+                self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.time_left))
             is_better = self.answer is not answer
         return problem
 
     def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
         """Tighten the bound with a relaxed problem, and return the options of its best answer, if there is one."""
         steps = Steps.between(self.bound, self.target, _STEPS)
-        solved, x, _ = self._run(outer, steps, self.left)
+        solved, x, _ = self._run(outer, steps, self.time_left)
         self._raise_bound_by(solved, steps)
         return _picked(outer, solved, x) if solved.is_found else ()
 
     def _finish(self, problem: Problem) -> None:
         """Search a better answer among all options that can be part of one, and tighten the bound."""
         steps = Steps.between(self.bound, self.target, _STEPS)
-        solved, x, times = self._run(problem, steps, self.left)
+        solved, x, times = self._run(problem, steps, self.time_left)
         if solved.is_found:
             self.offer(_answer(self.problem, problem, solved, x, times))
         self._raise_bound_by(solved, steps)
@@ -301,20 +304,22 @@ class _Best:
         answer.
         """
         names = [call.name for call in problem.calls]
-        self._search_among(like(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit)
+        self._search_among(
+            similar_to_picked(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit
+        )
 
     def _search_among(self, few: Problem, target: int, limit: float) -> None:
-        remaining = within(few, target)
+        remaining = options_within(few, target)
         if all(call.options for call in remaining.calls):
             solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
             if solved.is_found:
                 self.offer(_answer(self.problem, remaining, solved, x, times))
 
     def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
-        model, x, times = block_makespan_model(problem, steps.target)
+        model, x, times = rank_range_makespan_model(problem, steps.target)
         steps.minimise(model, times.makespan)
-        solved = run(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
-        self.left -= max(solved.solver.deterministic_time, 1e-3)
+        solved = run_cp_sat(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
+        self.time_left -= max(solved.solver.deterministic_time, 1e-3)
         return solved, x, times
 
     def _raise_bound_by(self, solved: Solved, steps: Steps) -> None:
@@ -329,7 +334,7 @@ class _Best:
         picked = picked_options(self.problem, answer)
         position = {name: index for index, name in enumerate(self.problem.order)}
         order = sorted(position, key=lambda name: (answer.starts[name], position[name]))
-        turn = shortest_turn(self.problem, picked, order)
+        turn = shortest_period(self.problem, picked, order)
         if self.answer is None or turn.makespan < self.makespan:
             self.answer, self.makespan = replace(answer, starts=turn.starts), turn.makespan
             self.progress(turn.makespan, self._proven)
@@ -347,8 +352,8 @@ class _Best:
     def _no_answer(self) -> Result:
         """Return the result without an answer: none is short enough, none exists, or none was found in time."""
         if self.bound > self.longest:
-            if self.limits.most is not None:
-                return Result.beaten(self.limits.most)
+            if self.limits.max_makespan is not None:
+                return Result.beaten(self.limits.max_makespan)
             return Result(status="infeasible", answer=None, objective=None, bound=0)
         return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
 
@@ -379,7 +384,7 @@ def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations,
     value_of, options = solved.solver.value, _picked(restricted, solved, x)
     picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, options, strict=True)}
     sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
-    inside = {pair: bool(value_of(variable)) for pair, variable in x.blocks.inside.items()}
+    inside = {pair: bool(value_of(variable)) for pair, variable in x.ranges.inside.items()}
     return Answer(
         picked=picked,
         first_ranks=first_ranks(sizes, inside),

@@ -16,16 +16,16 @@ from meshwright.planner.solver.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class RankRanges:
     """The number of ranks of each call, and the relations of the rank ranges of two calls, by call names."""
 
     size: Mapping[str, cp_model.IntVar]
     inside: Mapping[tuple[str, str], cp_model.IntVar]  # the first range is part of the second, or equal to it
     equal: Mapping[tuple[str, str], cp_model.IntVar]
-    meet: Mapping[tuple[str, str], cp_model.IntVar]  # one range is inside the other
+    intersect: Mapping[tuple[str, str], cp_model.IntVar]  # one range is inside the other
 
 
-def add_blocks(model: cp_model.CpModel, problem: Problem, size: Mapping[str, cp_model.IntVar]) -> Blocks:
+def add_rank_ranges(model: cp_model.CpModel, problem: Problem, size: Mapping[str, cp_model.IntVar]) -> RankRanges:
     """Add the variables, and the rules that make them rank ranges of one cluster."""
     names = [call.name for call in problem.calls]
     inside = {pair: model.new_bool_var("inside[{},{}]".format(*pair)) for pair in permutations(names, 2)}
@@ -33,7 +33,7 @@ def add_blocks(model: cp_model.CpModel, problem: Problem, size: Mapping[str, cp_
     for one, other in combinations(names, 2):
         equal[one, other] = equal[other, one] = model.new_bool_var(f"equal[{one},{other}]")
         meet[one, other] = meet[other, one] = model.new_bool_var(f"meet[{one},{other}]")
-    blocks = Blocks(size=size, inside=inside, equal=equal, meet=meet)
+    blocks = RankRanges(size=size, inside=inside, equal=equal, intersect=meet)
     _equal_and_meet_follow_inside(model, names, blocks)
     _a_part_is_smaller(model, names, blocks)
     _ranges_are_nested_or_disjoint(model, names, blocks)
@@ -57,11 +57,11 @@ def first_ranks(sizes: Mapping[str, int], inside: Mapping[tuple[str, str], bool]
     return firsts
 
 
-def _equal_and_meet_follow_inside(model: cp_model.CpModel, names: list[str], blocks: Blocks) -> None:
+def _equal_and_meet_follow_inside(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
     """Ranges are equal if each is inside the other, and intersect if one is."""
     for one, other in combinations(names, 2):
         forward, backward = blocks.inside[one, other], blocks.inside[other, one]
-        equal, meet = blocks.equal[one, other], blocks.meet[one, other]
+        equal, meet = blocks.equal[one, other], blocks.intersect[one, other]
         model.add_bool_and(forward, backward).only_enforce_if(equal)
         model.add_bool_or(equal, ~forward, ~backward)
         model.add_bool_or(forward, backward).only_enforce_if(meet)
@@ -69,7 +69,7 @@ def _equal_and_meet_follow_inside(model: cp_model.CpModel, names: list[str], blo
         model.add_implication(backward, meet)
 
 
-def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], blocks: Blocks) -> None:
+def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
     """A range inside another has no more ranks, and fewer unless they are equal."""
     for one, other in permutations(names, 2):
         model.add(blocks.size[one] <= blocks.size[other]).only_enforce_if(blocks.inside[one, other])
@@ -77,15 +77,15 @@ def _a_part_is_smaller(model: cp_model.CpModel, names: list[str], blocks: Blocks
         model.add(blocks.size[one] < blocks.size[other]).only_enforce_if(*proper)
 
 
-def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], blocks: Blocks) -> None:
+def _ranges_are_nested_or_disjoint(model: cp_model.CpModel, names: list[str], blocks: RankRanges) -> None:
     """The inside relation is transitive, and two ranges around a third intersect."""
     for one, other, third in permutations(names, 3):
         model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[other, third], blocks.inside[one, third])
         if other < third:
-            model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[one, third], blocks.meet[other, third])
+            model.add_bool_or(~blocks.inside[one, other], ~blocks.inside[one, third], blocks.intersect[other, third])
 
 
-def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], blocks: Blocks) -> None:
+def _parts_fit(model: cp_model.CpModel, problem: Problem, names: list[str], blocks: RankRanges) -> None:
     """The largest parts of a range, or of the cluster, together have no more ranks than it; equal parts count once."""
     first = {name: model.new_bool_var(f"first[{name}]") for name in names}  # the first call among equal ranges
     for index, name in enumerate(names):

@@ -24,7 +24,7 @@ Amount: TypeAlias = int | Ticks
 """An amount that is the same for every option of a call, or an array with one for each."""
 
 
-def within(problem: Problem, makespan: int) -> Problem:
+def options_within(problem: Problem, makespan: int) -> Problem:
     """Return the problem without the options whose bound exceeds `makespan`."""
     bound = _Bound(problem)
     return problem.with_calls(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
-from meshwright.planner.solver.spread import Bounds, Kept, Spread
+from meshwright.planner.solver.spread import OptionBounds, OptionMask, SpreadRelaxation
 
 _MAX_MEAN_SHARE = 0.7
 """If a branch has on average more than this share of the options of all branches together, the problem is not split."""
@@ -33,8 +33,8 @@ _NUM_TRIED = 4
 class Branch:
     """The answers to a problem that use one option of some call; none of them ends before `bound`."""
 
-    asked: Problem
-    bounds: Bounds
+    problem: Problem
+    bounds: OptionBounds
 
     @property
     def bound(self) -> int:
@@ -46,7 +46,7 @@ class Branch:
 
     def within(self, makespan: int) -> Problem:
         """Return the problem with the options that may be part of an answer of this branch within the makespan."""
-        return _restricted(self.asked, self.bounds.within(makespan))
+        return _restricted(self.problem, self.bounds.within(makespan))
 
 
 def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> list[Branch]:
@@ -54,7 +54,7 @@ def branches(problem: Problem, makespan: int, in_time: Callable[[], bool]) -> li
 
     The whole problem is one branch if branches would differ little or be too many, or if time runs out.
     """
-    spread = Spread(problem)
+    spread = SpreadRelaxation(problem)
     bounds_of_all = spread.bounds({call.name: np.ones(len(call.options), dtype=bool) for call in problem.calls})
     if bounds_of_all is None or bounds_of_all.least > makespan:
         return []
@@ -97,10 +97,10 @@ def _differ(split: list[Branch], makespan: int) -> bool:
 def _merged(split: list[Branch]) -> Branch:
     """Merge branches of one problem into one."""
     each = {name: np.min([branch.bounds.each[name] for branch in split], axis=0) for name in split[0].bounds.each}
-    return Branch(split[0].asked, Bounds(min(branch.bound for branch in split), each))
+    return Branch(split[0].problem, OptionBounds(min(branch.bound for branch in split), each))
 
 
-def _restricted(problem: Problem, kept: Kept) -> Problem:
+def _restricted(problem: Problem, kept: OptionMask) -> Problem:
     """Return the problem with the options that are kept, and the transfers between their layouts."""
     calls = tuple(CallOptions(c.name, tuple(compress(c.options, kept[c.name].tolist()))) for c in problem.calls)
     layouts = {call.name: {option.place.layout for option in call.options} for call in calls}
@@ -122,36 +122,36 @@ class _Room:
         self._problem = problem
         self._size, self._resident, self._transient, self._saved = (
             {call.name: np.array([amount(o) for o in call.options], dtype=np.int64) for call in problem.calls}
-            for amount in map(attrgetter, ("place.num_ranks", "resident_blocks", "transient_blocks", "shared_blocks"))
+            for amount in map(attrgetter, ("place.num_ranks", "resident_units", "transient_units", "shared_units"))
         )
         self._free = {
             call.name: np.array(list(_unowned_units(problem, call)), dtype=np.int64) for call in problem.calls
         }
 
-    def beside(self, deciding: CallOptions, index: int, kept: Kept) -> Kept:
+    def beside(self, deciding: CallOptions, index: int, kept: OptionMask) -> OptionMask:
         """Return which of the kept options fit beside one option of the deciding call; of that call, only this
         option."""
         option = deciding.options[index]
-        own_resident = option.resident_blocks - int(self._free[deciding.name][index])
+        own_resident = option.resident_units - int(self._free[deciding.name][index])
         fitting: dict[str, NDArray[np.bool_]] = {}
         for call in self._problem.calls:
             name = call.name
             common_resident = (
                 own_resident + self._resident[name] - self._free[name] - self._shared_units(deciding.name, option, call)
             )
-            peak = common_resident + np.maximum(self._transient[name], option.transient_blocks)
+            peak = common_resident + np.maximum(self._transient[name], option.transient_units)
             may_be_disjoint = self._size[name] + option.place.num_ranks <= self._problem.num_ranks
-            fitting[name] = kept[name] & (may_be_disjoint | (peak <= self._problem.device_blocks))
+            fitting[name] = kept[name] & (may_be_disjoint | (peak <= self._problem.device_units))
         only = np.zeros(len(deciding.options), dtype=bool)
         only[index] = True
         return {**fitting, deciding.name: only}
 
     def _shared_units(self, name: str, option: Option, other: CallOptions) -> NDArray[np.int64] | int:
         """Return the units of a copy that two calls would share at the same place, [options of the other call]."""
-        if not any(name in group and other.name in group for group in self._problem.copies):
+        if not any(name in group and other.name in group for group in self._problem.sharing_groups):
             return 0
         at_same_place = np.array([o.place == option.place for o in other.options])
-        return np.where(at_same_place, np.maximum(self._saved[other.name], option.shared_blocks), 0)
+        return np.where(at_same_place, np.maximum(self._saved[other.name], option.shared_units), 0)
 
 
 def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
@@ -159,6 +159,6 @@ def _unowned_units(problem: Problem, call: CallOptions) -> Iterator[int]:
     owned: dict[Place, int] = {}
     for owner in problem.owners(call.name):
         for option in problem.options(owner):
-            owned[option.place] = min(option.shared_blocks, owned.get(option.place, option.shared_blocks))
+            owned[option.place] = min(option.shared_units, owned.get(option.place, option.shared_units))
     for option in call.options:
-        yield max(0, option.shared_blocks - owned.get(option.place, option.shared_blocks))
+        yield max(0, option.shared_units - owned.get(option.place, option.shared_units))

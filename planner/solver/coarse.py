@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from meshwright.planner.solver.alike import Alike, alike
+from meshwright.planner.solver.alike import MergedLayouts, merge_layouts
 from meshwright.planner.solver.dominance import undominated
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Precedence, Problem, Transfer
 
@@ -19,25 +19,25 @@ _MEMORY_LEVELS = 8
 """Number of memory levels, as parts of a device, in each of which a few options are chosen for a first answer."""
 
 
-def possible(problem: Problem) -> Problem:
+def without_dominated(problem: Problem) -> Problem:
     """Return the problem without options that are too large even alone, or that another option can always replace."""
     calls = []
     for call in problem.calls:
-        fitting = [o for o in call.options if _units_of(o) <= problem.device_blocks]
+        fitting = [o for o in call.options if _units_of(o) <= problem.device_units]
         calls.append(
             CallOptions(call.name, tuple(fitting[index] for index in _undominated(problem, call.name, fitting)))
         )
     return problem.with_calls(tuple(calls))
 
 
-def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
+def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0) -> MergedLayouts:
     """Round memory down to whole parts of a device and times to multiples of `ticks`, and drop dominated options.
 
     The ticks by which an option may start early are rounded up. Layouts are merged if their transfers and copies differ
     by less than `apart` ticks and one part; with 0 no layouts are merged and copies keep their size.
     """
-    unit, calls = max(1, problem.device_blocks // parts), []
-    merged = alike(problem, ticks=apart, blocks=unit) if apart else Alike(problem, {}, {})
+    unit, calls = max(1, problem.device_units // parts), []
+    merged = merge_layouts(problem, ticks=merge_ticks, units=unit) if merge_ticks else MergedLayouts(problem, {}, {})
     for call in merged.problem.calls:
         rounded = [_rounded(option, unit, ticks) for option in call.options]
         calls.append(
@@ -58,7 +58,7 @@ def fastest_few(problem: Problem) -> Problem:
             chosen.add(min(same_size, key=_units_of))
             for part in range(1, _MEMORY_LEVELS + 1):
                 within_part = [
-                    option for option in same_size if _units_of(option) * _MEMORY_LEVELS <= problem.device_blocks * part
+                    option for option in same_size if _units_of(option) * _MEMORY_LEVELS <= problem.device_units * part
                 ]
                 chosen.update(sorted(within_part, key=lambda option: option.ticks)[:1])
                 chosen.update(sorted(within_part, key=lambda option: option.ticks + option.late_ticks)[:1])
@@ -67,7 +67,7 @@ def fastest_few(problem: Problem) -> Problem:
     return problem.with_calls(tuple(CallOptions(call.name, few_options(call)) for call in problem.calls))
 
 
-def around(problem: Problem, picked: Sequence[Option], coarse: Alike) -> Problem:
+def similar_to_coarse(problem: Problem, picked: Sequence[Option], coarse: MergedLayouts) -> Problem:
     """Return the problem with the options similar to those picked in the coarse problem.
 
     Similar options have the same number of ranks and, for calls whose layout matters, the same representative place.
@@ -95,7 +95,7 @@ def short_calls(problem: Problem, ticks: float) -> frozenset[str]:
     )
 
 
-def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
+def with_representatives_only(problem: Problem, names: Collection[str]) -> Problem:
     """Return the problem with one representative option per number of ranks for each named call.
 
     It has the least of every amount.
@@ -111,7 +111,7 @@ def with_stand_ins(problem: Problem, names: Collection[str]) -> Problem:
     return replace(problem, calls=calls, tasks=tasks)
 
 
-def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str]) -> Problem:
+def similar_to_picked(problem: Problem, picked: Mapping[str, Option], names: Collection[str]) -> Problem:
     """Return the problem with options on as many ranks, and in the same layout, as those picked.
 
     For the named calls, any layout will do.
@@ -127,7 +127,7 @@ def like(problem: Problem, picked: Mapping[str, Option], names: Collection[str])
 
 def _units_of(option: Option) -> int:
     """Return the units that an option needs alone."""
-    return option.resident_blocks + option.transient_blocks
+    return option.resident_units + option.transient_units
 
 
 def _rounded(option: Option, unit: int, ticks: int) -> Option:
@@ -137,8 +137,8 @@ def _rounded(option: Option, unit: int, ticks: int) -> Option:
         ticks=duration,
         early_ticks=min(duration, -(-option.early_ticks // ticks) * ticks),
         late_ticks=option.late_ticks // ticks * ticks,
-        resident_blocks=option.shared_blocks + (option.resident_blocks - option.shared_blocks) // unit * unit,
-        transient_blocks=option.transient_blocks // unit * unit,
+        resident_units=option.shared_units + (option.resident_units - option.shared_units) // unit * unit,
+        transient_units=option.transient_units // unit * unit,
     )
 
 
@@ -170,7 +170,7 @@ def _equivalence_for(problem: Problem, call: str, options: Sequence[Option]) -> 
         return lambda place: None if problem.anywhere else place.ranks
     if not problem.anywhere:
         return lambda place: place
-    sharers = {name for group in problem.copies if call in group for name in group} - {call}
+    sharers = {name for group in problem.sharing_groups if call in group for name in group} - {call}
     shared = {o.place for sharer in problem.calls if sharer.name in sharers for o in sharer.options}
     alone = {option.place.layout for option in options if option.place not in shared}
     moves: dict[str, set[Hashable]] = {layout: set() for layout in alone}
@@ -199,7 +199,7 @@ def _amounts_for(problem: Problem, call: str) -> Callable[[Option], tuple[int, .
 
     def amounts_of(option: Option) -> tuple[int, ...]:
         early = option.early_ticks if option.place.num_ranks <= free_ranks else min(option.early_ticks, lag)
-        memory = option.resident_blocks, option.transient_blocks
+        memory = option.resident_units, option.transient_units
         late_ticks = option.ticks + option.late_ticks, option.ticks - early + option.late_ticks
         return (
             option.place.num_ranks,
@@ -234,7 +234,7 @@ def _with_representatives(problem: Problem, call: CallOptions, names: Collection
     if set(problem.owners(call.name)).isdisjoint(names):
         return call
     without_weights = (
-        replace(o, resident_blocks=o.resident_blocks - o.shared_blocks, shared_blocks=0) for o in call.options
+        replace(o, resident_units=o.resident_units - o.shared_units, shared_units=0) for o in call.options
     )
     return CallOptions(call.name, tuple(without_weights))
 
@@ -258,6 +258,6 @@ def _representative(num_ranks: int, options: Sequence[Option]) -> Option:
         ticks=ticks,
         early_ticks=early,
         late_ticks=max(0, min(late_end - ticks, late_end_after_stream - (ticks - early))),
-        resident_blocks=min(option.resident_blocks - option.shared_blocks for option in options),
-        transient_blocks=min(option.transient_blocks for option in options),
+        resident_units=min(option.resident_units - option.shared_units for option in options),
+        transient_units=min(option.transient_units for option in options),
     )

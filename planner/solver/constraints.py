@@ -47,15 +47,15 @@ def add_memory_constraints(
     model: cp_model.CpModel, problem: Problem, x: Variables, device: cp_model.LinearExprT
 ) -> None:
     """Require that on every atom the copies there and any one call's transient memory fit in `device` units."""
-    shared = {(call.name, o.place): o.shared_blocks for call in problem.calls for o in call.options}
+    shared = {(call.name, o.place): o.shared_units for call in problem.calls for o in call.options}
     for atom, ranks in enumerate(problem.atoms):
         resident = []
         transient: dict[str, list[cp_model.LinearExprT]] = {}
         for call in problem.calls:
             for index, option in enumerate(call.options):
                 if ranks.start in option.place.ranks:
-                    resident.append(option.resident_blocks * x.pick[call.name, index])
-                    transient.setdefault(call.name, []).append(option.transient_blocks * x.pick[call.name, index])
+                    resident.append(option.resident_units * x.pick[call.name, index])
+                    transient.setdefault(call.name, []).append(option.transient_units * x.pick[call.name, index])
             for place in places(call):
                 if ranks.start in place.ranks and (call.name, place) in x.shares:
                     resident.append(-shared[call.name, place] * x.shares[call.name, place])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from meshwright.planner.solver.greedy import Greedy, Near, Picks, Score
+from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks, Score
 from meshwright.planner.solver.result import Limits
 
 _SWEEPS = 20
@@ -27,7 +27,9 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
     return picks, score
 
 
-def descend_in_pairs(greedy: Greedy, picks: Picks, score: Score, near: Near, limits: Limits) -> tuple[Picks, Score]:
+def descend_in_pairs(
+    greedy: Greedy, picks: Picks, score: Score, near: Neighbours, limits: Limits
+) -> tuple[Picks, Score]:
     """Return a choice that no change of two calls to options in `near` improves; each change is followed by a descent.
 
     Raises OutOfTimeError if the limits leave no time.

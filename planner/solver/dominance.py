@@ -26,6 +26,6 @@ def undominated(amounts: Sequence[Sequence[float]]) -> list[int]:
     return indices
 
 
-def beaten(row: Sequence[float], table: npt.NDArray[np.float64]) -> bool:
+def is_dominated(row: Sequence[float], table: npt.NDArray[np.float64]) -> bool:
     """Return True if some row of the table is nowhere larger than `row`."""
     return bool((table <= np.array(row)).all(axis=1).any())

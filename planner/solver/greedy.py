@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.solver.crossing import Crossing
-from meshwright.planner.solver.problem import Option, Problem, TimedTurn, shortest_turn
+from meshwright.planner.solver.problem import Option, Problem, TimedPeriod, shortest_period
 from meshwright.planner.solver.timetable import Columns, Timetable
 
 
@@ -19,7 +19,7 @@ class Score(NamedTuple):
     `excess_blocks` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
     """
 
-    excess_blocks: int
+    excess_units: int
     makespan: int
     work: int
 
@@ -27,7 +27,7 @@ class Score(NamedTuple):
 Picks = tuple[int, ...]
 """The index of an option for each call, in the order of the calls."""
 
-Near = Sequence[Sequence[int]]
+Neighbours = Sequence[Sequence[int]]
 """Indices of some options for each call."""
 
 
@@ -46,7 +46,7 @@ class Greedy:
     """Scores choices of one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._device = problem, problem.device_blocks
+        self._problem, self._device = problem, problem.device_units
         call = {c.name: index for index, c in enumerate(problem.calls)}
         self.options = [c.options for c in problem.calls]
         self._tasks = [task.name for task in problem.tasks]
@@ -59,11 +59,11 @@ class Greedy:
     def score(self, picks: Picks) -> Score:
         """Return the score of a choice."""
         columns = _columns(picks)
-        excess, lasts = self._excess(columns), self._timetable.lasts(columns)
+        excess, lasts = self._excess(columns), self._timetable.durations(columns)
         makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
         return Score(int(excess[0]), int(makespan[0]), int(work[0]))
 
-    def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Near) -> tuple[Picks, Score]:
+    def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
         """Return the best change of these calls to options in `near`, and its score; the first of equals.
 
         The given choice and score are returned if no change is better.
@@ -73,11 +73,11 @@ class Greedy:
             columns[call] = column.ravel()
         excess = self._excess(columns)
         least = int(excess.min())
-        if least > score.excess_blocks:
+        if least > score.excess_units:
             return picks, score
         columns = _selected(columns, excess == least)
-        lasts = self._timetable.lasts(columns)
-        if least == score.excess_blocks:
+        lasts = self._timetable.durations(columns)
+        if least == score.excess_units:
             is_possible = lasts.tails.max(axis=1) <= score.makespan
             if not is_possible.any():
                 return picks, score
@@ -89,18 +89,18 @@ class Greedy:
             return picks, score
         return tuple(int(column[best % len(column)]) for column in columns), best_score
 
-    def turn(self, picks: Picks) -> TimedTurn:
+    def timed_period(self, picks: Picks) -> TimedPeriod:
         """Return the shortest period in the order of the greedy schedule."""
         columns = _columns(picks)
-        lasts = self._timetable.lasts(columns)
+        lasts = self._timetable.durations(columns)
         ends = self._timetable.schedule(columns, lasts)
         starts = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
         if not self._problem.carried:
-            return TimedTurn(int(ends.max()), starts)
+            return TimedPeriod(int(ends.max()), starts)
         position = {name: index for index, name in enumerate(self._problem.order)}
         order = sorted(position, key=lambda name: (starts[name], position[name]))
         picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}
-        return shortest_turn(self._problem, picked, order)
+        return shortest_period(self._problem, picked, order)
 
     def picked(self, picks: Picks) -> tuple[Option, ...]:
         """Return the options of a choice."""
@@ -119,9 +119,9 @@ class Greedy:
             return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
 
         return _Table(
-            resident=per_atom(option.resident_blocks for option in options),
-            shared=per_atom(option.shared_blocks for option in options),
-            transient=per_atom(option.transient_blocks for option in options),
+            resident=per_atom(option.resident_units for option in options),
+            shared=per_atom(option.shared_units for option in options),
+            transient=per_atom(option.transient_units for option in options),
         )
 
     def _excess(self, columns: Columns) -> Array:

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meshwright.planner.solver.bounds import within
+from meshwright.planner.solver.bounds import options_within
 from meshwright.planner.solver.descent import descend, descend_in_pairs
-from meshwright.planner.solver.greedy import Greedy, Near, Picks
+from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks
 from meshwright.planner.solver.problem import Option, Problem
 from meshwright.planner.solver.result import Answer, Limits, Progress, Result
 
@@ -46,19 +46,19 @@ class Incumbent:
             self.makespan, self.options, self.starts = makespan, options, starts
             self.progress(makespan, self.bound)
 
-    def descend_from(self, greedy: Greedy, picks: Picks, near: Near | None = None) -> None:
+    def descend_from(self, greedy: Greedy, picks: Picks, near: Neighbours | None = None) -> None:
         """Offer the result of a descent from this choice, including pairs of changes within `near` if given."""
         picks, score = descend(greedy, picks, greedy.score(picks))
         if near is not None:
             picks, score = descend_in_pairs(greedy, picks, score, near, self.limits)
-        if score.excess_blocks == 0:
+        if score.excess_units == 0:
             self._offer_picks(greedy, picks)
 
     def _offer_picks(self, greedy: Greedy, picks: Picks) -> None:
-        turn = greedy.turn(picks)
+        turn = greedy.timed_period(picks)
         self.offer(greedy.picked(picks), turn.makespan, dict(turn.starts))
 
-    def consider(self, greedy: Greedy, picks: Picks, near: Near | None) -> None:
+    def try_suggestion(self, greedy: Greedy, picks: Picks, near: Neighbours | None) -> None:
         """Descend from a suggested choice; without `near`, only if its greedy makespan beats the answer.
 
         With `near`, the answer itself is improved by pairs of changes first.
@@ -79,14 +79,14 @@ class Incumbent:
         Raises OutOfTimeError once there is an answer and no time is left.
         """
         rng, greedy = random.Random(limits.seed), Greedy(problem)
-        random_starts = [_at_random(rng)] * (_RANDOM_STARTS if limits.most is None else 0)
+        random_starts = [_at_random(rng)] * (_RANDOM_STARTS if limits.max_makespan is None else 0)
         for start in (_fastest, _smallest, *random_starts):
             makespan = self.makespan
             if makespan is not None:
                 limits.require_time()
             self.descend_from(greedy, start(problem))
             if self.makespan is not None and self.makespan != makespan:
-                problem = within(problem, limits.target(self.makespan))
+                problem = options_within(problem, limits.target(self.makespan))
                 if any(not call.options for call in problem.calls):
                     return
                 greedy = Greedy(problem)
@@ -110,7 +110,7 @@ class Incumbent:
             if descended[1] < score:
                 kicks_left = _KICKS if descended[1].makespan < score.makespan else kicks_left
                 picks, score = descended
-        if score.excess_blocks == 0:
+        if score.excess_units == 0:
             self._offer_picks(greedy, picks)
         return self.makespan != makespan
 
@@ -120,8 +120,8 @@ class Incumbent:
         picks = greedy.indices(self.options)
         picks, score = descend(greedy, picks, greedy.score(picks))
         assert self.makespan is not None
-        if score.excess_blocks == 0 and score.makespan <= self.makespan:
-            turn = greedy.turn(picks)
+        if score.excess_units == 0 and score.makespan <= self.makespan:
+            turn = greedy.timed_period(picks)
             if turn.makespan <= self.makespan:
                 self.makespan, self.starts = turn.makespan, dict(turn.starts)
                 self.options = greedy.picked(picks)
@@ -155,4 +155,4 @@ def _at_random(rng: random.Random) -> Callable[[Problem], Picks]:
 
 
 def _peak(option: Option) -> int:
-    return option.resident_blocks + option.transient_blocks
+    return option.resident_units + option.transient_units

@@ -66,18 +66,18 @@ class Solved:
         return self.status in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
 
 
-def makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
+def fixed_ranks_makespan_model(problem: Problem) -> tuple[cp_model.CpModel, Variables]:
     """Build the model with all rules that minimises the makespan."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
     add_choice_constraints(model, problem, x)
     add_time_constraints(model, problem, x)
-    add_memory_constraints(model, problem, x, problem.device_blocks)
+    add_memory_constraints(model, problem, x, problem.device_units)
     model.minimize(x.times.makespan)
     return model, x
 
 
-def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
+def fixed_ranks_memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_model.IntVar]:
     """Build the model of what is picked, without times, that minimises the memory units of a device."""
     model = cp_model.CpModel()
     x = add_variables(model, problem)
@@ -88,7 +88,7 @@ def memory_model(problem: Problem) -> tuple[cp_model.CpModel, Variables, cp_mode
     return model, x, device
 
 
-def run(
+def run_cp_sat(
     model: cp_model.CpModel, limits: Limits, progress: Progress | None = None, effort: Effort | None = None
 ) -> Solved:
     """Solve a model deterministically: fixed seed, workers that take turns, a limit in deterministic time.

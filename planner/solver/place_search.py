@@ -19,12 +19,17 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from meshwright.planner.solver.bounds import least_makespan, within
-from meshwright.planner.solver.coarse import possible
+from meshwright.planner.solver.bounds import least_makespan, options_within
+from meshwright.planner.solver.coarse import without_dominated
 from meshwright.planner.solver.coarse_steps import Steps
-from meshwright.planner.solver.greedy import Greedy, Near, Picks
+from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks
 from meshwright.planner.solver.incumbent import Incumbent
-from meshwright.planner.solver.place_model import Solved, makespan_model, memory_model, run
+from meshwright.planner.solver.place_model import (
+    Solved,
+    fixed_ranks_makespan_model,
+    fixed_ranks_memory_model,
+    run_cp_sat,
+)
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.reduce import Reduced, reduced
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError, Progress, Result
@@ -43,13 +48,13 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     The work is added to `effort`.
     """
     effort = effort or Effort()
-    incumbent, remaining = Incumbent(problem, progress, limits), possible(problem)
+    incumbent, remaining = Incumbent(problem, progress, limits), without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    if limits.most is not None:
-        remaining = within(remaining, limits.most)
+    if limits.max_makespan is not None:
+        remaining = options_within(remaining, limits.max_makespan)
         if any(not call.options for call in remaining.calls):
-            return Result.beaten(limits.most)
+            return Result.beaten(limits.max_makespan)
     try:
         incumbent.start(remaining, limits)
         if incumbent.makespan is None:
@@ -60,8 +65,8 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
     except OutOfTimeError:
         pass
     assert incumbent.makespan is not None
-    if limits.most is not None and incumbent.makespan > limits.most:
-        return _no_answer_within(limits.most, incumbent.bound)
+    if limits.max_makespan is not None and incumbent.makespan > limits.max_makespan:
+        return _no_answer_within(limits.max_makespan, incumbent.bound)
     if limits.seconds_left > 0:
         incumbent.polish()
     return incumbent.result()
@@ -69,7 +74,7 @@ def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort 
 
 def first_answer(problem: Problem, limits: Limits) -> Result | None:
     """Return the best answer of a few descents, or None if none of them fits in memory."""
-    incumbent, remaining = Incumbent(problem, lambda _makespan, _bound: None, limits), possible(problem)
+    incumbent, remaining = Incumbent(problem, lambda _makespan, _bound: None, limits), without_dominated(problem)
     if any(not call.options for call in remaining.calls):
         return None
     with suppress(OutOfTimeError):
@@ -109,21 +114,21 @@ def _no_answer_within(most: int, bound: int) -> Result:
 def _start_from_least_memory(incumbent: Incumbent, limits: Limits, effort: Effort) -> Result | None:
     """Descend from the choice that needs the least memory; return a result only if there is no such choice."""
     problem = incumbent.problem
-    model, x, device = memory_model(problem)
-    solved = run(model, limits, effort=effort)
-    if solved.is_found and solved.solver.value(device) <= problem.device_blocks:
+    model, x, device = fixed_ranks_memory_model(problem)
+    solved = run_cp_sat(model, limits, effort=effort)
+    if solved.is_found and solved.solver.value(device) <= problem.device_units:
         incumbent.descend_from(Greedy(problem), _picks(solved, problem, x))
         return None
-    is_proven = solved.is_proven or solved.solver.best_objective_bound > problem.device_blocks
+    is_proven = solved.is_proven or solved.solver.best_objective_bound > problem.device_units
     return Result(status="infeasible" if is_proven else "out_of_limit", answer=None, objective=None, bound=0)
 
 
 def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
     """Return the problem without excluded options, and descend from the choices that the relaxation suggests."""
 
-    def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
+    def suggest(greedy: Greedy, picks: Picks, near: Neighbours | None) -> int:
         limits.require_time()
-        incumbent.consider(greedy, picks, near)
+        incumbent.try_suggestion(greedy, picks, near)
         return incumbent.target
 
     reduction = reduced(problem, incumbent.target, suggest)
@@ -134,9 +139,9 @@ def _reduced(incumbent: Incumbent, problem: Problem, limits: Limits) -> Reduced:
 def _improve(incumbent: Incumbent, problem: Problem, limits: Limits, effort: Effort) -> float:
     """Search the remaining options with CP-SAT once; return the deterministic time spent."""
     steps = Steps.between(incumbent.bound, incumbent.target, _STEPS)
-    model, x = makespan_model(problem)
+    model, x = fixed_ranks_makespan_model(problem)
     steps.minimise(model, x.times.makespan)
-    solved = run(model, limits, effort=effort)
+    solved = run_cp_sat(model, limits, effort=effort)
     _record(incumbent, problem, solved, x, steps)
     return max(float(solved.solver.deterministic_time), 1e-3)
 

@@ -44,9 +44,9 @@ class Option:
 
     place: Place
     ticks: int
-    resident_blocks: int = 0
-    shared_blocks: int = 0
-    transient_blocks: int = 0
+    resident_units: int = 0
+    shared_units: int = 0
+    transient_units: int = 0
     early_ticks: int = 0
     late_ticks: int = 0
 
@@ -120,7 +120,7 @@ class CarriedPrecedence(NamedTuple):
 
     before: str
     after: str
-    turns: int
+    periods: int
     lag: int = 0
     late: bool = False
 
@@ -148,14 +148,14 @@ class Problem:
     """
 
     num_ranks: int
-    device_blocks: int
+    device_units: int
     calls: tuple[CallOptions, ...]
     tasks: tuple[Task, ...]
     precedences: tuple[Precedence, ...] = ()
     carried: tuple[CarriedPrecedence, ...] = ()
-    copies: tuple[tuple[str, ...], ...] = ()
+    sharing_groups: tuple[tuple[str, ...], ...] = ()
     anywhere: bool = False
-    step: int = 0
+    range_step: int = 0
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -163,7 +163,7 @@ class Problem:
             _check_options(call, self.num_ranks)
         if self.anywhere:
             options = [option for call in self.calls for option in call.options]
-            _check_rank_ranges(options, self.num_ranks, self.step or self.num_ranks)
+            _check_rank_ranges(options, self.num_ranks, self.range_step or self.num_ranks)
         if self.horizon > MAX_SUM:
             raise ValueError(f"the durations add up to {self.horizon} ticks, above {MAX_SUM}; use a longer tick.")
         try:
@@ -177,7 +177,7 @@ class Problem:
                 raise ValueError(f"two {kind}s share a name: {sorted(names)}.")
         used = set(self.runs.values())
         used |= {name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target)}
-        used |= {name for group in self.copies for name in group}
+        used |= {name for group in self.sharing_groups for name in group}
         if unknown := used - {call.name for call in self.calls}:
             raise ValueError(f"there is no call named {sorted(unknown)}.")
         waits = self._all_precedences
@@ -188,9 +188,9 @@ class Problem:
             raise ValueError(f"only a run can be streamed to, not {sorted(not_runs)}.")
         if not_runs := {wait.before for wait in waits if wait.late} - set(self.runs):
             raise ValueError(f"only a run can be late, not {sorted(not_runs)}.")
-        if invalid := [wait for wait in self.carried if wait.turns < 1]:
+        if invalid := [wait for wait in self.carried if wait.periods < 1]:
             raise ValueError(
-                f"{invalid[0].before} is carried by {invalid[0].turns} periods to {invalid[0].after}; use 1 or more."
+                f"{invalid[0].before} is carried by {invalid[0].periods} periods to {invalid[0].after}; use 1 or more."
             )
 
     @cached_property
@@ -238,7 +238,7 @@ class Problem:
     def tied(self) -> frozenset[str]:
         """The calls whose layout matters to others: members of a group of copies, and ends of transfers."""
         ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
-        return frozenset({*ends, *(name for group in self.copies for name in group)})
+        return frozenset({*ends, *(name for group in self.sharing_groups for name in group)})
 
     @cached_property
     def lasts_like(self) -> Mapping[str, str]:
@@ -260,9 +260,9 @@ class Problem:
             earlier.append(task)
         return first_like
 
-    def blocks(self, num_ranks: int) -> range:
+    def range_starts(self, num_ranks: int) -> range:
         """Return the first ranks of the aligned rank ranges of a size."""
-        return range(0, self.num_ranks - num_ranks + 1, min(num_ranks, self.step or num_ranks))
+        return range(0, self.num_ranks - num_ranks + 1, min(num_ranks, self.range_step or num_ranks))
 
     def options(self, call: str) -> tuple[Option, ...]:
         return next(c.options for c in self.calls if c.name == call)
@@ -273,7 +273,7 @@ class Problem:
 
     def owners(self, call: str) -> tuple[str, ...]:
         """Return the earlier calls of the group, whose copy this call shares if it is at the same place."""
-        group = next((g for g in self.copies if call in g), (call,))
+        group = next((g for g in self.sharing_groups if call in g), (call,))
         return group[: group.index(call)]
 
     def early(self, task: Task, picked: Mapping[str, Option]) -> int:
@@ -307,16 +307,15 @@ class Problem:
     def _units_on(self, picked: Mapping[str, Option], rank: int) -> int:
         on_rank = {name: option for name, option in picked.items() if rank in option.place.ranks}
         resident = sum(
-            option.resident_blocks - option.shared_blocks * self._shares(name, picked)
-            for name, option in on_rank.items()
+            option.resident_units - option.shared_units * self._shares(name, picked) for name, option in on_rank.items()
         )
-        return resident + max((option.transient_blocks for option in on_rank.values()), default=0)
+        return resident + max((option.transient_units for option in on_rank.values()), default=0)
 
     def _shares(self, call: str, picked: Mapping[str, Option]) -> bool:
         return any(picked[owner].place == picked[call].place for owner in self.owners(call))
 
 
-def ends_of(
+def earliest_ends(
     problem: Problem, picked: Mapping[str, Option], order: Iterable[str], held: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Return when each task ends if the ranks run the tasks in this order, each as early as possible.
@@ -343,14 +342,14 @@ def ends_of(
     return ends
 
 
-class TimedTurn(NamedTuple):
+class TimedPeriod(NamedTuple):
     """A schedule of one period: its length and the start of each task, in ticks."""
 
     makespan: int
     starts: Mapping[str, int]
 
 
-def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> TimedTurn:
+def shortest_period(problem: Problem, picked: Mapping[str, Option], order: Sequence[str]) -> TimedPeriod:
     """Return the shortest period in which the ranks run the tasks in this order.
 
     A task that would start before its input from an earlier period has arrived is delayed: that lengthens this period,
@@ -360,7 +359,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
     tasks = {task.name: task for task in problem.tasks}
     ticks = {name: problem.duration(task, picked) for name, task in tasks.items()}
     late = {wait.before: problem.late(tasks[wait.before], picked) for wait in problem.carried}
-    ends = ends_of(problem, picked, order)
+    ends = earliest_ends(problem, picked, order)
 
     def arrival(wait: CarriedPrecedence, ends: Mapping[str, int]) -> int:
         return wait.arrival(ends[wait.before], late[wait.before])
@@ -369,12 +368,12 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
         """Return the earliest ends in a period of this length, or None if it is too short."""
         held: dict[str, int] = {}
         for _ in range(len(problem.carried) + 1):
-            ends = ends_of(problem, picked, order, held)
+            ends = earliest_ends(problem, picked, order, held)
             if max(ends.values()) > makespan:
                 return None
-            needed = {w.after: arrival(w, ends) - w.turns * makespan for w in problem.carried}
+            needed = {w.after: arrival(w, ends) - w.periods * makespan for w in problem.carried}
             for wait in problem.carried:
-                needed[wait.after] = max(needed[wait.after], arrival(wait, ends) - wait.turns * makespan)
+                needed[wait.after] = max(needed[wait.after], arrival(wait, ends) - wait.periods * makespan)
             late_starts = {name: tick for name, tick in needed.items() if tick > ends[name] - ticks[name]}
             if not late_starts:
                 return ends
@@ -382,7 +381,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
         return None
 
     low = max(ends.values())
-    waits = (-(-(arrival(w, ends) - ends[w.after] + ticks[w.after]) // w.turns) for w in problem.carried)
+    waits = (-(-(arrival(w, ends) - ends[w.after] + ticks[w.after]) // w.periods) for w in problem.carried)
     high = max(low, max(waits, default=0))
     while low < high:
         middle = (low + high) // 2
@@ -391,7 +390,7 @@ def shortest_turn(problem: Problem, picked: Mapping[str, Option], order: Sequenc
             low = middle + 1
         else:
             high, ends = middle, feasible_ends
-    return TimedTurn(high, {name: end - ticks[name] for name, end in ends.items()})
+    return TimedPeriod(high, {name: end - ticks[name] for name, end in ends.items()})
 
 
 def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> None:
@@ -415,13 +414,13 @@ def _check_options(call: CallOptions, num_ranks: int) -> None:
         place = option.place
         if place.first_rank < 0 or place.num_ranks < 1 or place.ranks.stop > num_ranks:
             raise ValueError(f"{call.name}: ranks {place.ranks} are not within the {num_ranks} ranks.")
-        if min(option.ticks, option.resident_blocks, option.transient_blocks) < 0:
+        if min(option.ticks, option.resident_units, option.transient_units) < 0:
             raise ValueError(f"{call.name}: an option has a negative duration or memory.")
         if not 0 <= option.early_ticks <= option.ticks:
             raise ValueError(f"{call.name}: an option of {option.ticks} ticks starts {option.early_ticks} early.")
         if option.late_ticks < 0:
             raise ValueError(f"{call.name}: an option is {option.late_ticks} ticks late; use 0 or more.")
-        if not 0 <= option.shared_blocks <= option.resident_blocks:
-            raise ValueError(f"{call.name}: {option.shared_blocks} of {option.resident_blocks} units cannot be shared.")
-        if shared.setdefault(place, option.shared_blocks) != option.shared_blocks:
+        if not 0 <= option.shared_units <= option.resident_units:
+            raise ValueError(f"{call.name}: {option.shared_units} of {option.resident_units} units cannot be shared.")
+        if shared.setdefault(place, option.shared_units) != option.shared_units:
             raise ValueError(f"{call.name}: copies of two sizes at {place}.")

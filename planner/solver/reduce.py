@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.planner.solver.bounds import within
-from meshwright.planner.solver.greedy import Greedy, Near, Picks
-from meshwright.planner.solver.place_model import makespan_model
+from meshwright.planner.solver.bounds import options_within
+from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks
+from meshwright.planner.solver.place_model import fixed_ranks_makespan_model
 from meshwright.planner.solver.problem import CallOptions, Option, Problem
-from meshwright.planner.solver.relaxation import Relaxation, Relaxed
+from meshwright.planner.solver.relaxation import Relaxation, RelaxationOptimum
 from meshwright.planner.solver.variables import Variables
 
-Suggest = Callable[[Greedy, Picks, Near | None], int]
+Suggest = Callable[[Greedy, Picks, Neighbours | None], int]
 """Takes a choice worth trying, and returns the makespan that answers have to meet from now on.
 
 The rounded answer of the relaxation comes with the options near it; other choices come with None.
@@ -47,15 +47,15 @@ class Reduced:
             CallOptions(call.name, tuple(o for o in call.options if self.bounds[call.name][o] <= makespan))
             for call in self.problem.calls
         )
-        return replace(self, problem=within(self.problem.with_calls(calls), makespan))
+        return replace(self, problem=options_within(self.problem.with_calls(calls), makespan))
 
 
 def reduced(problem: Problem, makespan: int, suggest: Suggest) -> Reduced:
     """Return the problem without options that are in no answer within `makespan` or what `suggest` lowers it to."""
-    problem = within(problem, makespan)
+    problem = options_within(problem, makespan)
     if any(not call.options for call in problem.calls):
         return _no_answer(problem, makespan)
-    model, x = makespan_model(problem)
+    model, x = fixed_ranks_makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
     relaxed = relaxation.solve(makespan)
     if relaxed is None:
@@ -85,7 +85,7 @@ def _no_answer(problem: Problem, makespan: int) -> Reduced:
     return Reduced(problem.with_calls(tuple(CallOptions(call.name, ()) for call in problem.calls)), makespan + 1)
 
 
-def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
+def rounded(problem: Problem, x: Variables, relaxed: RelaxationOptimum) -> Picks:
     """Return for each call the option with the largest value in the relaxation's answer."""
 
     def largest(call: CallOptions) -> int:
@@ -94,7 +94,7 @@ def rounded(problem: Problem, x: Variables, relaxed: Relaxed) -> Picks:
     return tuple(largest(call) for call in problem.calls)
 
 
-def _near(problem: Problem, x: Variables, relaxed: Relaxed) -> Near:
+def _near(problem: Problem, x: Variables, relaxed: RelaxationOptimum) -> Neighbours:
     def nearest(call: CallOptions) -> list[int]:
         cost = [relaxed.reduced_costs[x.pick[call.name, index].index] for index in range(len(call.options))]
         return sorted(range(len(call.options)), key=cost.__getitem__)[:_NUM_NEAR]
@@ -113,7 +113,7 @@ class _Pass:
     suggest: Suggest
     makespan: int
 
-    def bounds(self, call: CallOptions, relaxed: Relaxed) -> dict[Option, int]:
+    def bounds(self, call: CallOptions, relaxed: RelaxationOptimum) -> dict[Option, int]:
         """Return the options of a call that survive, tested one by one and then with the call fixed to each pool."""
         variables = [self.x.pick[call.name, index].index for index in range(len(call.options))]
         pools: dict[range, list[int]] = {}

@@ -15,22 +15,22 @@ from ortools.sat.python import cp_model
 _UNBOUNDED = 2**60
 """Domain bounds beyond this value represent infinity."""
 
-SAFETY = 1e-5
+BOUND_MARGIN = 1e-5
 """Relative margin on a bound, so that rounding in the linear program never excludes an option."""
 
 
 _CONCLUSIVE = (pywraplp.Solver.OPTIMAL, pywraplp.Solver.INFEASIBLE)
 """GLOP's conclusive statuses."""
 
-AFRESH = ("", "use_preprocessing: false")
+GLOP_PARAMETERS = ("", "use_preprocessing: false")
 """Parameters with which GLOP is tried in order; the second set is for numerical trouble."""
 
-_WARM_START = ("use_preprocessing: false use_dual_simplex: true", *AFRESH)
+_WARM_START = ("use_preprocessing: false use_dual_simplex: true", *GLOP_PARAMETERS)
 """Parameters for a warm start from the last optimum, which is close if only bounds of variables have changed."""
 
 
 @dataclass(frozen=True)
-class Relaxed:
+class RelaxationOptimum:
     """The optimum, and the value and reduced cost of each variable by its index."""
 
     optimum: float
@@ -40,12 +40,12 @@ class Relaxed:
     @property
     def bound(self) -> int:
         """A lower bound on every integer answer."""
-        return math.ceil(self.optimum * (1 - SAFETY) - SAFETY)
+        return math.ceil(self.optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN)
 
     def bound_with(self, variable: int) -> int:
         """Return a lower bound on every integer answer in which the variable is 1."""
         rest = max(0.0, self.reduced_costs[variable]) * (1 - self.values[variable])
-        return math.ceil((self.optimum + rest) * (1 - SAFETY) - SAFETY)
+        return math.ceil((self.optimum + rest) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
 
 
 class Relaxation:
@@ -69,17 +69,19 @@ class Relaxation:
         self._solver.Objective().SetMinimization()
         self._forbidden: set[int] = set()
 
-    def solve(self, most: float = math.inf) -> Relaxed | None:
+    def solve(self, most: float = math.inf) -> RelaxationOptimum | None:
         """Return the optimum, or None if it exceeds `most`; if GLOP gives up, the bound is 0."""
-        status = solved(self._solver, _WARM_START)
+        status = solve_with_glop(self._solver, _WARM_START)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         if status != pywraplp.Solver.OPTIMAL:
-            return Relaxed(optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables))
+            return RelaxationOptimum(
+                optimum=0.0, values=[0.0] * len(self._variables), reduced_costs=[0.0] * len(self._variables)
+            )
         optimum = self._solver.Objective().Value()
-        if Relaxed(optimum, (), ()).bound > most:  # reading all values takes as long as solving
+        if RelaxationOptimum(optimum, (), ()).bound > most:  # reading all values takes as long as solving
             return None
-        return Relaxed(
+        return RelaxationOptimum(
             optimum=optimum,
             values=[variable.solution_value() for variable in self._variables],
             reduced_costs=[variable.reduced_cost() for variable in self._variables],
@@ -87,7 +89,7 @@ class Relaxation:
 
     def solve_with_one_of(
         self, group: Collection[int], others: Collection[int], most: float = math.inf
-    ) -> Relaxed | None:
+    ) -> RelaxationOptimum | None:
         """Return the optimum if, of variables of which one is 1, only those in `group` may be.
 
         None if it exceeds `most`.
@@ -116,7 +118,7 @@ class Relaxation:
             constraint.SetCoefficient(self._variables[variable], coefficient)
 
 
-def solved(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
+def solve_with_glop(solver: pywraplp.Solver, ways: Sequence[str]) -> int:
     """Solve with the first parameters with which GLOP does not give up, and return its status."""
     status = int(pywraplp.Solver.NOT_SOLVED)
     for way in ways:

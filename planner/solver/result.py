@@ -44,17 +44,17 @@ class Limits:
     num_workers: int = 1
     max_deterministic_time: float = 60.0
     gap: float | None = None
-    most: int | None = None
+    max_makespan: int | None = None
     deadline: float | None = None
     stop: threading.Event | None = None
 
     @classmethod
-    def within(cls, seconds: float, *, gap: float | None = None, began: float | None = None) -> Self:
+    def for_seconds(cls, seconds: float, *, gap: float | None = None, began: float | None = None) -> Self:
         """Return limits of this many seconds from `began`, in seconds of `time.monotonic`; `began` defaults to now."""
         start = time.monotonic() if began is None else began
         return cls(max_deterministic_time=seconds, gap=gap, deadline=start + seconds)
 
-    def on(self, num_ranks: int) -> Self:
+    def with_default_gap(self, num_ranks: int) -> Self:
         """Return the limits with the default gap for this number of ranks if none is set."""
         usual = _GAP if num_ranks <= _MANY_RANKS else _GAP_OF_MANY_RANKS
         return self if self.gap is not None else replace(self, gap=usual)
@@ -78,26 +78,26 @@ class Limits:
 
     def target(self, makespan: int) -> int:
         """The largest makespan worth finding once this one is known: `most`, or shorter by more than the gap."""
-        if self.most is not None and makespan > self.most:
-            return self.most
-        return self.shorter(makespan)
+        if self.max_makespan is not None and makespan > self.max_makespan:
+            return self.max_makespan
+        return self.improving_makespan(makespan)
 
-    def shorter(self, makespan: int) -> int:
+    def improving_makespan(self, makespan: int) -> int:
         """The largest makespan that is shorter than this one by more than the gap."""
         return math.ceil(makespan * (1 - _GAP_SHARE * self.tolerance)) - 1
 
-    def shorter_seconds(self, seconds: float) -> float:
+    def improving_seconds(self, seconds: float) -> float:
         """The period, in seconds, that is shorter than the given one by the gap."""
         return seconds * (1 - _GAP_SHARE * self.tolerance)
 
-    def as_short_seconds(self, seconds: float) -> float:
+    def comparable_seconds(self, seconds: float) -> float:
         """The longest period, in seconds, that the given one undercuts by no more than the gap.
 
         It includes a margin for rounding to ticks.
         """
         return seconds * (1 + _ROUNDING_MARGIN) / (1 - self.tolerance)
 
-    def as_short(self, makespan: int) -> int:
+    def comparable_makespan(self, makespan: int) -> int:
         """The largest makespan that the given one undercuts by no more than the gap."""
         return math.floor(makespan / (1 - _GAP_SHARE * self.tolerance))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.planner.solver import block_search, place_search
-from meshwright.planner.solver.block_model import block_memory_model
-from meshwright.planner.solver.place_model import memory_model, run
+from meshwright.planner.solver.block_model import rank_range_memory_model
+from meshwright.planner.solver.place_model import fixed_ranks_memory_model, run_cp_sat
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Effort, Limits, Progress, Result
 
@@ -33,8 +33,8 @@ def least_memory(problem: Problem, limits: Limits) -> int | None:
     """
     if any(not call.options for call in problem.calls):
         return None
-    model, _, device = block_memory_model(problem) if problem.anywhere else memory_model(problem)
-    solved = run(model, limits)
+    model, _, device = rank_range_memory_model(problem) if problem.anywhere else fixed_ranks_memory_model(problem)
+    solved = run_cp_sat(model, limits)
     return solved.solver.value(device) if solved.is_found else None
 
 

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from meshwright.planner.solver.problem import Option, Place, Problem, Transfer
-from meshwright.planner.solver.relaxation import AFRESH, SAFETY, solved
+from meshwright.planner.solver.relaxation import BOUND_MARGIN, GLOP_PARAMETERS, solve_with_glop
 from meshwright.planner.solver.windows import windows
 
-Kept: TypeAlias = Mapping[str, NDArray[np.bool_]]
+OptionMask: TypeAlias = Mapping[str, NDArray[np.bool_]]
 """The options of each call that are left, as a mask, [options]."""
 
 
 @dataclass(frozen=True)
-class Bounds:
+class OptionBounds:
     """Lower bounds in ticks: `least` holds for every answer, `each` for the answers with an option, [options] by call.
 
     An option that is not left has an infinite bound.
@@ -33,12 +33,12 @@ class Bounds:
     least: int
     each: Mapping[str, NDArray[np.float64]]
 
-    def within(self, makespan: int) -> Kept:
+    def within(self, makespan: int) -> OptionMask:
         """Return the options that may be part of an answer that ends by the tick."""
         return {name: bounds <= makespan for name, bounds in self.each.items()}
 
 
-class Spread:
+class SpreadRelaxation:
     """The linear program of a problem, solved for some of its options at a time."""
 
     def __init__(self, problem: Problem) -> None:
@@ -61,7 +61,7 @@ class Spread:
         self._solver.Objective().SetCoefficient(self._makespan, 1)
         self._solver.Objective().SetMinimization()
 
-    def bounds(self, kept: Kept) -> Bounds | None:
+    def bounds(self, kept: OptionMask) -> OptionBounds | None:
         """Return the bounds on answers with the options that are kept, or None if there is no answer."""
         for name, picks in self._pick.items():
             for index in np.flatnonzero(self._left[name] != kept[name]).tolist():
@@ -72,13 +72,13 @@ class Spread:
         each = {}
         for name, picks in self._pick.items():
             costs = np.array([pick.reduced_cost() for pick in picks]) if optimum else np.zeros(len(picks))
-            option_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - SAFETY) - SAFETY)
+            option_bounds = np.ceil((optimum + np.maximum(0.0, costs)) * (1 - BOUND_MARGIN) - BOUND_MARGIN)
             each[name] = np.where(self._left[name], option_bounds, np.inf)
-        return Bounds(max(0, int(np.ceil(optimum * (1 - SAFETY) - SAFETY))), each)
+        return OptionBounds(max(0, int(np.ceil(optimum * (1 - BOUND_MARGIN) - BOUND_MARGIN))), each)
 
     def _solved(self) -> float | None:
         """Return the optimum, 0 if GLOP gives up for numerical trouble, or None if the program is infeasible."""
-        status = solved(self._solver, AFRESH)
+        status = solve_with_glop(self._solver, GLOP_PARAMETERS)
         if status == pywraplp.Solver.INFEASIBLE:
             return None
         return float(self._solver.Objective().Value()) if status == pywraplp.Solver.OPTIMAL else 0.0
@@ -131,15 +131,15 @@ class Spread:
         copies = {}
         for call in self._problem.calls:
             shares = bool(self._problem.owners(call.name))
-            copies[call.name] = [self._share(o) * (o.resident_blocks - o.shared_blocks * shares) for o in call.options]
+            copies[call.name] = [self._share(o) * (o.resident_units - o.shared_units * shares) for o in call.options]
         for call in self._problem.calls:
             with_transient = [
-                blocks + self._share(o) * o.transient_blocks
+                blocks + self._share(o) * o.transient_units
                 for blocks, o in zip(copies[call.name], call.options, strict=True)
             ]
             held = {**copies, call.name: with_transient}
             terms = (pair for name, blocks in held.items() for pair in zip(self._pick[name], blocks, strict=True))
-            self._add(-self._infinity, self._problem.device_blocks, *terms)
+            self._add(-self._infinity, self._problem.device_units, *terms)
 
     def _share(self, option: Option) -> float:
         """Return the option's share of all ranks."""
@@ -174,7 +174,7 @@ def _least_ticks(problem: Problem, transfer: Transfer) -> tuple[dict[Place, int]
         list(dict.fromkeys(option.place for option in problem.options(call)))
         for call in (transfer.source, transfer.target)
     )
-    may_share = any({transfer.source, transfer.target} <= set(group) for group in problem.copies)
+    may_share = any({transfer.source, transfer.target} <= set(group) for group in problem.sharing_groups)
     ticks = np.empty((len(sources), len(targets)), dtype=np.int64)
     for row, source in enumerate(sources):
         for column, target in enumerate(targets):

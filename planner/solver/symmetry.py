@@ -59,9 +59,9 @@ def _equivalent_pools(call: CallOptions) -> dict[range, int]:
             o.ticks,
             o.early_ticks,
             o.late_ticks,
-            o.resident_blocks,
-            o.shared_blocks,
-            o.transient_blocks,
+            o.resident_units,
+            o.shared_units,
+            o.transient_units,
         )
         options_on.setdefault(o.place.ranks, Counter())[amounts] += 1
     numbers: dict[Hashable, int] = {}

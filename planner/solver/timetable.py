@@ -28,7 +28,7 @@ _NO_LAG = -(2**61)
 """Lag of a pair of tasks without a precedence; a sum with it is before every tick."""
 
 
-class Lasts(NamedTuple):
+class Durations(NamedTuple):
     """Durations of the tasks in several choices, each [choices, tasks].
 
     `ticks` are durations, `early` the ticks by which a task may start before the end of what streams to it, `late` the
@@ -41,9 +41,9 @@ class Lasts(NamedTuple):
     late: Array
     tails: Array
 
-    def where(self, kept: NDArray[np.bool_]) -> Lasts:
+    def where(self, kept: NDArray[np.bool_]) -> Durations:
         """Select some of the choices."""
-        return Lasts(*(amounts[kept] for amounts in self))
+        return Durations(*(amounts[kept] for amounts in self))
 
 
 class Timetable:
@@ -67,7 +67,7 @@ class Timetable:
         self._representative = [task[problem.lasts_like[one.name]] for one in problem.tasks]
         self._order = [task[name] for name in problem.order]
         self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
-        self._carried = [(task[p.before], task[p.after], p.turns, p.lag, p.late) for p in problem.carried]
+        self._carried = [(task[p.before], task[p.after], p.periods, p.lag, p.late) for p in problem.carried]
         self._unordered = self._pairs(problem)
         self._moved: dict[int, Array] = {}
         shape = len(task), len(task)
@@ -101,7 +101,7 @@ class Timetable:
             is_shared = is_shared | (self._places[owner][columns[owner]] == places)
         return is_shared
 
-    def lasts(self, columns: Columns) -> Lasts:
+    def durations(self, columns: Columns) -> Durations:
         """Return the durations of the tasks, [choices, tasks]."""
         ticks: list[Array] = []
         for task, like in enumerate(self._representative):
@@ -122,9 +122,9 @@ class Timetable:
                     wait = np.maximum(0, wait - early[after]) if streamed else wait
                     tails[task] = np.maximum(tails[task], wait + tails[after])
         size = max(len(column) for column in columns)
-        return Lasts(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
+        return Durations(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
 
-    def schedule(self, columns: Columns, lasts: Lasts) -> Array:
+    def schedule(self, columns: Columns, lasts: Durations) -> Array:
         """Return the end of each task, [choices, tasks]."""
         choices, meets = np.arange(len(lasts.ticks)), self._conflicts(columns, lasts)
         begins, ends = np.zeros_like(lasts.ticks), np.zeros_like(lasts.ticks)
@@ -147,7 +147,7 @@ class Timetable:
                 begins = np.maximum(begins, np.where(self._streams[task], streamed, 0))
         return ends
 
-    def makespans(self, columns: Columns, lasts: Lasts) -> Array:
+    def makespans(self, columns: Columns, lasts: Durations) -> Array:
         """Return the lengths of the periods of the greedy schedules, [choices].
 
         If a carried precedence would be violated, the period is as long as if the chain after its reader could move to
@@ -173,7 +173,7 @@ class Timetable:
             sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in pairs) > 0
         )
 
-    def work(self, columns: Columns, lasts: Lasts) -> Array:
+    def work(self, columns: Columns, lasts: Durations) -> Array:
         """Return ticks x ranks, [choices]."""
         return sum(
             (lasts.ticks[:, task] * self._num_ranks(task, columns) for task in range(len(self._tasks))),
@@ -211,7 +211,7 @@ class Timetable:
             return (source,)
         return (target,) if one.occupies == "target" else (source, target)
 
-    def _conflicts(self, columns: Columns, lasts: Lasts) -> NDArray[np.bool_]:
+    def _conflicts(self, columns: Columns, lasts: Durations) -> NDArray[np.bool_]:
         """Return True for two tasks without a precedence that must not overlap, [choices, tasks, tasks].
 
         A task that takes no time occupies no ranks.

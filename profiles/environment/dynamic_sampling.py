@@ -31,13 +31,13 @@ _ACCEPTANCE = "share of groups with non-zero reward variance, the mean over step
 _HISTOGRAM = "pairs of that share and weight, over steps, in place of the mean"
 _NUM_PROMPTS = "prompts of a wave; chosen by the plan if not given"
 
-LEAST_ACCEPTANCE = 0.01
+MIN_ACCEPTANCE = 0.01
 
 
 class DynamicSampling(Document):
     """Share of groups that are kept, and number of prompts that are sampled at once."""
 
-    acceptance: float | None = Field(default=None, ge=LEAST_ACCEPTANCE, le=1, description=_ACCEPTANCE)
+    acceptance: float | None = Field(default=None, ge=MIN_ACCEPTANCE, le=1, description=_ACCEPTANCE)
     histogram: tuple[tuple[float, float], ...] | None = Field(default=None, min_length=1, description=_HISTOGRAM)
     num_prompts: int | None = Field(default=None, gt=0, description=_NUM_PROMPTS)
 
@@ -45,19 +45,19 @@ class DynamicSampling(Document):
     def _one_form(self) -> Self:
         if (self.acceptance is None) == (self.histogram is None):
             raise ValueError("give one of: acceptance or histogram")
-        if any(not LEAST_ACCEPTANCE <= a <= 1 or w < 0 for a, w in self.histogram or ()):
-            raise ValueError(f"a histogram needs shares from {LEAST_ACCEPTANCE:g} to 1 and weights of 0 or more")
+        if any(not MIN_ACCEPTANCE <= a <= 1 or w < 0 for a, w in self.histogram or ()):
+            raise ValueError(f"a histogram needs shares from {MIN_ACCEPTANCE:g} to 1 and weights of 0 or more")
         if self.histogram is not None and not any(w > 0 for _, w in self.histogram):
             raise ValueError("a histogram needs a weight that is not 0")
         return self
 
-    def as_planned(self, planned: DynamicSampling, *, shares_are_seen: bool) -> DynamicSampling:
+    def completed_by_plan(self, planned: DynamicSampling, *, shares_are_observed: bool) -> DynamicSampling:
         """Return the job's settings completed by its plan.
 
         The plan sets the size of a wave if the job leaves it open, and the shares if they were observed in a trace.
         """
         update: dict[str, object] = {"num_prompts": self.num_prompts or planned.num_prompts}
-        if shares_are_seen:
+        if shares_are_observed:
             update |= {"acceptance": planned.acceptance, "histogram": planned.histogram}
         return self.model_copy(update=update)
 
@@ -74,17 +74,17 @@ class DynamicSampling(Document):
     def mean(self) -> float:
         return math.fsum(share * p for share, p in self.shares)
 
-    def wave(self, num_groups: int) -> int:
+    def wave_size(self, num_groups: int) -> int:
         """Return the prompts of a wave: `num_prompts`, or as many as fill a batch of `num_groups` on average."""
         return self.num_prompts or math.ceil(num_groups / self.mean)
 
-    def most_waves(self, num_groups: int) -> int:
+    def max_waves(self, num_groups: int) -> int:
         """Return the maximum waves of a step: as many as fill a batch on average at the lowest valid acceptance."""
-        return math.ceil(num_groups / (LEAST_ACCEPTANCE * self.wave(num_groups)))
+        return math.ceil(num_groups / (MIN_ACCEPTANCE * self.wave_size(num_groups)))
 
     def expected_waves(self, num_groups: int) -> float:
         """Return the expected number of waves of a step that trains on `num_groups` groups."""
-        size = self.wave(num_groups)
+        size = self.wave_size(num_groups)
         return math.fsum(p * _expected_waves(num_groups, size, share) for share, p in self.shares)
 
 

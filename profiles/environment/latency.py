@@ -35,7 +35,7 @@ class Latencies:
     def longest(self) -> float:
         return self.seconds[-1]
 
-    def within(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    def cdf(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the cumulative probability at each of these times [...], in the same shape."""
         probabilities: NDArray[np.float64] = self._cumulative[np.searchsorted(self.seconds, seconds, side="right")]
         return probabilities
@@ -54,7 +54,7 @@ class MeasuredCalls(Document):
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="day of the measurement, as YYYY-MM-DD")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Description of the measurement for users."""
         failed = f", {self.num_failed} more failed" if self.num_failed else ""
         return f"the mean of {self.num_calls} on {self.date}{failed}"
@@ -97,10 +97,10 @@ class LatencySpec(Document):
         return self
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Mean latency and the calls from which it was measured, for users."""
         mean = f"{self.resolve().mean:.3g} s"
-        return f"{mean} ({self.measured.told})" if self.measured else mean
+        return f"{mean} ({self.measured.description})" if self.measured else mean
 
     def resolve(self) -> Latencies:
         """Return the distribution, truncated at `max`."""

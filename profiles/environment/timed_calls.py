@@ -13,7 +13,7 @@ from meshwright.profiles.environment.latency import LatencySpec, MeasuredCalls
 CallKind: TypeAlias = Literal["reward", "tool"]
 
 
-class Called(Document):
+class CallKey(Document):
     """The key of timed calls: the callee and the samples per call, independent of the name that a job gives it."""
 
     kind: CallKind
@@ -24,7 +24,7 @@ class Called(Document):
 class TimedCalls(Document):
     """Seconds of each successful call, ascending, and the number of failed calls."""
 
-    called: Called
+    called: CallKey
     seconds: tuple[float, ...] = Field(min_length=1, max_length=1024)
     num_failed: int = Field(default=0, ge=0)
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")

@@ -26,7 +26,7 @@ _MAX_POINTS = 2**14
 _EDGES = np.concatenate([np.linspace(0, 0.9, 65)[:-1], 1 - 0.1 * np.logspace(0, -5, 64), [1.0]])
 """Edges of the quantile bins to which a sum is reduced, keeping each mean; bins are finer in the tail."""
 
-MOST_TURNS = 1024
+MAX_TURNS = 1024
 """Maximum number of turns of a rollout."""
 
 _NUMBER = "turns of a rollout"
@@ -45,17 +45,19 @@ class ToolTurns(Document):
 
     @model_validator(mode="after")
     def _few_turns(self) -> Self:
-        if self.number.max > MOST_TURNS:
-            raise ValueError(f"turns.number.max={self.number.max} is more than {MOST_TURNS}; use that or fewer")
+        if self.number.max > MAX_TURNS:
+            raise ValueError(f"turns.number.max={self.number.max} is more than {MAX_TURNS}; use that or fewer")
         return self
 
     def lengths(self, response: LengthSpec) -> Histogram:
         """Return the lengths of sampled and tool tokens together, if each turn samples a `response`."""
-        return summed(_resolved(self.number), _resolved(response), _resolved(self.result), self.max_tokens)
+        return compound_distribution(
+            _resolved(self.number), _resolved(response), _resolved(self.result), self.max_tokens
+        )
 
-    def drawn(self, response: LengthSpec) -> Histogram:
+    def sampled(self, response: LengthSpec) -> Histogram:
         """Return the lengths of the sampled tokens alone, truncated at `max_tokens` as if there were no tool tokens."""
-        return summed(_resolved(self.number), _resolved(response), None, self.max_tokens)
+        return compound_distribution(_resolved(self.number), _resolved(response), None, self.max_tokens)
 
     @cached_property
     def latencies(self) -> Latencies:
@@ -73,12 +75,12 @@ class ToolTurns(Document):
         `seconds_of_round` converts tool latencies to rounds.
         """
         if math.isinf(seconds_of_round):
-            return self.drawn(response)
+            return self.sampled(response)
         latencies = self.latencies
         pairs = zip(latencies.seconds, latencies.probabilities, strict=True)
         waits = _rounded([(seconds / seconds_of_round, p) for seconds, p in pairs])
         longest = self.max_tokens + math.ceil(latencies.longest / seconds_of_round) * (self.number.max - 1)
-        return summed(_resolved(self.number), _resolved(response), waits, longest)
+        return compound_distribution(_resolved(self.number), _resolved(response), waits, longest)
 
 
 @lru_cache(maxsize=64)  # a cost model asks for the same ones in every iteration
@@ -86,7 +88,7 @@ def _resolved(lengths: LengthSpec) -> Histogram:
     return lengths.resolve()
 
 
-def summed(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:
+def compound_distribution(number: Histogram, each: Histogram, between: Histogram | None, longest: int) -> Histogram:
     """Return the distribution of the sum of `number` values of `each` and `number` - 1 of `between`, at most `longest`.
 
     It has some hundred values, and the mean is preserved in each of as many quantile bins.

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.environment.turns import ToolTurns
-from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOLD_TOKENS, Span
+from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOOL_TOKENS, Span
 
 
 class TurnsObservation(NamedTuple):
     """Means per rollout: tool calls, tool tokens, and the sum of tool latencies in seconds."""
 
     num_calls: float
-    told_tokens: float
+    tool_tokens: float
     call_seconds: float
 
     @property
@@ -23,12 +23,12 @@ class TurnsObservation(NamedTuple):
         """Mean number of turns: one more than calls, because a turn follows each call."""
         return 1 + self.num_calls
 
-    def met(self, turns: ToolTurns) -> ToolTurns:
+    def scale(self, turns: ToolTurns) -> ToolTurns:
         """Return the turns scaled to the observed means; result and latency stay if the tool was never called."""
         update: dict[str, object] = {"number": turns.number.with_mean(self.num_turns)}
         if self.num_calls:
             mean = self.call_seconds / self.num_calls
-            update["result"] = turns.result.with_mean(max(1.0, self.told_tokens / self.num_calls))
+            update["result"] = turns.result.with_mean(max(1.0, self.tool_tokens / self.num_calls))
             update["latency_seconds"] = _with_mean(turns.latency_seconds, mean)
         return turns.model_copy(update=update)
 
@@ -39,10 +39,10 @@ def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: f
     Every rank of a replica records the tool tokens; only the rank that calls the tool records calls and their
     latencies.
     """
-    if not any(NUM_TOLD_TOKENS in span.facts for span in spans):
+    if not any(NUM_TOOL_TOKENS in span.facts for span in spans):
         return None
     tool_tokens, calls, seconds = (
-        math.fsum(span.facts.get(name, 0.0) for span in spans) for name in (NUM_TOLD_TOKENS, NUM_CALLS, CALL_SECONDS)
+        math.fsum(span.facts.get(name, 0.0) for span in spans) for name in (NUM_TOOL_TOKENS, NUM_CALLS, CALL_SECONDS)
     )
     return TurnsObservation(
         calls / num_rollouts, tool_tokens / ranks_per_replica / num_rollouts, seconds / num_rollouts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS, NUM_PROMPT_TOKENS, Span
+from meshwright.profiles.trace import NUM_PROMPT_TOKENS, NUM_SAMPLED_TOKENS, NUM_SAMPLES, Span
 
 
 class WavesObservation(NamedTuple):
@@ -31,6 +31,6 @@ def observe_waves(spans: Sequence[Span], ranks_per_replica: int, num_steps: int)
         return None
     rows, responses, prompts = (
         math.fsum(span.facts.get(name, 0.0) for span in spans)
-        for name in (NUM_DRAWN, NUM_DRAWN_TOKENS, NUM_PROMPT_TOKENS)
+        for name in (NUM_SAMPLES, NUM_SAMPLED_TOKENS, NUM_PROMPT_TOKENS)
     )
     return WavesObservation(rows / ranks_per_replica / num_steps, responses / rows, prompts / rows)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.profiles.in_flight.refills import Numbers, Refills
+from meshwright.profiles.in_flight.refills import Numbers, SlotRefills
 from meshwright.profiles.lengths import Histogram
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 
-PROBABILITY = 0.9
+FIT_PROBABILITY = 0.9
 """Probability that the sequences in flight fit in the cache, in the round in which they need most."""
 
 _STEPS = 256
@@ -78,16 +78,16 @@ class LiveTokens:
         mean = np.convolve(starts, alive * tokens)[first:]
         square = np.convolve(starts, alive * (tokens**2 + self._prompt_variance))[first:]
         spread = np.sqrt(np.maximum(square - mean**2, 0.0) * num_slots)
-        quantiles = num_slots * mean + NormalDist().inv_cdf(PROBABILITY) * spread
+        quantiles = num_slots * mean + NormalDist().inv_cdf(FIT_PROBABILITY) * spread
         peak = int(quantiles.argmax())
-        min_blocks = blocks_of(self._longest)
+        min_blocks = num_blocks_for(self._longest)
         max_blocks = num_slots * min_blocks
         if fewer := 1 << (num_slots - 1).bit_length() >> 1:
             need_of_fewer = self.need(
                 fewer, in_flight, num_rows=num_rows, arrivals=arrivals, rows_per_prompt=rows_per_prompt
             )
             min_blocks = need_of_fewer.blocks
-        blocks = min(max_blocks, max(min_blocks, blocks_of(int(np.ceil(quantiles[peak])))))
+        blocks = min(max_blocks, max(min_blocks, num_blocks_for(int(np.ceil(quantiles[peak])))))
         if blocks == max_blocks or not spread[peak]:
             return CacheNeed(blocks, 0.0, 0.0)
         quantile = (blocks * BLOCK_TOKENS - num_slots * float(mean[peak])) / float(spread[peak])
@@ -121,10 +121,10 @@ class LiveTokens:
                 return _Starts(refills.first_ended(waves, batch), len(refills.alive))
 
     @cached_property
-    def _refills(self) -> Refills:
+    def _refills(self) -> SlotRefills:
         steps = -(-np.array(self._responses.tokens) // self._step)
         ending = np.bincount(steps - 1, weights=np.array(self._responses.probabilities))
-        return Refills(ending.astype(np.float64))
+        return SlotRefills(ending.astype(np.float64))
 
     def _tokens(self, rows_per_prompt: int) -> Numbers:
         """Expected tokens of a sequence after each step: its share of the prompt, sampled, next, and half a block."""

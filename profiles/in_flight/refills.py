@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Refills:
+class SlotRefills:
     """Expected starts per step [steps] in one slot; `ending[k]` is the probability that a sequence takes k + 1 steps.
 
     While sequences wait, a free slot is refilled at once. In a slot that is filled at time 0, starts form a renewal
@@ -55,9 +55,9 @@ class Refills:
         """Return the starts of `waiting` sequences that wait at time 0, if none arrive later."""
         return self._starts_in(np.ones(len(self.always)), waiting)
 
-    def evenly(self, batch: float, turn: float) -> Numbers:
+    def evenly(self, batch: float, period: float) -> Numbers:
         """Return the starts if a batch waits at time 0 and another arrives every `turn` steps."""
-        return self._simulate(batch, batch, lambda number, *_: int(number * turn))
+        return self._simulate(batch, batch, lambda number, *_: int(number * period))
 
     def in_order(self, waiting: float, batch: float, longest: float) -> Numbers:
         """Return the starts if `waiting` sequences wait at time 0 and a batch arrives whenever the oldest is complete.

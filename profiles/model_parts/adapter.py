@@ -18,8 +18,8 @@ from meshwright.profiles.documents import Document
 Linear: TypeAlias = Literal["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """Linears of a decoder layer: queries, keys and values; attention output; gate and up; down."""
 
-ATTENTION: tuple[Linear, ...] = ("linear_qkv", "linear_proj")
-MLP: tuple[Linear, ...] = ("linear_fc1", "linear_fc2")
+ATTENTION_LINEARS: tuple[Linear, ...] = ("linear_qkv", "linear_proj")
+MLP_LINEARS: tuple[Linear, ...] = ("linear_fc1", "linear_fc2")
 
 _COLUMNS = ("linear_qkv", "linear_fc1")
 _MAX_RANK = 2**14
@@ -31,7 +31,7 @@ class Adapter(Document):
 
     rank: int = Field(gt=0, le=_MAX_RANK, description="inner size of the low-rank product")
     alpha: float = Field(gt=0, description="the low-rank product is scaled by alpha / rank")
-    targets: tuple[Linear, ...] = Field(default=(*ATTENTION, *MLP), min_length=1, description=_TARGETS)
+    targets: tuple[Linear, ...] = Field(default=(*ATTENTION_LINEARS, *MLP_LINEARS), min_length=1, description=_TARGETS)
 
     @model_validator(mode="after")
     def _targets_are_unique(self) -> Self:
@@ -46,11 +46,11 @@ class Adapter(Document):
         return self.alpha / self.rank
 
     @property
-    def num_columns(self) -> int:
+    def num_column_parallel(self) -> int:
         """Number of target linears that are column-parallel: tensor parallelism shards their outputs."""
         return sum(name in _COLUMNS for name in self.targets)
 
     @property
-    def num_rows(self) -> int:
+    def num_row_parallel(self) -> int:
         """Number of target linears that are row-parallel: tensor parallelism shards their inputs."""
-        return len(self.targets) - self.num_columns
+        return len(self.targets) - self.num_column_parallel

@@ -53,7 +53,7 @@ _PRESENT: Mapping[str, frozenset[str]] = {
 _KINDS = {bool: "true or false", int: "a positive integer", float: "a number", str: "a text"}
 
 
-def completed(config: Mapping[str, Any], family: str, name: str) -> dict[str, Any]:
+def complete_config(config: Mapping[str, Any], family: str, name: str) -> dict[str, Any]:
     """Return all keys that shape a model of the family, missing ones with their default in transformers.
 
     A default of None means that the value is derived from others. Raises BadInput for a config that contradicts itself,
@@ -128,9 +128,9 @@ def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
     return value
 
 
-def size_or(config: Mapping[str, Any], key: str, otherwise: int, name: str) -> int:
+def size_or(config: Mapping[str, Any], key: str, default: int, name: str) -> int:
     """Return a size, or `otherwise` if it is null. Raises BadInput if it is not a positive integer."""
-    return otherwise if config.get(key) is None else required_size(config, key, name)
+    return default if config.get(key) is None else required_size(config, key, name)
 
 
 def count_or_none(config: Mapping[str, Any], key: str, name: str) -> int:
@@ -146,9 +146,9 @@ def number(config: Mapping[str, Any], key: str, name: str) -> float:
     return float(value)
 
 
-def flag(config: Mapping[str, Any], key: str, name: str, *, otherwise: bool = False) -> bool:
+def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = False) -> bool:
     """Return the value of a boolean key, `otherwise` if it is absent. Raises BadInput if it is not a boolean."""
-    value = config.get(key, otherwise)
+    value = config.get(key, default)
     if not isinstance(value, bool):
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be true or false.")
     return value

@@ -14,22 +14,22 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from meshwright.profiles.cluster import AnyCluster
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.frameworks import OWN, EngineName
+from meshwright.profiles.frameworks import OWN_ENGINES, EngineName
 from meshwright.profiles.model_shape import ModelSpec
 
 GenerationWeights: TypeAlias = Literal["fp8"]
 """Formats of generation weights other than the precision of the job."""
 
-LARGEST = 448.0
+E4M3_MAX = 448.0
 """The largest finite number of e4m3."""
 
 SCALE_BYTES = 4
 """Bytes of the fp32 scale of one output."""
 
-SIDE = 16
+FP8_MULTIPLE = 16
 """Both sides of an fp8 weight must be multiples of this on a GPU (torch.nn.functional.scaled_mm)."""
 
-ENGINES: tuple[EngineName, ...] = (*OWN, "vllm")
+ENGINES: tuple[EngineName, ...] = (*OWN_ENGINES, "vllm")
 """Engines that quantise refitted weights to fp8. vLLM's scales are coarser, at the same cost."""
 
 
@@ -43,7 +43,7 @@ class Linears(NamedTuple):
 
 def linears_of(model: ModelSpec) -> Linears:
     """Return the totals of a dense model or of a shard of one."""
-    shapes = products_of(model)
+    shapes = linear_shapes(model)
     return Linears(
         num_weights=sum(inner * outer for inner, outer in shapes),
         num_inputs=sum(inner for inner, _ in shapes),
@@ -51,21 +51,21 @@ def linears_of(model: ModelSpec) -> Linears:
     )
 
 
-def products_of(model: ModelSpec) -> tuple[tuple[int, int], ...]:
+def linear_shapes(model: ModelSpec) -> tuple[tuple[int, int], ...]:
     """Return (input size, output size) of each linear of a layer."""
     hidden = model.hidden_size
-    return *model.attention_products, (hidden, model.up_size), (model.ffn_size, hidden)
+    return *model.attention_linears, (hidden, model.up_size), (model.ffn_size, hidden)
 
 
-def odd_sides(model: ModelSpec, tp: int) -> tuple[str, ...]:
+def fp8_shape_violations(model: ModelSpec, tp: int) -> tuple[str, ...]:
     """One sentence if a GPU cannot multiply the fp8 shards of one of `tp` ranks; tp must divide the sizes."""
-    sides = (side for shape in products_of(model.shard(tp)) for side in shape)
-    odd = next((side for side in sides if side % SIDE), None)
+    sides = (side for shape in linear_shapes(model.shard(tp)) for side in shape)
+    odd = next((side for side in sides if side % FP8_MULTIPLE), None)
     if odd is None:
         return ()
     return (
         f"tp={tp} leaves a linear of {model.name} with a side of {odd}, and 8-bit floats are multiplied in multiples "
-        f"of {SIDE}; use a smaller tp, or leave generation_weights out.",
+        f"of {FP8_MULTIPLE}; use a smaller tp, or leave generation_weights out.",
     )
 
 

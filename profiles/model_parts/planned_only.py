@@ -8,7 +8,7 @@ from meshwright.profiles.experts import RUN_EXPERT_FAMILIES
 from meshwright.profiles.model_shape import ModelSpec
 
 
-def planned_only(spec: ModelSpec) -> Iterator[str]:
+def run_violations(spec: ModelSpec) -> Iterator[str]:
     """One sentence per reason why a model that can be planned cannot be run; none if it can."""
     if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
         yield (

@@ -29,7 +29,7 @@ class SlidingWindow:
         """Number of layers from `start` to `end` - 1 that have the window."""
         return len(range(self.first, end, self.every)) - len(range(self.first, start, self.every))
 
-    def seen(self, tokens: float, context: float) -> float:
+    def attended_tokens(self, tokens: float, context: float) -> float:
         """Mean number of tokens that each of `tokens` new tokens attends to, after a context of `context` tokens."""
         unbounded = min(max(self.num_tokens - context, 0.0), tokens)
         attended = unbounded * (context + (unbounded + 1) / 2)
@@ -42,7 +42,7 @@ def window_from_config(config: Mapping[str, Any], family: str, name: str) -> Sli
     None if there is none, or if it is not shorter than the longest sequence. Raises BadInput for an unsupported pattern
     of layers or an invalid size.
     """
-    size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, otherwise=True)
+    size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, default=True)
     listed = config.get("layer_types")
     if not is_on and isinstance(listed, list) and _SLIDING in listed:
         raise BadInput(

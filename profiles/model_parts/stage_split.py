@@ -8,7 +8,7 @@ from itertools import accumulate
 
 
 @cache
-def split_by_cost(layer_costs: tuple[int, ...], head_cost: int, num_stages: int) -> tuple[int, ...]:
+def split_layers_by_cost(layer_costs: tuple[int, ...], head_cost: int, num_stages: int) -> tuple[int, ...]:
     """Return the number of layers on each of two or more stages; `layer_costs` and `head_cost` share a unit.
 
     Among all splits into consecutive non-empty stages, the cost of the costliest stage is minimised exactly; the last

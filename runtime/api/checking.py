@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.analysis.stated import mismatched_costs
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify as broken_laws
 from meshwright.planner.proof.checker import refusals
@@ -11,7 +11,7 @@ from meshwright.planner.proof.prover import prove as proof_of
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import require_none
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import remodel
+from meshwright.runtime.api.given import cost_model_builder
 
 
 def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
@@ -28,8 +28,8 @@ def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -
         return violations
     if names_table(plan) and table is None:
         return ("the proof is for costs from a measured table; give the table as --profile.",) if proof else ()
-    model = remodel(table)(plan.facts)
-    return misstated(plan, model) or (refusals(proof, plan, model) if proof else ())
+    model = cost_model_builder(table)(plan.facts)
+    return mismatched_costs(plan, model) or (refusals(proof, plan, model) if proof else ())
 
 
 def prove(plan: Plan, table: Table | None = None) -> Proof:
@@ -39,7 +39,7 @@ def prove(plan: Plan, table: Table | None = None) -> Proof:
     one that the plan was made with. Raises BadInput for a plan that `verify` finds something wrong with.
     """
     require_none((*_unknown_costs(plan, table), *verify(plan, table)), "plan")
-    return proof_of(plan, remodel(table)(plan.facts))
+    return proof_of(plan, cost_model_builder(table)(plan.facts))
 
 
 def names_table(plan: Plan) -> bool:

@@ -9,7 +9,7 @@ from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.simulation.simulate import simulate as simulation
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import remodel, require_number
+from meshwright.runtime.api.given import cost_model_builder, require_number
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 _MAX_SEED = 2**32 - 1
@@ -36,7 +36,7 @@ def simulate(
     ['280.0 s', '280.0 s']
     """
     require_valid(plan)
-    require_number("steps", steps, least=1)
+    require_number("steps", steps, minimum=1)
     return simulation(plan, _durations(plan, table, seed=seed, sampled=sampled), steps=steps, traced=traced)
 
 
@@ -58,9 +58,9 @@ def rehearse(
     Raises BadInput for a plan that breaks a rule or has too many ranks for one machine, and RunFailed when one fails.
     """
     require_valid(plan)
-    require_number("steps", steps, least=1)
-    require_number("speed", speed, least=_MIN_SPEED, most=1 / _MIN_SPEED)
-    require_number("ranks_per_process", ranks_per_process, least=1)
+    require_number("steps", steps, minimum=1)
+    require_number("speed", speed, minimum=_MIN_SPEED, maximum=1 / _MIN_SPEED)
+    require_number("ranks_per_process", ranks_per_process, minimum=1)
     from meshwright.runtime.execution.rehearse import rehearse as rehearsal
 
     durations = _durations(plan, table, seed=seed, sampled=sampled)
@@ -68,5 +68,5 @@ def rehearse(
 
 
 def _durations(plan: Plan, table: Table | None, *, seed: int, sampled: bool) -> Durations:
-    require_number("seed", seed, least=0, most=_MAX_SEED)
-    return Sampled(plan, remodel(table), seed=seed) if sampled else Planned(plan)
+    require_number("seed", seed, minimum=0, maximum=_MAX_SEED)
+    return Sampled(plan, cost_model_builder(table), seed=seed) if sampled else Planned(plan)

@@ -11,7 +11,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.fit_page import fit_page
-from meshwright.planner.report.learned_chart import Learned
+from meshwright.planner.report.learned_chart import TrainingCurves
 from meshwright.planner.report.report import report as drawn
 from meshwright.planner.report.sweep import sweep
 from meshwright.planner.simulation.simulate import Simulation
@@ -20,7 +20,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run
 from meshwright.runtime.records.rehearsal import Rehearsal
 
-Played: TypeAlias = Run | Rehearsal | Simulation
+SpanSource: TypeAlias = Run | Rehearsal | Simulation
 """A source of a plan's spans."""
 
 
@@ -29,7 +29,7 @@ def report(
     simulation: Simulation,
     *,
     runs: Iterable[Run | Rehearsal] = (),
-    learned: Iterable[Learned] = (),
+    learned: Iterable[TrainingCurves] = (),
     sizes: WhatIf | None = None,
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
@@ -46,7 +46,7 @@ def report(
     return drawn(Contents(plan=plan, simulation=simulation, runs=drawn_runs, learned=tuple(learned), sizes=sizes))
 
 
-def plot(found: WhatIf) -> str:
+def plot(answers: WhatIf) -> str:
     """Step time and tokens/s against the first field that has several values, as the text of an HTML file.
 
     Raises BadInput where every field has one value.
@@ -55,20 +55,20 @@ def plot(found: WhatIf) -> str:
     >>> api.plot(api.whatif(plan, batches)).count("<circle")
     4
     """
-    return sweep(found)
+    return sweep(answers)
 
 
-def fit_plot(found: Fit) -> str:
+def fit_plot(fit: Fit) -> str:
     """Step time against the number of devices, as the text of an HTML file.
 
     Raises BadInput where no plan fits on any number.
     """
-    if found.answers is None or found.least_ranks is None:
-        raise BadInput(f"no plan fits on up to {found.most_ranks} devices, so there is nothing to draw; ask for more.")
-    return fit_page(found.answers, found.least_ranks)
+    if fit.answers is None or fit.least_ranks is None:
+        raise BadInput(f"no plan fits on up to {fit.most_ranks} devices, so there is nothing to draw; ask for more.")
+    return fit_page(fit.answers, fit.least_ranks)
 
 
-def timeline(plan: Plan, *played: Played) -> str:
+def timeline(plan: Plan, *played: SpanSource) -> str:
     """Simulations, rehearsals and runs of a plan side by side, as JSON that Perfetto opens.
 
     Raises BadInput for a simulation that was not traced.
@@ -79,7 +79,7 @@ def timeline(plan: Plan, *played: Played) -> str:
     return chrome_trace([_run(plan, source) for source in played])
 
 
-def _run(plan: Plan, played: Played) -> Run:
+def _run(plan: Plan, played: SpanSource) -> Run:
     if isinstance(played, Run):
         return played
     if not played.spans:

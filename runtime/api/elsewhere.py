@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.export.exported import Exported, exported
+from meshwright.planner.export.exported import Exported, export
 from meshwright.planner.export.trainer import OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import within
-from meshwright.planner.imports.costed import Imported, imported
+from meshwright.planner.export.within import best_expressible_plan
+from meshwright.planner.imports.costed import Imported, evaluate_config
 from meshwright.planner.imports.given_keys import read_changes
 from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
@@ -23,11 +23,11 @@ from meshwright.planner.search.refusal import Limit, NoPlan
 from meshwright.planner.search.space import check_pins
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest, write_atomically
-from meshwright.profiles.environment.seen_lengths import SeenLengths
+from meshwright.profiles.environment.seen_lengths import ObservedLengths
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import Pathname, limits_of, remodel, require_number
-from meshwright.runtime.api.planning import as_seen, structures_by
+from meshwright.runtime.api.given import Pathname, cost_model_builder, limits_of, require_number
+from meshwright.runtime.api.planning import structures_by, with_observed_lengths
 from meshwright.runtime.records.outputs import require_directory
 
 
@@ -41,7 +41,7 @@ def plan_for(
     forbid: Iterable[str] = (),
     limits: Limits | None = None,
     start: Plan | None = None,
-    seen: SeenLengths | None = None,
+    observed: ObservedLengths | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that verl, nemo-rl, openrlhf or slime can express, costed with the trainer's generation engine.
@@ -55,15 +55,15 @@ def plan_for(
     configuration is written with (such as judges, multi-turn rollouts or adapters).
     """
     other_trainer = _trainer(trainer)
-    other_trainer.require_sayable(facts)
-    facts = other_trainer.generating(facts if seen is None else as_seen(facts, seen))
+    other_trainer.require_expressible(facts)
+    facts = other_trainer.with_engine(facts if observed is None else with_observed_lengths(facts, observed))
     all_pins = parse_pins((*pins, *map(forbidden, forbid)), facts.graph)
     check_pins(facts, all_pins)
-    origins = {"job": job, "profile": table, "trace": seen}
-    best = within(
+    origins = {"job": job, "profile": table, "trace": observed}
+    best = best_expressible_plan(
         other_trainer,
         facts,
-        remodel(table)(facts),
+        cost_model_builder(table)(facts),
         pins=all_pins,
         limits=limits_of(limits),
         digests={name: digest(document) for name, document in origins.items() if document is not None},
@@ -89,15 +89,17 @@ def structures_for(
     `best` is the answer of `plan_for` with the same pins. Each further plan takes a search of all the trainer's
     deployment modes for every stage. Raises BadInput for a trainer that is not known and a plan that breaks a rule.
     """
-    other_trainer, model_of = _trainer(trainer), remodel(table)
+    other_trainer, model_of = _trainer(trainer), cost_model_builder(table)
     model, search_limits = model_of(best.facts), limits_of(limits)
 
     def search(search_pins: tuple[Pin, ...]) -> Plan | None:
-        found = within(other_trainer, best.facts, model, pins=search_pins, limits=search_limits, digests=best.origins)
+        found = best_expressible_plan(
+            other_trainer, best.facts, model, pins=search_pins, limits=search_limits, digests=best.origins
+        )
         return found.plan if found else None
 
     all_pins = parse_pins((*pins, *map(forbidden, forbid)), best.graph)
-    return structures_by(search, best, model_of, asked=all_pins, count=count, progress=progress)
+    return structures_by(search, best, model_of, pins=all_pins, count=count, progress=progress)
 
 
 def export_plan(
@@ -125,10 +127,10 @@ def export_plan(
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)
-    result = exported(
+    result = export(
         other_trainer,
         plan,
-        remodel(table),
+        cost_model_builder(table),
         job=job,
         directory=Path(directory),
         limits=limits_of(limits),
@@ -137,7 +139,7 @@ def export_plan(
     if result is None:
         return _no_plan(other_trainer)
     target.mkdir(parents=True)
-    for name, text in {**result.files, "export.json": result.told() + "\n"}.items():
+    for name, text in {**result.files, "export.json": result.to_json() + "\n"}.items():
         write_atomically(target / name, text)
     (target / "run.sh").chmod(0o755)
     return result
@@ -164,23 +166,23 @@ def import_configuration(
     takes at most `search_seconds`, if given. Raises BadInput for a file that is no configuration of the trainer, a key
     that a job cannot express, a model that is not here and a device that is not known.
     """
-    require_number("search_seconds", search_seconds, least=0.1, most=1e6)
+    require_number("search_seconds", search_seconds, minimum=0.1, maximum=1e6)
     reader = READERS[_trainer(trainer).name]
     configured = reader.read(Path(path), read_changes(changed))
     source = JobSource(
         path=Path(path),
-        trainer=reader.trainer.told,
+        trainer=reader.trainer.label,
         engine=reader.trainer.engine,
         device=device,
         network=network,
         shapes=shapes or {},
     )
     facts = resolve(source.job(configured, Path(directory)), Path(directory))
-    costed = imported(
+    costed = evaluate_config(
         reader,
         configured,
         facts,
-        remodel(table),
+        cost_model_builder(table),
         limits=limits_of(limits),
         search_seconds=search_seconds,
         progress=progress,
@@ -197,6 +199,6 @@ def _trainer(name: str) -> OtherTrainer:
 def _no_plan(trainer: OtherTrainer, pins: Sequence[Pin] = ()) -> NoPlan:
     with_pins = f" with {', '.join(map(str, pins))}" if pins else ""
     sentence = (
-        f"no plan that {trainer.told} can express was found{with_pins}; plan without --for to see what the job needs."
+        f"no plan that {trainer.label} can express was found{with_pins}; plan without --for to see what the job needs."
     )
     return NoPlan(status="infeasible", limits=(Limit(stage=None, sentence=sentence),), changes=(), rejected={})

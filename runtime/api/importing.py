@@ -10,7 +10,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_cluster import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster, of_one_kind
+from meshwright.profiles.cluster import Cluster, require_uniform
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
@@ -37,7 +37,7 @@ def import_operators(facts: Facts | None = None, *, device: str | None = None) -
 
 
 def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
-    cluster = of_one_kind(facts.cluster, "profile --from aiconfigurator")
+    cluster = require_uniform(facts.cluster, "profile --from aiconfigurator")
     name = cluster.device.name
     if device is not None and device_of(device) != name:
         raise BadInput(f"--device {device!r}: the job's cluster has {name!r}; leave --device out, or change the job.")

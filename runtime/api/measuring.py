@@ -41,7 +41,7 @@ def profile(
     Raises BadInput when this machine is not one of the cluster's, when `output` was measured under other conditions,
     and when a reward or the tool does not answer.
     """
-    require_number("minutes", minutes, least=0)
+    require_number("minutes", minutes, minimum=0)
     from meshwright.runtime.profiling.calling import time_calls
     from meshwright.runtime.profiling.profiling import profile_job
 

@@ -8,36 +8,42 @@ from itertools import count as counting
 from typing import TypeAlias
 
 from meshwright.planner.analysis.alternatives import alternatives
-from meshwright.planner.analysis.binding import held_back
+from meshwright.planner.analysis.binding import memory_limited
 from meshwright.planner.analysis.explain import explain as explanation
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.fit import fit as fitted
-from meshwright.planner.analysis.leading import leading
-from meshwright.planner.analysis.oversampling import best_wave, is_open, with_first_wave
+from meshwright.planner.analysis.leading import main_influences
+from meshwright.planner.analysis.oversampling import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.analysis.pareto import pareto
 from meshwright.planner.analysis.runners_up import runners_up
 from meshwright.planner.analysis.sensitivity import sensitivities
-from meshwright.planner.analysis.structures import Ranked, Search, best_structures, every_plan, ranked
-from meshwright.planner.analysis.two_plans import TwoPlans, two_plans
+from meshwright.planner.analysis.structures import (
+    Ranked,
+    SubspaceSearch,
+    best_structures,
+    ranked_by_simulation,
+    whole_space_search,
+)
+from meshwright.planner.analysis.two_plans import PlanComparison, compare_plans
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
-from meshwright.planner.analysis.why import Why
+from meshwright.planner.analysis.why import FullExplanation
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import Remodel
+from meshwright.planner.plan.calls import CostModelBuilder
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.search.progress import Progress as SearchProgress
+from meshwright.planner.search.progress import ProgressCallback as SearchProgress
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.search.start import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
-from meshwright.profiles.environment.seen_lengths import SeenLengths, with_lengths
+from meshwright.profiles.environment.seen_lengths import ObservedLengths, workload_with_lengths
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import limits_of, remodel, require_number
-from meshwright.runtime.device.garbage import uncollected
+from meshwright.runtime.api.given import cost_model_builder, limits_of, require_number
+from meshwright.runtime.device.garbage import no_garbage_collection
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is searched for, the number of searches that are done, and their total."""
@@ -54,7 +60,7 @@ def plan(
     limits: Limits | None = None,
     job: Job | None = None,
     start: Plan | None = None,
-    seen: SeenLengths | None = None,
+    observed: ObservedLengths | None = None,
     progress: SearchProgress | None = None,
 ) -> Plan | NoPlan:
     """The fastest plan that fits, with a proven bound; or a `NoPlan` that says why there is none.
@@ -71,21 +77,21 @@ def plan(
     >>> str(pinned.placement("actor_train").layout)
     'tp2,pp1,dp4'
     """
-    facts, model_of = facts if seen is None else as_seen(facts, seen), remodel(table)
-    chooses_wave = is_open(facts)
-    facts = with_first_wave(facts) if chooses_wave else facts
+    facts, model_of = facts if observed is None else with_observed_lengths(facts, observed), cost_model_builder(table)
+    chooses_wave = plan_chooses_wave(facts)
+    facts = with_average_wave(facts) if chooses_wave else facts
     all_pins = (*pins, *map(forbidden, forbid))
     warm_start = start_from(start, facts, model_of(facts), parse_pins(all_pins, facts.graph)) if start else None
     usable_start = warm_start if isinstance(warm_start, Plan) else None
-    origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": seen}
-    with uncollected():
+    origins = {"job": job, "profile": table, "start": start if usable_start else None, "trace": observed}
+    with no_garbage_collection():
         answer = compile_plan(
             facts,
             model_of(facts),
             pins=all_pins,
             digests={name: digest(document) for name, document in origins.items() if document is not None},
             limits=limits_of(limits),
-            remodel=model_of,
+            rebuild_cost_model=model_of,
             progress=progress,
             start=usable_start,
         )
@@ -94,12 +100,12 @@ def plan(
         return answer
 
 
-def as_seen(facts: Facts, seen: SeenLengths) -> Facts:
+def with_observed_lengths(facts: Facts, observed: ObservedLengths) -> Facts:
     """The facts with the lengths of a trace, up to their own maximum.
 
     Raises BadInput where only one of the two has multi-turn rollouts.
     """
-    return facts.model_copy(update={"workload": with_lengths(facts.workload, seen)})
+    return facts.model_copy(update={"workload": workload_with_lengths(facts.workload, observed)})
 
 
 def fit(
@@ -116,12 +122,14 @@ def fit(
     `sizes` are the numbers of ranks to plan, by default the fewest and its doublings; `price` is that of a GPU-hour, in
     any currency. Raises BadInput for a size that is not a number of whole nodes.
     """
-    require_number("price", price, least=0)
-    with uncollected():
-        return fitted(facts, remodel(table), sizes=sizes, price=price, limits=limits_of(limits), progress=progress)
+    require_number("price", price, minimum=0)
+    with no_garbage_collection():
+        return fitted(
+            facts, cost_model_builder(table), sizes=sizes, price=price, limits=limits_of(limits), progress=progress
+        )
 
 
-def compare(one: Plan, other: Plan) -> TwoPlans:
+def compare(one: Plan, other: Plan) -> PlanComparison:
     """Two plans side by side: their steps, their stages, and how their jobs differ, each by its own costs.
 
     Raises BadInput for a plan that breaks a rule.
@@ -131,7 +139,7 @@ def compare(one: Plan, other: Plan) -> TwoPlans:
     """
     require_valid(one)
     require_valid(other)
-    return two_plans(one, other)
+    return compare_plans(one, other)
 
 
 def structures(
@@ -147,23 +155,27 @@ def structures(
     Each takes several searches under the pins of `best`, and its bound holds for the whole space; there may be fewer.
     Raises BadInput for a plan that breaks a rule.
     """
-    model_of = remodel(table)
-    search = every_plan(best, model_of(best.facts), limits_of(limits))
-    return structures_by(
-        search, best, model_of, asked=parse_pins(best.pins, best.graph), count=count, progress=progress
-    )
+    model_of = cost_model_builder(table)
+    search = whole_space_search(best, model_of(best.facts), limits_of(limits))
+    return structures_by(search, best, model_of, pins=parse_pins(best.pins, best.graph), count=count, progress=progress)
 
 
 def structures_by(
-    search: Search, best: Plan, model_of: Remodel, *, asked: Sequence[Pin], count: int, progress: Progress | None
+    search: SubspaceSearch,
+    best: Plan,
+    model_of: CostModelBuilder,
+    *,
+    pins: Sequence[Pin],
+    count: int,
+    progress: Progress | None,
 ) -> tuple[Ranked, ...]:
     """The same as `structures`, with a search function and the pins that it has to keep."""
     require_valid(best)
-    require_number("count", count, least=1, most=_MAX_STRUCTURES)
+    require_number("count", count, minimum=1, maximum=_MAX_STRUCTURES)
     report = _counted(progress, "searching other structures", (count - 1) * len(best.graph.stages))
-    with uncollected():
-        plans = best_structures(best, asked, search, count=count, progress=report)
-    return ranked(plans, model_of)
+    with no_garbage_collection():
+        plans = best_structures(best, pins, search, count=count, progress=report)
+    return ranked_by_simulation(plans, model_of)
 
 
 def explain(
@@ -174,7 +186,7 @@ def explain(
     sizes: Sequence[int] = (),
     price: float | None = None,
     progress: Progress | None = None,
-) -> Why:
+) -> FullExplanation:
     """Why a plan is as it is: the critical path of its period, the binding memory limits, and its sensitivities.
 
     With `runner_ups` also what each choice gains, and with `sizes`, numbers of ranks, the best plan on each of them;
@@ -188,18 +200,18 @@ def explain(
     'batch size'
     """
     require_valid(plan)
-    require_number("price", price, least=0)
-    model_of = remodel(table)
+    require_number("price", price, minimum=0)
+    model_of = cost_model_builder(table)
     model = model_of(plan.facts)
-    why = Why(
+    why = FullExplanation(
         explanation=explanation(plan),
-        held_back=held_back(plan, model),
+        held_back=memory_limited(plan, model),
         sensitivities=sensitivities(plan, model_of),
-        leading=leading(plan, model_of, measured=table is not None),
+        leading=main_influences(plan, model_of, measured=table is not None),
     )
     if runner_ups:
         report = _counted(progress, "searching without each choice", len(plan.placements))
-        other_choices = alternatives(plan, model, most=1)
+        other_choices = alternatives(plan, model, max_count=1)
         why = replace(why, alternatives=other_choices, runners_up=runners_up(plan, model, progress=report))
     if sizes:
         report = _counted(progress, "planning other sizes", len(sizes))
@@ -226,8 +238,8 @@ def whatif(
     '-99 s'
     """
     require_valid(plan)
-    require_number("price", price, least=0)
-    return answers(plan, settings, remodel(table), replan=replan, price=price, limits=limits_of(limits))
+    require_number("price", price, minimum=0)
+    return answers(plan, settings, cost_model_builder(table), replan=replan, price=price, limits=limits_of(limits))
 
 
 def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], None] | None:

@@ -16,13 +16,13 @@ from meshwright.planner.plan.plan import write_plan as put_plan
 from meshwright.planner.proof.document import Proof
 from meshwright.planner.proof.document import read_proof as proof_in
 from meshwright.planner.proof.document import write_proof as put_proof
-from meshwright.planner.report.learned_chart import CURVES, HELD_OUT, Learned, ShownSample
+from meshwright.planner.report.learned_chart import CURVES, HELD_OUT, ShownSample, TrainingCurves
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import files_of
+from meshwright.profiles.segments import log_files
 from meshwright.profiles.table import Table
 from meshwright.profiles.table import read_table as table_in
 from meshwright.profiles.table import write_table as put_table
-from meshwright.profiles.trace import Run, is_number, read_most_spans
+from meshwright.profiles.trace import Run, is_finite_number, read_recent_spans
 from meshwright.runtime.api.given import Pathname
 from meshwright.runtime.records.kept_responses import last_samples
 from meshwright.runtime.records.record import evaluations
@@ -96,12 +96,12 @@ def read_run(directory: Pathname, plan: Plan) -> Run:
     """
     root = Path(directory)
     path = root / "trace.jsonl"
-    if not files_of(path):
+    if not log_files(path):
         what = "holds no trace.jsonl" if root.is_dir() else "is not a directory"
         raise BadInput(f"{root} {what}; give the --out of `meshwright run` or of `meshwright rehearse`.")
     if plan_in(root / "plan.json") != plan:
         raise BadInput(f"{root} is a run of another plan; report the plan.json that it holds.")
-    spans = read_most_spans(path)
+    spans = read_recent_spans(path)
     if not step_ends(plan.graph, spans):
         raise BadInput(f"trace {path} has no step that was trained; let the run finish one.")
     pools, first = {pool.name: pool.ranks for pool in plan.pools}, min(span.step for span in spans)
@@ -114,7 +114,7 @@ def read_run(directory: Pathname, plan: Plan) -> Run:
     )
 
 
-def read_learned(directory: Pathname) -> Learned:
+def read_learned(directory: Pathname) -> TrainingCurves:
     """The curves of a run and the last responses that it recorded, from its directory; empty for a rehearsal.
 
     Raises BadInput for malformed lines.
@@ -124,13 +124,15 @@ def read_learned(directory: Pathname) -> Learned:
 
     def note(line: dict[str, Any]) -> None:
         for name in CURVES:
-            if is_number(line.get(name)):
+            if is_finite_number(line.get(name)):
                 curves[name].append((line["step"], float(line[name])))
 
     read_lines(root / "metrics.jsonl", note)
-    curves[HELD_OUT] = [(record.step, record.told_score) for record in evaluations(root)]
+    curves[HELD_OUT] = [(record.step, record.reported_score) for record in evaluations(root)]
     samples = [
         ShownSample(step=record.step, prompt=record.prompt, response=record.response, score=record.score)
         for record in last_samples(root, _MOST_SAMPLES)
     ]
-    return Learned(run=str(root), curves={name: points for name, points in curves.items() if points}, samples=samples)
+    return TrainingCurves(
+        run=str(root), curves={name: points for name, points in curves.items() if points}, samples=samples
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.analysis.shown import replan_as_shown
+from meshwright.planner.analysis.shown import replan_from_run
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
@@ -35,4 +35,4 @@ def replan(
     """
     require_valid(plan)
     search_limits = limits_of(limits) if limits else None
-    return replan_as_shown(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=search_limits)
+    return replan_from_run(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=search_limits)

@@ -35,7 +35,7 @@ def run(
     steps: int,
     directory: Pathname = ".",
     resume: bool = False,
-    draw_again: bool = False,
+    resample: bool = False,
     checkpoint_every: int = 0,
     checkpoint_minutes: float = 10.0,
     keep: int = 2,
@@ -60,14 +60,14 @@ def run(
     `if __name__ == "__main__":`; under torchrun this process is one of them.
     Raises BadInput for a mistake that is found before anything starts, and RunFailed when a rank fails.
     """
-    require_number("steps", steps, least=1)
-    require_number("checkpoint_minutes", checkpoint_minutes, least=0)
-    require_number("keep", keep, least=1)
-    require_number("max_restarts", max_restarts, least=0)
-    require_number("replan_every", replan_every, least=0)
-    require_number("sample_every", sample_every, least=0)
+    require_number("steps", steps, minimum=1)
+    require_number("checkpoint_minutes", checkpoint_minutes, minimum=0)
+    require_number("keep", keep, minimum=1)
+    require_number("max_restarts", max_restarts, minimum=0)
+    require_number("replan_every", replan_every, minimum=0)
+    require_number("sample_every", sample_every, minimum=0)
     job_directory = Path(directory).resolve()
-    plan.require_of(job, job_directory)
+    plan.require_made_for(job, job_directory)
     if not is_launched_rank(os.environ):
         require_nodes(plan, rendezvous or Rendezvous())
     data = require_data(job, job_directory, allow_modules)
@@ -81,7 +81,7 @@ def run(
         out=Path(out).resolve(),
         steps=steps,
         resume=resume,
-        draw_again=draw_again,
+        resample=resample,
         checkpoint_every=checkpoint_every,
         checkpoint_minutes=checkpoint_minutes,
         keep=keep,
@@ -101,7 +101,7 @@ def export_models(run: Pathname, output: Pathname, *, num_ranks: int = 1) -> tup
     `num_ranks` CPU processes each hold a shard of a model. Raises BadInput for a directory without a checkpoint, an
     `output` that exists, and models that cannot be sharded over that many ranks.
     """
-    require_number("num_ranks", num_ranks, least=1)
+    require_number("num_ranks", num_ranks, minimum=1)
     from meshwright.runtime.execution.model_export import export_models as written
 
     return written(Path(run), Path(output), num_ranks=num_ranks)
@@ -119,7 +119,7 @@ def export_scripts(plan: Pathname, job: Pathname, output: Pathname, *, to: str) 
     document = read_plan(plan_path)
     require_valid(document)
     require_own_engine(document.facts.engine)
-    document.require_of(read_job(job_path), job_path.resolve().parent)
+    document.require_made_for(read_job(job_path), job_path.resolve().parent)
     if os.path.lexists(target):
         raise BadInput(f"{target} exists already; export overwrites nothing, so name another directory.")
     require_directory("-o", target)

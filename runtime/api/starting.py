@@ -12,7 +12,7 @@ from meshwright.planner.imports.length_traces import read_lengths
 from meshwright.planner.plan.first_job import FirstJob
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.devices import device_named, device_names, network_named, network_names, network_source
-from meshwright.profiles.environment.seen_lengths import SeenLengths
+from meshwright.profiles.environment.seen_lengths import ObservedLengths
 from meshwright.runtime.api.given import Pathname, require_number
 
 
@@ -58,8 +58,8 @@ def first_job(
     '  device: "h100-sxm"  # `meshwright devices` lists them; local is this machine'
     """
     for name, value in (("batch_size", batch_size), ("prompt", prompt), ("response", response)):
-        require_number(name, value, least=1)
-    require_number("num_ranks", num_ranks, least=1)
+        require_number(name, value, minimum=1)
+    require_number("num_ranks", num_ranks, minimum=1)
     job = FirstJob(
         algorithm=algorithm,
         model=Path(model),
@@ -89,14 +89,16 @@ def agent_workload(trace: Pathname, tokenizer: Pathname) -> dict[str, Any]:
     >>> api.agent_workload(place / "trace.jsonl", place)["turns"]["number"]
     {'max': 2, 'histogram': [(2, 1)]}
     """
-    from meshwright.runtime.generation.prompt_tokens import encoded
+    from meshwright.runtime.generation.prompt_tokens import encode_text
     from meshwright.runtime.generation.prompts import read_tokenizer
 
     loaded, source = read_tokenizer(Path(tokenizer)), f"a message of {trace}"
-    return read_agent_trace(Path(trace), lambda text: len(encoded(loaded, text, source, special=False).ids)).workload()
+    return read_agent_trace(
+        Path(trace), lambda text: len(encode_text(loaded, text, source, special=False).ids)
+    ).workload()
 
 
-def seen_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType({})) -> SeenLengths:
+def observed_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType({})) -> ObservedLengths:
     """The lengths of sequences in a run of this program or of any trainer.
 
     `trace` is the directory of a run, or a file of JSON lines with the token counts of one rollout each. `keys` name

@@ -19,7 +19,7 @@ _REPEAT_SECONDS = 1.0
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[threading.Event]:
     """Yield an event that the first signal sets; a later signal raises KeyboardInterrupt. Main thread only."""
     stop, first_signal = threading.Event(), time.monotonic()
 

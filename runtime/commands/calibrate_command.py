@@ -15,7 +15,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import write_table
 from meshwright.runtime.api.measuring import calibrate as correct_table
 from meshwright.runtime.commands import show
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
@@ -33,10 +33,10 @@ def calibrate(
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and a calibration overwrites nothing; name a new file.")
     require_outputs(Output("-o", output, OutputKind.TABLE))
-    calibration = correct_table(read_plan(plan), run, table_in(profile))
+    calibration = correct_table(read_plan(plan), run, read_profile(profile))
     write_table(output, calibration.table)
     if as_json:
         corrections = [correction.model_dump(mode="json") for correction in calibration.table.corrections]
         typer.echo(json.dumps({**asdict(calibration), "table": str(output), "corrections": corrections}, indent=2))
     else:
-        show.calibration(calibration, output)
+        show.print_calibration(calibration, output)

@@ -27,4 +27,4 @@ def compare(
     if as_json:
         typer.echo(json.dumps(asdict(comparison), indent=2))
     else:
-        show_plans.both(comparison, plan.stem, other.stem)
+        show_plans.print_comparison(comparison, plan.stem, other.stem)

@@ -11,7 +11,7 @@ import typer
 from meshwright.planner.plan.plan import read_plan
 from meshwright.runtime.api.planning import explain as explain_plan
 from meshwright.runtime.commands import show_search
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, PlanPath, Price, Profile
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.sizes_option import parse_sizes
@@ -41,9 +41,9 @@ def explain(
     document, num_ranks = read_plan(plan), parse_sizes(sizes)
     with progress_bars() as progress:
         explanation = explain_plan(
-            document, table_in(profile), runner_ups=runner_ups, sizes=num_ranks, price=price, progress=progress
+            document, read_profile(profile), runner_ups=runner_ups, sizes=num_ranks, price=price, progress=progress
         )
     if as_json:
         typer.echo(json.dumps(asdict(explanation), indent=2))
     else:
-        show_search.why(explanation)
+        show_search.print_explanation(explanation)

@@ -13,7 +13,7 @@ from meshwright.planner.export.trainers import TRAINERS
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.running import export_models, export_scripts
 from meshwright.runtime.commands.options import AsJson, Profile
-from meshwright.runtime.commands.trainers.export_plan import to_trainer
+from meshwright.runtime.commands.trainers.export_plan import export_to_trainer
 
 EXAMPLES = """Example: meshwright export run --to hf -o models
 
@@ -74,7 +74,7 @@ def export(
     plan that the trainer has no setting for. If there are any, the best plan within its settings is written instead.
     """
     if to.value in TRAINERS and ranks is None:
-        to_trainer(source, job, output, to=to.value, profile=profile, as_json=as_json)
+        export_to_trainer(source, job, output, to=to.value, profile=profile, as_json=as_json)
         return
     if to is Target.HF:
         paths = {"models": _models(source, job, output, ranks or 1)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.profiles.aiconfigurator import knows
+from meshwright.profiles.aiconfigurator import has_operators
 from meshwright.profiles.cluster import AnyCluster, MixedCluster
-from meshwright.profiles.partial import begun
+from meshwright.profiles.partial import resume_table
 from meshwright.profiles.table import Table, write_table
 from meshwright.runtime.api.importing import import_operators
 
@@ -19,15 +19,15 @@ def import_table(job: Path | None, device: str | None, output: Path, *, fresh: b
     holds a table from another source.
     """
     table = import_operators(resolve(read_job(job), job.parent) if job else None, device=device)
-    begun(output, table.provenance, fresh=fresh)
+    resume_table(output, table.provenance, fresh=fresh)
     write_table(output, table)
     return table
 
 
-def offer(cluster: AnyCluster, job: Path) -> str | None:
+def operator_timings_hint(cluster: AnyCluster, job: Path) -> str | None:
     """Return a hint for a user who plans without a table on a device with published operator timings; else None."""
     device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
-    if not knows(device):
+    if not has_operators(device):
         return None
     return (
         f"operator timings of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "

@@ -13,12 +13,12 @@ from typer.core import TyperCommand, TyperGroup
 
 
 @dataclass(frozen=True)
-class Listed:
+class CommandEntry:
     """A command: its name, its module under `commands`, and the first sentence of its help."""
 
     name: str
     module: str
-    sentence: str
+    summary: str
 
     def load(self) -> TyperCommand:
         """Import the command and return it with its options."""
@@ -31,102 +31,104 @@ class Listed:
         return command
 
 
-LISTED = (
-    Listed(
+COMMANDS = (
+    CommandEntry(
         "init", "starting.init_command", "Write a first job with a comment on every line; it can be planned as it is."
     ),
-    Listed(
+    CommandEntry(
         "import",
         "trainers.import_command",
         "Read the configuration of another trainer: write it as a job, cost it as configured, and show faster plans.",
     ),
-    Listed(
+    CommandEntry(
         "devices",
         "starting.devices_command",
         "List the devices and networks that a job may name, with their data.",
     ),
-    Listed(
+    CommandEntry(
         "fit",
         "starting.fit_command",
         "Find the smallest number of devices for a job, and the best plan on each of several sizes.",
     ),
-    Listed(
+    CommandEntry(
         "rollouts",
         "starting.rollouts_command",
         "Print the lengths, turns and latencies of agent rollouts as the workload of a job.",
     ),
-    Listed(
+    CommandEntry(
         "profile",
         "profile_command",
         "Time the job's stages and collectives on this machine; an interrupted profile is continued.",
     ),
-    Listed(
+    CommandEntry(
         "plan",
         "plan_command",
         "Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.",
     ),
-    Listed(
+    CommandEntry(
         "verify",
         "verify_command",
         "Check the rules, the costs and optionally a proof of a plan, without the solver.",
     ),
-    Listed(
+    CommandEntry(
         "explain",
         "explain_command",
         "Explain a plan: its critical path, binding limits and sensitivities, and what each choice gains.",
     ),
-    Listed(
+    CommandEntry(
         "compare",
         "compare_command",
         "Compare two plans: steps, stages, and how their jobs differ.",
     ),
-    Listed(
+    CommandEntry(
         "simulate",
         "simulate_command",
         "Run the plan in virtual time: how long steps take, and what each rank waits for.",
     ),
-    Listed(
+    CommandEntry(
         "rehearse",
         "rehearse_command",
         "Run the plan with real processes and messages that wait instead of computing.",
     ),
-    Listed(
+    CommandEntry(
         "whatif",
         "whatif_command",
         "Predict a plan with another cluster, workload, precision or other models.",
     ),
-    Listed("run", "run_command", "Train by a plan, and compare measured with predicted times."),
-    Listed(
+    CommandEntry("run", "run_command", "Train by a plan, and compare measured with predicted times."),
+    CommandEntry(
         "watch",
         "after_run.watch_command",
         "Follow a run: throughput, predicted and measured times, staleness, idle time, reward, KL.",
     ),
-    Listed(
+    CommandEntry(
         "calibrate",
         "calibrate_command",
         "Correct a profile by the times of a run; its measurements stay, corrections are added with their origin.",
     ),
-    Listed(
+    CommandEntry(
         "replan",
         "after_run.replan_command",
         "Re-plan a run from its own lengths and speeds: the best plan from here, and the cost of switching.",
     ),
-    Listed(
+    CommandEntry(
         "replay",
         "after_run.replay_command",
         "Train again on a batch that a run skipped because of numbers that are not finite, and name the rows.",
     ),
-    Listed(
+    CommandEntry(
         "export",
         "export_command",
         "Write the trained models of a run, launch scripts of a plan, or its configuration for another trainer.",
     ),
-    Listed("report", "report_command", "Draw a plan, its simulation and its runs as one self-contained HTML file."),
-    Listed("schema", "starting.schema_command", "Print the JSON Schema of a document."),
+    CommandEntry(
+        "report", "report_command", "Draw a plan, its simulation and its runs as one self-contained HTML file."
+    ),
+    CommandEntry("schema", "starting.schema_command", "Print the JSON Schema of a document."),
 )
 """All commands, in the order in which a new user needs them."""
 
-_COMMANDS_BY_NAME = {listed.name: listed for listed in LISTED}
+_COMMANDS_BY_NAME = {listed.name: listed for listed in COMMANDS}
 
 
 class Commands(TyperGroup):
@@ -145,7 +147,7 @@ class Commands(TyperGroup):
         """The command as listed, with name and sentence only."""
         del ctx
         listed = _COMMANDS_BY_NAME.get(cmd_name)
-        return TyperCommand(listed.name, help=listed.sentence) if listed else None
+        return TyperCommand(listed.name, help=listed.summary) if listed else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Import the called command and return it with its arguments."""

@@ -11,7 +11,7 @@ import typer
 
 from meshwright.runtime.records.outputs import Output, OutputKind
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Largest number of simulated or rehearsed steps, whose spans are kept in memory."""
 
 
@@ -88,15 +88,15 @@ class DurationsFrom(StrEnum):
     PLANNED = "planned"
 
 
-From = Annotated[
+DurationsOption = Annotated[
     DurationsFrom, typer.Option(help="Sample the lengths of every step, or take every step exactly as planned.")
 ]
-Steps = Annotated[int, typer.Option(min=1, max=MOST_STEPS, help="Steps to simulate, after one warm-up step.")]
+Steps = Annotated[int, typer.Option(min=1, max=MAX_STEPS, help="Steps to simulate, after one warm-up step.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the lengths that are sampled for each step.")]
 TracePath = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto here.")]
 
 
-def timeline_at(trace: Path | None) -> Output | None:
+def timeline_output(trace: Path | None) -> Output | None:
     """The output of `--trace`, if it is given."""
     return Output("--trace", trace, OutputKind.TIMELINE) if trace else None
 

@@ -18,12 +18,12 @@ _CHECK_SECONDS = 0.25
 
 
 @contextmanager
-def within_memory(most_bytes: float | None = None) -> Iterator[None]:
+def limit_memory(max_bytes: float | None = None) -> Iterator[None]:
     """Raises Infeasible in the block once this process and its children take more than `most_bytes`.
 
     The default is three quarters of the memory that is available now. Call it in the main thread.
     """
-    limit_bytes = _MEMORY_SHARE * psutil.virtual_memory().available if most_bytes is None else most_bytes
+    limit_bytes = _MEMORY_SHARE * psutil.virtual_memory().available if max_bytes is None else max_bytes
 
     def check(_signal: int, _frame: FrameType | None) -> None:
         if _resident_bytes() > limit_bytes:

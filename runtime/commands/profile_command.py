@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from meshwright.planner.environment.measured_latency import open_calls
+from meshwright.planner.environment.measured_latency import unstated_calls
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
@@ -24,7 +24,7 @@ EXAMPLES = "Example: meshwright profile examples/tiny/job.yaml -o table.json --m
 _DEVICE_KINDS = ("cpu", "cuda")
 
 
-class From(StrEnum):
+class TableSource(StrEnum):
     """Sources of tables that are not measured here."""
 
     AICONFIGURATOR = "aiconfigurator"
@@ -45,7 +45,7 @@ def profile(
         ),
     ] = None,
     source: Annotated[
-        From | None,
+        TableSource | None,
         typer.Option(
             "--from",
             help="Measure nothing: compose forward, prefill and decode from timings that NVIDIA published (pip "
@@ -94,7 +94,7 @@ def profile(
 
 
 def _report_uncalled(job: Job) -> None:
-    if job.data is None and open_calls(job.rewards, job.tool, job.workload):
+    if job.data is None and unstated_calls(job.rewards, job.tool, job.workload):
         typer.echo(
             "The job has no data to call its rewards and its tool with; state their latency_seconds, or plans take "
             "0.01 s for a reward and nothing for a tool."
@@ -114,7 +114,7 @@ def _show(table: Table, output: Path) -> None:
         )
     for one in table.calls:
         console.print(
-            f"a call of {one.called.kind} {one.called.target} takes {one.latency.told}",
+            f"a call of {one.called.kind} {one.called.target} takes {one.latency.description}",
             markup=False,
             highlight=False,
             soft_wrap=True,

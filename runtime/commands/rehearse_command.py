@@ -17,17 +17,17 @@ from meshwright.runtime.api.clocks import rehearse as rehearse_plan
 from meshwright.runtime.api.clocks import simulate as simulate_plan
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
-from meshwright.runtime.commands.given_table import table_for
+from meshwright.runtime.commands.given_table import read_profile_for
 from meshwright.runtime.commands.options import (
     AsJson,
     DurationsFrom,
-    From,
+    DurationsOption,
     PlanPath,
     Profile,
     Seed,
     Steps,
     finite,
-    timeline_at,
+    timeline_output,
 )
 from meshwright.runtime.records.outputs import require_directory, require_outputs
 
@@ -50,7 +50,7 @@ def rehearse(
         int | None,
         typer.Option(min=1, max=2**20, help="Ranks per process; by default as many as leave 16 processes."),
     ] = None,
-    durations: From = DurationsFrom.PLANNED,
+    durations: DurationsOption = DurationsFrom.PLANNED,
     seed: Seed = 0,
     profile: Profile = None,
     trace: Annotated[
@@ -60,11 +60,11 @@ def rehearse(
     as_json: AsJson = False,
 ) -> None:
     """Run the plan with real processes and messages that wait instead of computing."""
-    require_outputs(timeline_at(trace), inputs=(plan, profile))
+    require_outputs(timeline_output(trace), inputs=(plan, profile))
     document = read_plan(plan)
     if out:
         _require_new(out)
-    table, sampled = table_for(durations, profile), durations is DurationsFrom.SAMPLED
+    table, sampled = read_profile_for(durations, profile), durations is DurationsFrom.SAMPLED
     rehearsal = rehearse_plan(
         document,
         table,
@@ -83,7 +83,7 @@ def rehearse(
     if as_json:
         typer.echo(json.dumps(asdict(replace(rehearsal, spans=())), indent=2))
     else:
-        show_time.rehearsal(rehearsal, trace)
+        show_time.print_rehearsal(rehearsal, trace)
 
 
 def _require_new(directory: Path) -> None:

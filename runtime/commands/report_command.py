@@ -18,8 +18,8 @@ from meshwright.runtime.api.drawing import report as draw_report
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.api.planning import whatif
 from meshwright.runtime.api.reading import read_learned, read_run
-from meshwright.runtime.commands.given_table import table_in
-from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps, timeline_at
+from meshwright.runtime.commands.given_table import read_profile
+from meshwright.runtime.commands.options import PlanPath, Profile, Seed, Steps, timeline_output
 from meshwright.runtime.commands.sizes_option import parse_sizes
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
@@ -51,11 +51,11 @@ def report(
 ) -> None:
     """Draw a plan, its simulation and its runs as one self-contained HTML file."""
     traces = [directory / name for directory in runs or () for name in ("trace.jsonl", "plan.json")]
-    require_outputs(Output("-o", output, OutputKind.PAGE), timeline_at(trace), inputs=(plan, profile, *traces))
+    require_outputs(Output("-o", output, OutputKind.PAGE), timeline_output(trace), inputs=(plan, profile, *traces))
     document = read_plan(plan)
     settings = size_settings(document.facts.cluster, parse_sizes(sizes)) if sizes is not None else ()
     measured_runs = _read_runs(document, runs or ())
-    table = table_in(profile)
+    table = read_profile(profile)
     simulation = simulate(document, table, steps=steps, seed=seed, traced=True)
     planned_sizes = whatif(document, settings, table, replan=True) if settings else None
     learned = [read_learned(directory) for directory in runs or ()]

@@ -11,7 +11,7 @@ from meshwright.planner.plan.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.runtime.api.running import run as train
 from meshwright.runtime.commands import show
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.launch.rendezvous_token import read_token
@@ -25,7 +25,7 @@ meshwright run plan2.json job.yaml --steps 40 --out run --resume --max-restarts 
 meshwright run plan.json job.yaml --steps 2000 --out run --replan-every 50
 """
 
-DrawAgain = Annotated[bool, typer.Option(help="With --resume: sample responses in flight again.")]
+SampleAgain = Annotated[bool, typer.Option(help="With --resume: sample responses in flight again.")]
 CheckpointEvery = Annotated[int, typer.Option(min=0, max=10**9, help="Steps between checkpoints; 0 disables this.")]
 CheckpointMinutes = Annotated[
     float, typer.Option(min=0, max=10**6, callback=finite, help="Minutes between checkpoints; 0 disables this.")
@@ -69,7 +69,7 @@ def run(
     ],
     out: Annotated[Path, typer.Option(help="Directory of metrics, trace and checkpoints.")],
     resume: Annotated[bool, typer.Option(help="Continue from the last checkpoint in --out.")] = False,
-    draw_again: DrawAgain = False,
+    draw_again: SampleAgain = False,
     checkpoint_every: CheckpointEvery = 0,
     checkpoint_minutes: CheckpointMinutes = 10.0,
     keep: Annotated[
@@ -114,7 +114,7 @@ def run(
             max_restarts=max_restarts,
             replan_every=replan_every,
             sample_every=sample_every,
-            table=table_in(profile),
+            table=read_profile(profile),
             allow_modules=allow_module or (),
             rendezvous=Rendezvous.parse(rendezvous, nodes, node_rank, read_token(token_file)),
         )
@@ -123,9 +123,9 @@ def run(
 def _train_and_show(plan: Plan, job: Job, out: Path, *, steps: int, export_every: int, **options: Any) -> None:
     summary = train(plan, job, out, steps=steps, export_every=export_every, **options)
     if isinstance(summary, Stopped):
-        show.stopped(summary.done, steps, summary.saved, out)
+        show.print_run_stopped(summary.done, steps, summary.saved, out)
         raise typer.Exit(STOPPED)
     if summary is not None:
-        show.run_summary(summary, out)
+        show.print_run_summary(summary, out)
         if export_every:
             typer.echo(f"the trained models are in {out / 'models'} as Hugging Face directories")

@@ -15,14 +15,14 @@ from meshwright.planner.analysis.best_samples import best_samples
 from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.analysis.measured_calls import measured_latencies
-from meshwright.planner.analysis.oversampling import drawn_waves
+from meshwright.planner.analysis.oversampling import sampled_waves
 from meshwright.planner.analysis.quantised_copy import quantised_copy
-from meshwright.planner.analysis.trained_share import adapted
+from meshwright.planner.analysis.trained_share import adapter_summary
 from meshwright.planner.plan.evaluate import fullest_rank, items
 from meshwright.planner.plan.plan import Plan, Refit, Solver
 from meshwright.planner.report.words import difference, ranks, schedule, search_work, size
 from meshwright.planner.search.refusal import NoPlan
-from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.model_parts.planned_only import run_violations
 from meshwright.runtime.records.record import EvaluationRecord, RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 
@@ -33,52 +33,52 @@ _MIN_SHARE = 0.01
 """Share of a step below which no error is shown."""
 
 
-def plan(found: Plan, path: Path) -> None:
+def print_plan(plan: Plan, path: Path) -> None:
     """Print the plan as a table, and its bound."""
     console = Console()
-    cluster = found.facts.cluster
+    cluster = plan.facts.cluster
     table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("start s", "seconds", "task", "pool", "layout", "schedule"):
         table.add_column(heading, no_wrap=heading != "schedule", overflow="fold")
     table.columns[0].justify = table.columns[1].justify = "right"
-    for item in sorted(items(found), key=lambda item: item.start_seconds):
+    for item in sorted(items(plan), key=lambda item: item.start_seconds):
         timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
         if isinstance(item, Refit):
             table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
             continue
-        names = ranks(found.pool_of(item.stage).ranks)
+        names = ranks(plan.pool_of(item.stage).ranks)
         schedule_text = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
         table.add_row(*timing, item.stage, names, str(item.layout), schedule_text)
-    ahead = "; ahead: steps before training" if any(found.ahead.values()) else ""
+    ahead = "; ahead: steps before training" if any(plan.ahead.values()) else ""
     table.caption = f"rows, tokens: per micro-batch{ahead}"
     console.print(table)
-    console.print(_bound_sentence(found))
-    console.print(search_work(found.solver.work))
-    rewards, latencies = host_rewards(found), measured_latencies(found.facts)
+    console.print(_bound_sentence(plan))
+    console.print(search_work(plan.solver.work))
+    rewards, latencies = host_rewards(plan), measured_latencies(plan.facts)
     for analysis in (
-        adapted(found),
-        quantised_copy(found),
+        adapter_summary(plan),
+        quantised_copy(plan),
         rewards,
         latencies,
-        drawn_waves(found),
-        best_samples(found),
+        sampled_waves(plan),
+        best_samples(plan),
     ):
         for sentence in analysis.sentences if analysis else ():
             console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    specs = found.facts.models.by_name.values()
-    for sentence in dict.fromkeys(sentence for spec in specs for sentence in planned_only(spec)):
+    specs = plan.facts.models.by_name.values()
+    for sentence in dict.fromkeys(sentence for spec in specs for sentence in run_violations(spec)):
         console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
-    rank = fullest_rank(cluster, found.peak_bytes_per_rank)
-    peak, usable = found.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
+    rank = fullest_rank(cluster, plan.peak_bytes_per_rank)
+    peak, usable = plan.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
     console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
 
 
-def tell(sentence: str) -> None:
+def print_to_stderr(sentence: str) -> None:
     """Print a sentence on standard error."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)
 
 
-def no_plan(answer: NoPlan) -> None:
+def print_no_plan(answer: NoPlan) -> None:
     """Print the binding limits, and the smallest changes that make the job feasible."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
@@ -90,7 +90,7 @@ def no_plan(answer: NoPlan) -> None:
         console.print(f"  {change.sentence}", markup=False)
 
 
-def run_summary(summary: RunSummary, out: Path) -> None:
+def print_run_summary(summary: RunSummary, out: Path) -> None:
     """Print predicted and measured seconds, and the held-out rewards."""
     console = Console()
     table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
@@ -124,7 +124,7 @@ def run_summary(summary: RunSummary, out: Path) -> None:
     for evaluation in summary.evaluations:
         metric, unit, _ = _metric_words(evaluation)
         console.print(
-            f"held-out {metric} after {evaluation.step} updates: {evaluation.told_score:.3f} ± "
+            f"held-out {metric} after {evaluation.step} updates: {evaluation.reported_score:.3f} ± "
             f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
             f"{evaluation.mean_response_tokens:.0f} tokens a response)"
         )
@@ -135,7 +135,7 @@ def run_summary(summary: RunSummary, out: Path) -> None:
         metric, unit, verb = _metric_words(summary.evaluations[-1])
         console.print(f"held-out {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
     for restart in summary.restarts:
-        console.print(restart.told, markup=False)
+        console.print(restart.message, markup=False)
     console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
 
 
@@ -150,18 +150,18 @@ def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:
     return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
 
 
-def stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
+def print_run_stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
     """Print that a run stopped on request, and how to continue it."""
     next_step = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
     if saved is None:
         next_step = "no step was finished, so there is nothing to resume; run it again"
-    tell(f"stopped after {done} of {steps} steps: {next_step}.")
+    print_to_stderr(f"stopped after {done} of {steps} steps: {next_step}.")
 
 
-def search_stopped(found: Plan, path: Path) -> None:
+def print_search_stopped(plan: Plan, path: Path) -> None:
     """Print that a search stopped on request, and how to continue it."""
-    tell(
-        f"stopped: {path} is the best plan so far, proven to be within {found.solver.gap:.1%} of the best; "
+    print_to_stderr(
+        f"stopped: {path} is the best plan so far, proven to be within {plan.solver.gap:.1%} of the best; "
         f"--from {path} continues from it."
     )
 
@@ -176,20 +176,21 @@ def _memory(uses: Sequence[MemoryUse]) -> Table:
     return table
 
 
-def calibration(found: Calibration, path: Path) -> None:
+def print_calibration(calibration: Calibration, path: Path) -> None:
     """Print each stage's predicted seconds before and after the correction, and the measured seconds."""
     console = Console()
-    table = Table(title=f"seconds of each stage, median of {found.num_steps} steps", box=box.SIMPLE)
+    table = Table(title=f"seconds of each stage, median of {calibration.num_steps} steps", box=box.SIMPLE)
     for heading in ("", "planned", "before", "measured", "after"):
         table.add_column(heading, justify="right" if heading else "left")
-    for row in found.rows:
+    for row in calibration.rows:
         seconds = (row.planned_seconds, row.before_seconds, row.measured_seconds, row.after_seconds)
         table.add_row(row.stage, *(f"{value:.3f}" for value in seconds))
     table.caption = "before, after: predicted for the lengths of the run"
     console.print(table)
-    if found.response_tokens is not None:
+    if calibration.response_tokens is not None:
         console.print(
-            f"a response had {found.response_tokens:.0f} tokens, the plan expects {found.expected_response_tokens:.0f}"
+            f"a response had {calibration.response_tokens:.0f} tokens, the plan expects "
+            f"{calibration.expected_response_tokens:.0f}"
         )
     console.print(f"written to {path}")
 

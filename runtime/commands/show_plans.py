@@ -11,45 +11,44 @@ from rich.table import Table
 
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.pareto import SizePoint
-from meshwright.planner.analysis.two_plans import Placed, TwoPlans
+from meshwright.planner.analysis.two_plans import PlanComparison, StagePlacement
 from meshwright.planner.report.words import difference, schedule, size
 
 _MAX_FACTS = 20
 """Largest number of printed differences between two jobs; --json has them all."""
 
 
-def both(found: TwoPlans, one: str, other: str) -> None:
+def print_comparison(comparison: PlanComparison, one: str, other: str) -> None:
     """Print the key numbers of two plans, the stages that they place differently, and how their jobs differ."""
     console = Console()
-    console.print(_numbers(found, one, other))
-    console.print(_stages(found, one, other))
-    for fact in found.facts[:_MAX_FACTS]:
-        console.print(f"{fact.between(one, other)}", markup=False, soft_wrap=True)
-    if len(found.facts) > _MAX_FACTS:
-        console.print(f"and {len(found.facts) - _MAX_FACTS} more; --json has them all.")
-    for note in found.notes:
+    console.print(_numbers(comparison, one, other))
+    console.print(_stages(comparison, one, other))
+    for fact in comparison.facts[:_MAX_FACTS]:
+        console.print(f"{fact.describe(one, other)}", markup=False, soft_wrap=True)
+    if len(comparison.facts) > _MAX_FACTS:
+        console.print(f"and {len(comparison.facts) - _MAX_FACTS} more; --json has them all.")
+    for note in comparison.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
-def fit(found: Fit, plot: Path | None) -> None:
+def print_fit(fit: Fit, plot: Path | None) -> None:
     """Print the smallest number of devices that fits, and a row for each size that was planned."""
     console = Console(soft_wrap=True)
-    if found.least_ranks is None:
+    if fit.least_ranks is None:
         Console(stderr=True, soft_wrap=True).print(
-            f"[bold red]no plan fits[/] on up to {found.most_ranks} devices; `meshwright plan` lists the binding "
-            "limits."
+            f"[bold red]no plan fits[/] on up to {fit.most_ranks} devices; `meshwright plan` lists the binding limits."
         )
         return
-    console.print(f"a plan fits on {found.least_ranks} devices, and on none of the smaller sizes that were tried")
-    console.print(sizes(found.points))
-    for point in found.points:
+    console.print(f"a plan fits on {fit.least_ranks} devices, and on none of the smaller sizes that were tried")
+    console.print(sizes_table(fit.points))
+    for point in fit.points:
         for sentence in point.broken[:1]:
             console.print(f"{point.num_ranks}: {sentence}", markup=False)
     if plot:
         console.print(f"plot in {plot}; open it in a browser")
 
 
-def sizes(points: Sequence[SizePoint]) -> Table:
+def sizes_table(points: Sequence[SizePoint]) -> Table:
     """Return a table with a row for each number of GPUs, and the Pareto fronts that it is on."""
     table = _table("GPUs>", "step s>", "tokens/s>", "free GiB>", "host GiB>", "GPU-hours>", "money>", "fronts")
     for point in points:
@@ -75,7 +74,7 @@ def sizes(points: Sequence[SizePoint]) -> Table:
     return table
 
 
-def _numbers(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
+def _numbers(comparison: PlanComparison, first_name: str, second_name: str) -> Table:
     table = _table("", "step s>", "tokens/s>", "idle>", "free>", "GPU-hours of 1000 steps>")
     for name, row in ((first_name, comparison.one), (second_name, comparison.other)):
         table.add_row(
@@ -91,7 +90,7 @@ def _numbers(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
     return table
 
 
-def _stages(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
+def _stages(comparison: PlanComparison, first_name: str, second_name: str) -> Table:
     table = _table("stage", "plan", "seconds>", "pool", "layout", "schedule")
     for row in comparison.stages:
         if _choice(row.one) == _choice(row.other):
@@ -103,14 +102,14 @@ def _stages(comparison: TwoPlans, first_name: str, second_name: str) -> Table:
     return table
 
 
-def _choice(placed: Placed | None) -> object:
+def _choice(placed: StagePlacement | None) -> object:
     """Return all choices of a placement, without its seconds."""
     return placed and (placed.pool, placed.layout, placed.schedule, placed.steps_ahead)
 
 
-def _cells(placed: Placed) -> tuple[str, ...]:
+def _cells(placed: StagePlacement) -> tuple[str, ...]:
     ahead = f", {placed.steps_ahead} ahead" if placed.steps_ahead else ""
-    return f"{placed.seconds:.3f}", placed.pool.told, str(placed.layout), schedule(placed.schedule) + ahead
+    return f"{placed.seconds:.3f}", placed.pool.range_text, str(placed.layout), schedule(placed.schedule) + ahead
 
 
 def _table(*headings: str) -> Table:

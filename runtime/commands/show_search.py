@@ -9,20 +9,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.planner.analysis.binding import HeldBack
+from meshwright.planner.analysis.binding import MemoryLimited
 from meshwright.planner.analysis.explain import Explanation
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.analysis.why import Why
+from meshwright.planner.analysis.why import FullExplanation
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.report.words import schedule, search_work, size
-from meshwright.runtime.commands.show_plans import sizes
+from meshwright.runtime.commands.show_plans import sizes_table
 
 _MAX_RANKS = 16
 """Largest number of rows in the table of ranks; --json has them all."""
 
 
-def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
+def print_structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
     """Print plans of different structure with their simulated steps, and where each differs from the first."""
     table = _table(
         "the best plans of different structure", "", "simulated s>", "planned s>", "gap>", "stale>", "differs in"
@@ -36,23 +36,23 @@ def structures(rows: Sequence[Ranked], paths: Sequence[Path]) -> None:
     Console().print(table)
 
 
-def why(found: Why) -> None:
+def print_explanation(answer: FullExplanation) -> None:
     """Print the critical path, the binding limits, the sensitivities, and what was requested in addition."""
     console = Console()
-    explanation = found.explanation
+    explanation = answer.explanation
     console.print(_path(explanation))
     console.print(_pools(explanation))
-    if found.held_back:
-        console.print(_held_back(found.held_back))
-    console.print(_sensitivities(found.sensitivities))
-    if found.runners_up:
-        console.print(_runners_up(found))
-    if found.sizes:
-        console.print(sizes(found.sizes))
-        for point in found.sizes:
+    if answer.held_back:
+        console.print(_held_back(answer.held_back))
+    console.print(_sensitivities(answer.sensitivities))
+    if answer.runners_up:
+        console.print(_runners_up(answer))
+    if answer.sizes:
+        console.print(sizes_table(answer.sizes))
+        for point in answer.sizes:
             for sentence in point.broken[:1]:
                 console.print(f"{point.num_ranks} ranks: {sentence}", markup=False, soft_wrap=True)
-    for sentence in (*found.leading.sentences, *explanation.sentences):
+    for sentence in (*answer.leading.sentences, *explanation.sentences):
         console.print(sentence, markup=False, soft_wrap=True)
     console.print(_ranks(explanation))
     if len(explanation.ranks) > _MAX_RANKS:
@@ -90,7 +90,7 @@ def _pools(explanation: Explanation) -> Table:
     return table
 
 
-def _held_back(rows: Sequence[HeldBack]) -> Table:
+def _held_back(rows: Sequence[MemoryLimited]) -> Table:
     table = _table("faster choices that memory forbids", "stage", "could be", "faster by s>", "needs more per rank>")
     for row in rows:
         choice = f"{row.layout}, {schedule(row.schedule)}"
@@ -112,7 +112,7 @@ def _sensitivities(rows: Sequence[Sensitivity]) -> Table:
     return table
 
 
-def _runners_up(answer: Why) -> Table:
+def _runners_up(answer: FullExplanation) -> Table:
     table = _table("what each choice gains", "choice", "runner-up", "alone s>", "searched again s>", "proven s>")
     alone = {one.stage: one.runners_up[0] for one in answer.alternatives if one.runners_up}
     for row in answer.runners_up:

@@ -9,25 +9,25 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.evaluate import items, name_of
+from meshwright.planner.plan.evaluate import items, task_name_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import Run, read_most_spans
+from meshwright.profiles.trace import Run, read_recent_spans
 from meshwright.runtime.api.clocks import simulate as simulate_plan
 from meshwright.runtime.api.drawing import timeline
 from meshwright.runtime.commands import show_time
-from meshwright.runtime.commands.given_table import table_for
+from meshwright.runtime.commands.given_table import read_profile_for
 from meshwright.runtime.commands.options import (
     AsJson,
     DurationsFrom,
-    From,
+    DurationsOption,
     PlanPath,
     Profile,
     Seed,
     Steps,
     TracePath,
-    timeline_at,
+    timeline_output,
 )
 from meshwright.runtime.records.outputs import require_outputs
 
@@ -38,7 +38,7 @@ def simulate(
     plan: PlanPath,
     steps: Steps = 20,
     seed: Seed = 0,
-    durations: From = DurationsFrom.SAMPLED,
+    durations: DurationsOption = DurationsFrom.SAMPLED,
     profile: Profile = None,
     trace: TracePath = None,
     beside: Annotated[
@@ -47,12 +47,12 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run the plan in virtual time: how long steps take, and what each rank waits for."""
-    require_outputs(timeline_at(trace), inputs=(plan, profile, *(beside or ())))
+    require_outputs(timeline_output(trace), inputs=(plan, profile, *(beside or ())))
     document = read_plan(plan)
     others = [_read_trace(path, document) for path in beside or ()]
     simulation = simulate_plan(
         document,
-        table_for(durations, profile),
+        read_profile_for(durations, profile),
         steps=steps,
         seed=seed,
         sampled=durations is DurationsFrom.SAMPLED,
@@ -63,15 +63,15 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(asdict(replace(simulation, spans=())), indent=2))
     else:
-        show_time.simulation(simulation, trace)
+        show_time.print_simulation(simulation, trace)
 
 
 def _read_trace(path: Path, plan: Plan) -> Run:
     """Read a trace of this plan. Raises BadInput for a trace of another plan, where that can be detected."""
-    spans, planned = read_most_spans(path), path.with_name("plan.json")
+    spans, planned = read_recent_spans(path), path.with_name("plan.json")
     if planned.exists() and read_plan(planned) != plan:
         raise BadInput(f"--beside {path} is of another plan; simulate the plan.json that lies beside it.")
-    names = {name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}
+    names = {task_name_of(item) for item in items(plan)} | {edge.producer for edge in plan.edges}
     for span in spans:
         if span.rank >= plan.facts.cluster.num_ranks or (span.kind == "stage" and span.instruction not in names):
             raise BadInput(

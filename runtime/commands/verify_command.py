@@ -10,7 +10,7 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.proof.document import Proof, read_proof
 from meshwright.runtime.api.checking import names_table, unchecked
 from meshwright.runtime.api.checking import verify as find_violations
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, PlanPath, Profile, ProofIn
 
 EXAMPLES = """Example: meshwright verify plan.json
@@ -27,9 +27,9 @@ def verify(
 ) -> None:
     """Check the rules, the costs and optionally a proof of a plan, without the solver."""
     document, proof_document = read_plan(plan), read_proof(proof) if proof else None
-    sentences = find_violations(document, table_in(profile), proof_document)
+    sentences = find_violations(document, read_profile(profile), proof_document)
     costs_checked = profile is not None or not names_table(document)
-    open_questions = () if sentences else unchecked(document, table_in(profile), proof_document)
+    open_questions = () if sentences else unchecked(document, read_profile(profile), proof_document)
     if as_json:
         certified_seconds = proof_document.bound_seconds if proof_document and not sentences else None
         answer = {

@@ -19,9 +19,9 @@ from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.drawing import plot as draw_plot
 from meshwright.runtime.api.planning import whatif as predict
 from meshwright.runtime.commands import show_time
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Price, Profile
-from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.planning_memory import limit_memory
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = "Example: meshwright whatif plan.json --set cluster.nodes=8 --set workload.response.p99=2048,4096"
@@ -52,15 +52,15 @@ def whatif(
     settings = parse_settings(setting)
     if plot:
         _require_plot(plot, settings)
-    table = table_in(profile)
-    with within_memory():
+    table = read_profile(profile)
+    with limit_memory():
         prediction = predict(document, settings, table, replan=replan, price=price, limits=Limits(gap=gap))
     if plot:
         write_atomically(plot, draw_plot(prediction))
     if as_json:
         typer.echo(json.dumps(asdict(prediction), indent=2))
     else:
-        show_time.whatif(prediction, plot)
+        show_time.print_whatif(prediction, plot)
 
 
 def _require_plot(path: Path, settings: Sequence[Setting]) -> None:

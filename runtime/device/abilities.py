@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Abilities:
+class DeviceCapabilities:
     """The capabilities of a device."""
 
     kind: str
@@ -31,11 +31,11 @@ class Abilities:
         return self.kind == "cuda" and self.has_triton and self.capability >= (7, 0)
 
 
-def abilities(kind: str) -> Abilities:
+def device_capabilities(kind: str) -> DeviceCapabilities:
     """Return the capabilities of this machine's devices of a kind, cuda or cpu."""
     if kind != "cuda":
-        return Abilities(kind=kind)
-    return Abilities(
+        return DeviceCapabilities(kind=kind)
+    return DeviceCapabilities(
         kind=kind,
         capability=torch.cuda.get_device_capability(),
         has_flash=torch.backends.cuda.is_flash_attention_available(),
@@ -44,6 +44,6 @@ def abilities(kind: str) -> Abilities:
 
 
 @functools.cache
-def has_kernels(device: torch.device) -> bool:
+def runs_triton_kernels(device: torch.device) -> bool:
     """Return True if Triton kernels run on such a device of this machine."""
-    return abilities(device.type).runs_triton
+    return device_capabilities(device.type).runs_triton

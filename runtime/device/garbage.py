@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Context in which the garbage collector does not run; objects outside cycles are freed as usual."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -27,7 +27,7 @@ class _Piece(NamedTuple):
     copy: Tensor
 
 
-def copied_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of tensors [..., N] or [] on the host, each with a storage of its own.
 
     The memory is newly mapped and is freed with the last copy. It is on huge pages if the host has them, since normal

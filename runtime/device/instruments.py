@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.harness import Conditions, Timer, clock_timer, event_timer
+from meshwright.profiles.harness import DeviceState, Timer, clock_timer, event_timer
 from meshwright.runtime.device import host, used_memory
 
 _SECONDS_BETWEEN_QUERIES = 5.0
@@ -37,7 +37,7 @@ class Instruments:
     reset_peak: Callable[[], int]
     peak_bytes: Callable[[], int]
     release: Callable[[], None]
-    conditions: Callable[[], Conditions]
+    conditions: Callable[[], DeviceState]
 
 
 def instruments() -> Instruments:
@@ -48,7 +48,7 @@ def instruments() -> Instruments:
         reset_peak=used_memory.reset_peak,
         peak_bytes=used_memory.peak_bytes,
         release=used_memory.release,
-        conditions=Thermometer(query_device, clock=time.monotonic) if on_cuda else Conditions,
+        conditions=Thermometer(query_device, clock=time.monotonic) if on_cuda else DeviceState,
     )
 
 
@@ -57,12 +57,12 @@ class Thermometer:
 
     def __init__(self, query: Callable[[str], list[str]], *, clock: Callable[[], float]) -> None:
         self._query, self._clock = query, clock
-        self._queried_at, self._conditions = -math.inf, Conditions()
+        self._queried_at, self._conditions = -math.inf, DeviceState()
 
-    def __call__(self) -> Conditions:
+    def __call__(self) -> DeviceState:
         if self._clock() - self._queried_at >= _SECONDS_BETWEEN_QUERIES:
             values = [_integer(text) for text in self._query("clocks.sm,temperature.gpu")]
-            self._conditions = Conditions(*values) if len(values) == 2 else Conditions()
+            self._conditions = DeviceState(*values) if len(values) == 2 else DeviceState()
             self._queried_at = self._clock()
         return self._conditions
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 _timeout = timedelta(minutes=15)
 
 
-def patience() -> timedelta:
+def collective_timeout() -> timedelta:
     """Return the timeout with which every process group of this process is created."""
     return _timeout
 
 
-def have_patience(seconds: float) -> None:
+def set_collective_timeout(seconds: float) -> None:
     """Set the timeout of groups that are created from now on."""
     global _timeout  # noqa: PLW0603 - process groups are global too
     _timeout = timedelta(seconds=seconds)

@@ -26,7 +26,7 @@ def reset_peak() -> int:
     if host.on_cuda():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    return_freed()
+    trim_host_memory()
     _CLEAR.write_text(_RESET_PEAK)
     return bytes_in_use()
 
@@ -43,7 +43,7 @@ def peak_bytes() -> int:
     return _resident("VmHWM") - _resident("RssFile")
 
 
-def return_freed() -> None:
+def trim_host_memory() -> None:
     """Return the free pages of the host's allocator to the system."""
     _libc().malloc_trim(0)
 
@@ -54,7 +54,7 @@ def release() -> None:
     if host.on_cuda():
         torch.cuda.empty_cache()
     else:
-        return_freed()
+        trim_host_memory()
 
 
 @cache

@@ -33,34 +33,34 @@ class NoValueError(Exception):
 class Value:
     """A quotient of two sums."""
 
-    above: Terms
-    below: Terms
+    numerator: Terms
+    denominator: Terms
 
     def __add__(self, other: Value) -> Value:
-        above = _sum(_product(self.above, other.below), _product(other.above, self.below))
-        return Value(above, _product(self.below, other.below))
+        above = _sum(_product(self.numerator, other.denominator), _product(other.numerator, self.denominator))
+        return Value(above, _product(self.denominator, other.denominator))
 
     def __mul__(self, other: Value) -> Value:
-        return Value(_product(self.above, other.above), _product(self.below, other.below))
+        return Value(_product(self.numerator, other.numerator), _product(self.denominator, other.denominator))
 
     def __neg__(self) -> Value:
         return self * number(-1)
 
-    def over(self, other: Value) -> Value:
+    def divided_by(self, other: Value) -> Value:
         """Return the quotient. Raises NoValueError for a division by zero."""
-        if not other.above:
+        if not other.numerator:
             raise NoValueError
-        return Value(_product(self.above, other.below), _product(self.below, other.above))
+        return Value(_product(self.numerator, other.denominator), _product(self.denominator, other.numerator))
 
     def equals(self, other: Value) -> bool:
         """True if both are the same value. Raises NoValueError if the comparison exceeds a limit."""
-        return _product(self.above, other.below) == _product(other.above, self.below)
+        return _product(self.numerator, other.denominator) == _product(other.numerator, self.denominator)
 
     @property
     def rational(self) -> Fraction:
         """The value as a fraction. Raises NoValueError unless it is a rational number."""
-        if set(self.above) <= {()} and set(self.below) == {()}:
-            return self.above.get((), Fraction(0)) / self.below[()]
+        if set(self.numerator) <= {()} and set(self.denominator) == {()}:
+            return self.numerator.get((), Fraction(0)) / self.denominator[()]
         raise NoValueError
 
     def power(self, exponent: Value) -> Value:
@@ -76,8 +76,8 @@ class Value:
             result = number(1)
             for _ in range(abs(n.numerator)):
                 result = result * self
-            return result if n >= 0 else number(1).over(result)
-        return Value(_root(self.above, n), _root(self.below, n))
+            return result if n >= 0 else number(1).divided_by(result)
+        return Value(_root(self.numerator, n), _root(self.denominator, n))
 
 
 def number(value: Fraction | int) -> Value:
@@ -86,7 +86,7 @@ def number(value: Fraction | int) -> Value:
     return Value({(): value} if value else {}, {(): Fraction(1)})
 
 
-def letter(name: str) -> Value:
+def symbol(name: str) -> Value:
     """Return a variable, or a named constant such as pi, as a value."""
     return Value({((name, Fraction(1)),): Fraction(1)}, {(): Fraction(1)})
 

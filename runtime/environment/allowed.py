@@ -9,7 +9,7 @@ from meshwright.planner.environment.tool import BUILT_IN_TOOLS, Tool
 from meshwright.profiles.errors import BadInput
 
 
-def require_functions(rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool) -> None:
+def require_allowed_rewards(rewards: Sequence[Reward], allowed: Collection[str], *, has_answers: bool) -> None:
     """Raises BadInput for a reward function of a module that is not allowed.
 
     Raises BadInput too for a built-in function if the data has no answers to compare with. No module is imported.
@@ -27,7 +27,7 @@ def require_functions(rewards: Sequence[Reward], allowed: Collection[str], *, ha
         _require_allowed(f"reward {reward.name}", reward.function, allowed)
 
 
-def require_tool(tool: Tool, allowed: Collection[str]) -> None:
+def require_allowed_tool(tool: Tool, allowed: Collection[str]) -> None:
     """Raises BadInput for a tool of a module that is not allowed. No module is imported."""
     if tool.function not in BUILT_IN_TOOLS:
         _require_allowed("tool", tool.function, allowed)

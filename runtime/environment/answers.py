@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.runtime.environment.algebra import NoValueError
-from meshwright.runtime.environment.maths_notation import MOST_CHARACTERS, are_equal, read
+from meshwright.runtime.environment.maths_notation import MAX_CHARACTERS, are_equal, parse_answer
 from meshwright.runtime.environment.samples import RewardSample
 
 _NUMBER = re.compile(
@@ -87,7 +87,7 @@ def _equal(result: str, expected: str) -> bool:
     ):
         return False
     try:
-        return are_equal(read(result_parts.value), read(expected_parts.value))
+        return are_equal(parse_answer(result_parts.value), parse_answer(expected_parts.value))
     except NoValueError:
         return _normalised(result_parts.value) == _normalised(expected_parts.value)
 
@@ -120,14 +120,14 @@ def _last_formula(response: str) -> str:
         return ""
     number = numbers[-1]
     start, end = number.span()
-    while start and not response[start - 1].isspace() and end - start < MOST_CHARACTERS:
+    while start and not response[start - 1].isspace() and end - start < MAX_CHARACTERS:
         start -= 1
-    while end < len(response) and not response[end].isspace() and end - start < MOST_CHARACTERS:
+    while end < len(response) and not response[end].isspace() and end - start < MAX_CHARACTERS:
         end += 1
     formula = response[start:end].rstrip(".,;:!?*").rpartition("=")[2]
     if any(mark in formula for mark in "\\^([{"):
         try:
-            read(_split_answer(formula).value)
+            parse_answer(_split_answer(formula).value)
             return formula
         except NoValueError:
             pass
@@ -153,7 +153,7 @@ class _AnswerParts(NamedTuple):
 
 def _split_answer(text: str) -> _AnswerParts:
     text, name, unit_text = _without_markup(text), "", ""
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         return _AnswerParts(text)
     unit_match = _UNIT.search(text)
     if unit_match and text[: unit_match.start()].strip():

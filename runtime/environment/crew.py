@@ -10,18 +10,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.runtime.environment.retries import Retries
+from meshwright.runtime.environment.retries import RetryBudget
 from meshwright.runtime.environment.samples import (
-    JudgeAwayError,
+    JudgeUnreachableError,
     RewardError,
     RewardSample,
-    checked_scores,
-    reason_of,
-    say,
+    print_to_stderr,
+    printable_reason,
+    validate_scores,
 )
 
 
-class Caller(Protocol):
+class RewardCaller(Protocol):
     """Scores samples, one call at a time."""
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]: ...
@@ -46,13 +46,13 @@ class _Task:
     answer: Future[RewardAnswer]
 
 
-class Crew:
+class RewardWorkers:
     """Scores samples in the order of submission, with one call of up to `batch_size` samples per worker at a time."""
 
     def __init__(
         self,
         name: str,
-        build: Callable[[], Caller],
+        build: Callable[[], RewardCaller],
         *,
         num_workers: int,
         batch_size: int = 1,
@@ -65,7 +65,7 @@ class Crew:
         """
         self.name = name
         self._batch_size, self._failure_score = batch_size, failure_score
-        self._retries = Retries(retry_seconds)
+        self._retries = RetryBudget(retry_seconds)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._callers = [build() for _ in range(num_workers)]
         for caller in self._callers:
@@ -73,7 +73,7 @@ class Crew:
 
     def score(self, sample: RewardSample) -> Future[RewardAnswer]:
         """Submit a sample and return the future of its score."""
-        task = _Task(sample, time.monotonic(), self._retries.spent(), Future())
+        task = _Task(sample, time.monotonic(), self._retries.spent_seconds(), Future())
         self._tasks.put(task)
         return task.answer
 
@@ -84,7 +84,7 @@ class Crew:
         for caller in self._callers:
             caller.close()
 
-    def _work(self, caller: Caller) -> None:
+    def _work(self, caller: RewardCaller) -> None:
         while tasks := self._next():
             self._answer(caller, tasks)
 
@@ -105,13 +105,15 @@ class Crew:
                 self._tasks.put(None)
         return tasks
 
-    def _answer(self, caller: Caller, tasks: Sequence[_Task]) -> None:
+    def _answer(self, caller: RewardCaller, tasks: Sequence[_Task]) -> None:
         """Make one call; if it fails for a reason that may lie with one sample, make one call for each sample."""
         samples, failed_before = [task.sample for task in tasks], min(task.failed_before for task in tasks)
         try:
-            scores = self._retries.answer(lambda: checked_scores(caller.score(samples), len(samples)), failed_before)
+            scores = self._retries.call_with_retries(
+                lambda: validate_scores(caller.score(samples), len(samples)), failed_before
+            )
         except BaseException as error:  # any error, because the waiting caller has no other signal
-            may_be_one_sample = len(tasks) > 1 and not isinstance(error, JudgeAwayError)
+            may_be_one_sample = len(tasks) > 1 and not isinstance(error, JudgeUnreachableError)
             for task in tasks:
                 if may_be_one_sample:
                     self._answer(caller, [task])
@@ -122,9 +124,9 @@ class Crew:
             task.answer.set_result(RewardAnswer(score, time.monotonic() - task.submitted))
 
     def _fail(self, task: _Task, error: BaseException) -> None:
-        message = f"reward {self.name} of sample {task.sample.id}: {reason_of(error)}"
+        message = f"reward {self.name} of sample {task.sample.id}: {printable_reason(error)}"
         if self._failure_score is None:
             task.answer.set_exception(RewardError(message))
             return
-        say(f"{message}; it gets its failure_score, {self._failure_score:g}")
+        print_to_stderr(f"{message}; it gets its failure_score, {self._failure_score:g}")
         task.answer.set_result(RewardAnswer(self._failure_score, time.monotonic() - task.submitted))

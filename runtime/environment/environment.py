@@ -15,10 +15,10 @@ from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS
-from meshwright.runtime.environment.crew import Caller, Crew, RewardAnswer
+from meshwright.runtime.environment.crew import RewardAnswer, RewardCaller, RewardWorkers
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError, RewardSample
-from meshwright.runtime.environment.unit_tests import told_measures
+from meshwright.runtime.environment.unit_tests import describe_sandbox
 from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.messages.experience import Experience
 from meshwright.runtime.messages.step_experience import StepExperience
@@ -30,8 +30,8 @@ _Rows: TypeAlias = Mapping[int, tuple[Future[RewardAnswer], ...]]
 class Environment:
     """Scores the responses of one rank by the rewards of a job."""
 
-    def __init__(self, crews: Sequence[Crew]) -> None:
-        self._crews = tuple(crews)
+    def __init__(self, reward_workers: Sequence[RewardWorkers]) -> None:
+        self._crews = tuple(reward_workers)
         self._in_progress: dict[int, tuple[Future[RewardAnswer], ...]] = {}
         """For each sequence number, one future of each reward."""
         self._delivered: dict[int, _Rows] = {}
@@ -39,13 +39,13 @@ class Environment:
         self._send_queue: queue.SimpleQueue[tuple[_Rows, Callable[[Experience], object]] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send, name="rewards", daemon=True)
 
-    def begin(self, number: int, sample: Callable[[], RewardSample]) -> None:
+    def start_scoring(self, number: int, sample: Callable[[], RewardSample]) -> None:
         """Start scoring a finished response, unless that has started; `number` identifies it until it is delivered."""
         if number not in self._in_progress:
             built_sample = sample()
             self._in_progress[number] = tuple(crew.score(built_sample) for crew in self._crews)
 
-    def deliver(self, key: int, rows: Mapping[int, int]) -> None:
+    def assign_rows(self, key: int, rows: Mapping[int, int]) -> None:
         """Assign started sequences to rows of a batch; `rows` maps rows to sequence numbers."""
         self._delivered[key] = {row: self._in_progress.pop(number) for number, row in rows.items()}
 
@@ -73,7 +73,7 @@ class Environment:
             _put(scores, answers)
             send(scores)
 
-    def forget(self, step: int) -> None:
+    def drop_step(self, step: int) -> None:
         """Drop the scores of a trained step."""
         self._delivered.pop(step, None)
 
@@ -91,7 +91,7 @@ def require_scores(experience: Experience) -> None:
         raise RunFailed(f"{sentence}; give the reward a failure_score for what may fail, and run again with --resume")
 
 
-def host_metrics(batch: StepExperience, names: Sequence[str]) -> dict[str, float]:
+def reward_metrics(batch: StepExperience, names: Sequence[str]) -> dict[str, float]:
     """Return the mean score and the mean latency of each reward in a batch."""
     if not names:
         return {}
@@ -110,9 +110,9 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
     workers = {row.reward: row.workers for row in plan.workers}
     return Environment(
         [
-            Crew(
+            RewardWorkers(
                 reward.name,
-                functools.partial(caller_of, reward),
+                functools.partial(build_caller, reward),
                 num_workers=workers[reward.name],
                 batch_size=reward.batch_size,
                 failure_score=reward.failure_score,
@@ -123,12 +123,12 @@ def build_environment(plan: Plan, rewards: Sequence[Reward]) -> Environment:
     )
 
 
-def notes_of(rewards: Sequence[Reward]) -> tuple[str, ...]:
+def startup_notes(rewards: Sequence[Reward]) -> tuple[str, ...]:
     """Return what a run reports about its rewards at the start: how code in responses is sandboxed, if any is run."""
-    return (told_measures(),) if any(reward.function == "unit_tests" for reward in rewards) else ()
+    return (describe_sandbox(),) if any(reward.function == "unit_tests" for reward in rewards) else ()
 
 
-def caller_of(reward: Reward) -> Caller:
+def build_caller(reward: Reward) -> RewardCaller:
     """Return the caller of a reward: an HTTP judge or a worker process."""
     if reward.url is not None:
         return Judge(reward.url, timeout_seconds=reward.timeout_seconds)

@@ -46,25 +46,25 @@ class _LimitedOutput(io.TextIOBase):
         return text
 
 
-def offer(code: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+def serve_code(code: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
     """Run the code, send the names that it defines, and answer calls to them until the other side ends."""
     peer, printed = Peer(incoming, outgoing), _LimitedOutput()
-    sys.stdout, peer.printed = printed, printed.take
+    sys.stdout, peer.take_printed = printed, printed.take
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(code, "response", "exec"), namespace)
     names = {name: value for name, value in namespace.items() if not name.startswith("__")}
     modules = {name: value.__name__ for name, value in names.items() if isinstance(value, ModuleType)}
-    peer.send({"names": {name: peer.pack(value) for name, value in names.items()}, "modules": modules})
+    peer.send({"names": {name: peer.encode_value(value) for name, value in names.items()}, "modules": modules})
     peer.serve()
 
 
-def passes(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
+def tests_pass(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
     """True if the tests have at least one statement and run to their end with the names that the other side offers."""
     try:
         tree = ast.parse(tests, _TESTS)
         peer = Peer(incoming, outgoing, _is_allowed)
         offer_message = peer.receive()
-        offered = {str(name): peer.unpack(value) for name, value in offer_message["names"].items()}
+        offered = {str(name): peer.decode_value(value) for name, value in offer_message["names"].items()}
         namespace = {"__name__": _TESTS, **_visible_names(tree, offered, offer_message["modules"])}
         exec(compile(tree, _TESTS, "exec"), namespace)
     except BaseException:  # a failed test, an exit, or any error that an answer of the code caused

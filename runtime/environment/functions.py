@@ -20,7 +20,7 @@ BUILT_IN_PATHS: Mapping[str, str] = {
 }
 
 
-def function_named(name: str) -> RewardFunction | ToolFunction:
+def load_function(name: str) -> RewardFunction | ToolFunction:
     """Import and return a built-in function or one named as module:function. Raises BadInput if it cannot be loaded."""
     module, _, function = BUILT_IN_PATHS.get(name, name).partition(":")
     try:

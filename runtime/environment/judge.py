@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any
 
 from meshwright.runtime.environment.samples import (
-    FailedForNowError,
     RewardError,
     RewardSample,
-    checked_scores,
-    reason_of,
+    TemporaryRewardError,
+    printable_reason,
+    validate_scores,
 )
 
 _MAX_ANSWER_BYTES = 2**24
@@ -42,16 +42,16 @@ class Judge:
         """Make one call. Raises FailedForNowError for a failure that a retry may resolve, else RewardError."""
         body = json.dumps({"samples": [sample.message for sample in samples]}).encode()
         try:
-            return checked_scores(_scores(self._answer(body)), len(samples))
+            return validate_scores(_scores(self._answer(body)), len(samples))
         except urllib.error.HTTPError as error:
             if error.code != _TOO_MANY_REQUESTS and error.code < _SERVER_ERROR:
                 raise RewardError(f"{self._url} answered with status {error.code}{_redirect_hint(error)}") from None
             reason, is_away = f"status {error.code}", error.code in _UNAVAILABLE
         except (OSError, http.client.HTTPException) as error:
-            reason, is_away = reason_of(error), True
+            reason, is_away = printable_reason(error), True
         except Exception as error:
-            reason, is_away = reason_of(error), False
-        raise FailedForNowError(f"{self._url} gave no scores: {reason}", is_away=is_away)
+            reason, is_away = printable_reason(error), False
+        raise TemporaryRewardError(f"{self._url} gave no scores: {reason}", is_unreachable=is_away)
 
     def close(self) -> None:
         """Do nothing, because no connection is kept between calls."""
@@ -137,7 +137,7 @@ def _redirect_hint(error: urllib.error.HTTPError) -> str:
     return (
         ""
         if location is None
-        else f" and redirects to {reason_of(RewardError(location))}; name that URL in the job, if you trust it"
+        else f" and redirects to {printable_reason(RewardError(location))}; name that URL in the job, if you trust it"
     )
 
 

@@ -20,13 +20,13 @@ _END_SECONDS = 2.0
 _SIGNALS = {signal.SIGTERM, signal.SIGCHLD}
 
 
-def keep(parent: int) -> None:
+def fork_under_keeper(parent: int) -> None:
     """Fork and return in the child; this process becomes its keeper.
 
     When the child or `parent`, the parent of this process, has ended, or on SIGTERM, the keeper ends all descendants.
     Call it before any threads are started.
     """
-    sandbox.adopt()
+    sandbox.become_subreaper()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     end_with_parent(parent, signal.SIGTERM)
     keeper = os.getpid()
@@ -45,7 +45,7 @@ def keep(parent: int) -> None:
         if exit_code is not None:
             code = max(0, exit_code)
             break
-    end_all(descendants)
+    kill_all(descendants)
     os._exit(code)
 
 
@@ -74,10 +74,10 @@ def _children(process: int) -> Iterator[int]:
             yield from map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
 
 
-def end_all(found: Callable[[], list[int]]) -> None:
+def kill_all(list_processes: Callable[[], list[int]]) -> None:
     """Kill these processes until none is left, because they may start others meanwhile."""
     deadline = time.monotonic() + _END_SECONDS
-    while (processes := found()) and time.monotonic() < deadline:
+    while (processes := list_processes()) and time.monotonic() < deadline:
         for process in processes:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

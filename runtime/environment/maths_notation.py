@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
 
-from meshwright.runtime.environment.algebra import NoValueError, Value, letter, number
+from meshwright.runtime.environment.algebra import NoValueError, Value, number, symbol
 
-MOST_CHARACTERS = 300
+MAX_CHARACTERS = 300
 _MAX_DEPTH, _MAX_DIGITS, _MAX_EXPONENT = 12, 200, 100
 
 _TOKEN = re.compile(
@@ -32,19 +32,19 @@ _PRODUCT_LETTERS = frozenset("abcxyzkmnpqrt")
 
 
 @dataclass(frozen=True)
-class Several:
+class AnswerList:
     """A list of values between two brackets; a set, or a list without brackets, is unordered."""
 
-    marks: str
-    parts: tuple[Value | Several, ...]
+    brackets: str
+    parts: tuple[Value | AnswerList, ...]
 
 
-Answer: TypeAlias = Value | Several
+Answer: TypeAlias = Value | AnswerList
 
 
-def read(text: str) -> Answer:
+def parse_answer(text: str) -> Answer:
     """Parse an answer. Raises NoValueError if it has no value."""
-    if len(text) > MOST_CHARACTERS or any(not _may_be_product(word) for word in _WORD.findall(text)):
+    if len(text) > MAX_CHARACTERS or any(not _may_be_product(word) for word in _WORD.findall(text)):
         raise NoValueError
     return _Parser(_tokens(text)).parse()
 
@@ -55,9 +55,9 @@ def are_equal(one: Answer, other: Answer) -> bool:
         return one.equals(other)
     if isinstance(one, Value) or isinstance(other, Value):
         return False
-    if one.marks != other.marks or len(one.parts) != len(other.parts):
+    if one.brackets != other.brackets or len(one.parts) != len(other.parts):
         return False
-    if one.marks not in ("", "\\{\\}"):
+    if one.brackets not in ("", "\\{\\}"):
         return all(are_equal(a, b) for a, b in zip(one.parts, other.parts, strict=True))
     remaining = list(other.parts)
     for part in one.parts:
@@ -128,7 +128,7 @@ class _Parser:
             raise NoValueError
         if len(parts) == 1 and opening in ("", "(") and end in ("", ")"):
             return parts[0]
-        return Several(opening + end, tuple(parts))
+        return AnswerList(opening + end, tuple(parts))
 
     def _part(self) -> Answer:
         """Parse a sum, or a bracketed list of several values, which cannot be an operand."""
@@ -138,7 +138,7 @@ class _Parser:
         start = self._position
         if opening := self._take(*_OPENING):
             inside = self._list(opening)
-            if isinstance(inside, Several):
+            if isinstance(inside, AnswerList):
                 self._depth -= 1
                 return inside
             self._position = start
@@ -169,7 +169,7 @@ class _Parser:
                 sign = self._take("-")
                 factor = self._power()
                 factor = -factor if sign else factor
-                product = product.over(factor) if mark in ("/", "\\div") else product * factor
+                product = product.divided_by(factor) if mark in ("/", "\\div") else product * factor
             elif self._next and self._next not in ("+", "-", ",", ")", "]", "}", "\\}"):
                 if (blank and self._next[0].isdigit()) or self._next[0] in ".0123456789":
                     raise NoValueError  # two numbers side by side are not a product
@@ -195,7 +195,7 @@ class _Parser:
         try:
             if self._take(" ") and self._next.isdigit():
                 numerator = self._atom()
-                fraction = numerator.over(self._atom()) if self._take("/") else None
+                fraction = numerator.divided_by(self._atom()) if self._take("/") else None
             else:
                 fraction = self._atom() if self._next in _FRACTIONS else None
             if fraction is not None and 0 < fraction.rational < 1 and self._next != "^":
@@ -228,13 +228,13 @@ class _Parser:
             return inside
         if token in _FRACTIONS:
             numerator = self._argument()
-            return numerator.over(self._argument())
+            return numerator.divided_by(self._argument())
         if token in ("\\sqrt", "sqrt", "√"):
             return self._parse_root()
         if token in ("\\pi", "pi"):
-            return letter("\\pi")
+            return symbol("\\pi")
         if token == "\\infty" or (len(token) == 1 and token.isalpha()) or token in _GREEK:
-            return letter(token)
+            return symbol(token)
         raise NoValueError
 
     def _argument(self) -> Value:

@@ -22,13 +22,13 @@ IMMUTABLE: tuple[type[Any], ...] = (int, float, str, bytes, tuple, frozenset)
 """An instance of a subclass of these types is sent by number together with its plain value."""
 MUTABLE: tuple[type[Any], ...] = (list, dict, set, bytearray, deque)
 _DICTIONARIES: tuple[type[Any], ...] = (dict, defaultdict, OrderedDict, Counter)
-CHANGING: tuple[type[Any], ...] = (*MUTABLE, *_DICTIONARIES)
+MUTABLE_VALUES: tuple[type[Any], ...] = (*MUTABLE, *_DICTIONARIES)
 """Types whose instances are sent by value and may be changed in place."""
 
 _Pack: TypeAlias = Callable[[Any], Any]
 
 
-def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
+def encode(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
     """Return the value as JSON; `refer` returns the message for an object that is not plain.
 
     Raises RecursionError for a value that is nested too deeply or contains itself.
@@ -38,7 +38,7 @@ def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
         return value
 
     def pack(each: Any) -> Any:
-        return packed(each, refer)
+        return encode(each, refer)
 
     if kind is list:
         return list(map(pack, value))
@@ -49,14 +49,14 @@ def packed(value: Any, refer: Callable[[Any], dict[str, Any]]) -> Any:
     return _packed_array(value) or refer(value)
 
 
-def unpacked(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
+def decode(message: Any, resolve: Callable[[dict[str, Any]], Any]) -> Any:
     """Return the value that `packed` has encoded; `resolve` returns the object for a message of its `refer`.
 
     Raises ValueError, TypeError or KeyError for a message that `packed` does not write.
     """
 
     def unpack(each: Any) -> Any:
-        return unpacked(each, resolve)
+        return decode(each, resolve)
 
     if isinstance(message, list):
         return list(map(unpack, message))
@@ -164,14 +164,14 @@ def plain_base(value: Any) -> Any:
     return None
 
 
-def renew(old: Any, new: Any) -> None:
+def update_in_place(old: Any, new: Any) -> None:
     """Make a mutable value equal to another of its type, in place. Raises ValueError for another type."""
     if type(old) is not type(new):
         raise ValueError("a value has changed its type")
     if isinstance(old, list | bytearray):
         for index, (old_item, new_item) in enumerate(zip(old, new, strict=False)):
             if isinstance(old_item, MUTABLE) and type(old_item) is type(new_item):
-                renew(old_item, new_item)
+                update_in_place(old_item, new_item)
                 new[index] = old_item
         old[:] = new
     elif isinstance(old, MUTABLE):

@@ -18,7 +18,14 @@ from contextlib import suppress
 from types import BuiltinFunctionType
 from typing import Any, BinaryIO
 
-from meshwright.runtime.environment.plain_values import CHANGING, IMMUTABLE, packed, plain_base, renew, unpacked
+from meshwright.runtime.environment.plain_values import (
+    IMMUTABLE,
+    MUTABLE_VALUES,
+    decode,
+    encode,
+    plain_base,
+    update_in_place,
+)
 
 _MAX_MESSAGE_BYTES = 2**24
 """Largest size of a message."""
@@ -69,7 +76,7 @@ class PeerError(BaseException):
     """The other side has ended, or sent an invalid message."""
 
 
-class Remote:
+class RemoteObject:
     """A reference to an object of the other side."""
 
     def __init__(self, peer: Peer, number: int) -> None:
@@ -88,17 +95,17 @@ class Remote:
         self._peer.ask("delete", self, name)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self._number == other._number or self._peer.ask("equal", self, other) is True
         plain = self._peer.ask("plain", self)
-        return not isinstance(plain, Remote) and plain is not None and bool(plain == other)
+        return not isinstance(plain, RemoteObject) and plain is not None and bool(plain == other)
 
     def __contains__(self, other: object) -> bool:
         """True if it contains the value; for a plain value its items are compared here, so that it cannot claim so."""
-        if isinstance(other, Remote):
+        if isinstance(other, RemoteObject):
             return self._peer.ask("__contains__", self, other) is True
         plain = self._peer.ask("plain", self)
-        if plain is not None and not isinstance(plain, Remote):
+        if plain is not None and not isinstance(plain, RemoteObject):
             return other in plain
         return any(each is other or each == other for each in iter(self))
 
@@ -107,22 +114,22 @@ class Remote:
 
 
 def _delegate(name: str) -> None:
-    def method(self: Remote, /, *args: Any, **kwargs: Any) -> Any:
+    def method(self: RemoteObject, /, *args: Any, **kwargs: Any) -> Any:
         return self._peer.ask(name, self, *args, **kwargs)
 
-    setattr(Remote, name, method)
+    setattr(RemoteObject, name, method)
 
 
 def _delegate_arithmetic(name: str, is_order: bool) -> None:
-    def method(self: Remote, *others: Any) -> Any:
-        if is_order and not isinstance(others[0], Remote):
+    def method(self: RemoteObject, *others: Any) -> Any:
+        if is_order and not isinstance(others[0], RemoteObject):
             raise TypeError(f"an object of the code has no order with a {type(others[0]).__name__}")
         result = self._peer.ask(name, self, *others)
-        if not isinstance(result, Remote) and not any(isinstance(other, Remote) for other in others):
+        if not isinstance(result, RemoteObject) and not any(isinstance(other, RemoteObject) for other in others):
             raise TypeError("an object of the code is no number")
         return result
 
-    setattr(Remote, name, method)
+    setattr(RemoteObject, name, method)
 
 
 for _name in _DELEGATED:
@@ -136,34 +143,38 @@ class Peer:
     """One end of the connection: it sends requests, and answers those that arrive while it waits."""
 
     def __init__(
-        self, incoming: BinaryIO, outgoing: BinaryIO, may_ask: Callable[[str, Sequence[Any]], bool] | None = None
+        self, incoming: BinaryIO, outgoing: BinaryIO, is_allowed: Callable[[str, Sequence[Any]], bool] | None = None
     ) -> None:
         """`may_ask` decides by a request's name and arguments whether the other side may make it.
 
         The first argument is an object that the other side was given. Without `may_ask` every request is answered, and
         the other side may name functions of standard modules.
         """
-        self._in, self._out, self._may_ask = incoming, outgoing, may_ask
+        self._in, self._out, self._may_ask = incoming, outgoing, is_allowed
         self._own_objects: list[Any] = []
         self._own_numbers: dict[int, int] = {}
         """Numbers of own objects, by their id()."""
         self._exceptions: dict[int, type[BaseException]] = {}
         self._derived: dict[type, type] = {}
-        self.printed: Callable[[], str] = str
+        self.take_printed: Callable[[], str] = str
         """Returns what this process has printed since the last call."""
 
-    def ask(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    def request(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Make a request and return its result. Raises what the other side raised, and PeerError if it has ended."""
-        encoded = [self.pack(arg) for arg in args]
-        self.send({"ask": name, "args": encoded, "kwargs": {key: self.pack(value) for key, value in kwargs.items()}})
+        encoded = [self.encode_value(arg) for arg in args]
+        self.send(
+            {"ask": name, "args": encoded, "kwargs": {key: self.encode_value(value) for key, value in kwargs.items()}}
+        )
         while "ask" in (message := self.receive()):
             self._answer(message)
         try:
             sys.stdout.write(str(message.get("printed", "")))
             for position, changed in message.get("changed", ()):
-                renew(kwargs[position] if isinstance(position, str) else args[position], self.unpack(changed))
+                update_in_place(
+                    kwargs[position] if isinstance(position, str) else args[position], self.decode_value(changed)
+                )
             if "error" not in message:
-                return self.unpack(message["value"])
+                return self.decode_value(message["value"])
             raised = self._decoded_error(message["error"])
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
             raise PeerError(f"an invalid answer: {error}") from None
@@ -194,13 +205,13 @@ class Peer:
             raise PeerError("an invalid message")
         return message
 
-    def pack(self, value: Any) -> Any:
+    def encode_value(self, value: Any) -> Any:
         """Encode a value for the other side."""
-        return packed(value, self._refer)
+        return encode(value, self._refer)
 
-    def unpack(self, message: Any) -> Any:
+    def decode_value(self, message: Any) -> Any:
         """Decode a value of the other side. Raises ValueError, TypeError or KeyError if it is invalid."""
-        return unpacked(message, self._resolve)
+        return decode(message, self._resolve)
 
     def _answer(self, message: Mapping[str, Any]) -> None:
         name, encoded = str(message["ask"]), message["args"]
@@ -209,21 +220,21 @@ class Peer:
         before: dict[int | str, tuple[Any, Any]] = {}
         """Mutable arguments by position or name, each with its encoding before the call."""
         try:
-            args += [self.unpack(arg) for arg in encoded]
-            kwargs = {key: self.unpack(value) for key, value in message["kwargs"].items()}
+            args += [self.decode_value(arg) for arg in encoded]
+            kwargs = {key: self.decode_value(value) for key, value in message["kwargs"].items()}
             positions = itertools.chain[tuple[int | str, Any]](enumerate(args), kwargs.items())
-            before = {position: (arg, self.pack(arg)) for position, arg in positions if _is_mutable(arg)}
+            before = {position: (arg, self.encode_value(arg)) for position, arg in positions if _is_mutable(arg)}
             if self._may_ask is not None and not self._may_ask(name, args):
                 raise TypeError(f"{name} of {type(args[0]).__name__} is not for the code to ask")
-            answer["value"] = self.pack(_REQUESTS[name](*args, **kwargs))
+            answer["value"] = self.encode_value(_REQUESTS[name](*args, **kwargs))
         except PeerError:
             raise
         except BaseException as error:
             answer["error"] = self._encoded_error(error)
         with suppress(Exception):
-            after = ((position, self.pack(arg), old) for position, (arg, old) in before.items())
+            after = ((position, self.encode_value(arg), old) for position, (arg, old) in before.items())
             answer["changed"] = [(position, new) for position, new, old in after if new != old]
-        answer["printed"] = self.printed()[:_MAX_PRINTED_CHARACTERS]
+        answer["printed"] = self.take_printed()[:_MAX_PRINTED_CHARACTERS]
         self.send(answer)
 
     def _refer(self, value: Any) -> dict[str, Any]:
@@ -235,11 +246,13 @@ class Peer:
         if self._may_ask is not None and _is_standard_function(value):
             return {"function": [value.__module__, value.__name__]}
         reference: dict[str, Any] = {"mine": self._number(value)}
-        return {**reference, "plain": self.pack(plain_base(value))} if isinstance(value, IMMUTABLE) else reference
+        return (
+            {**reference, "plain": self.encode_value(plain_base(value))} if isinstance(value, IMMUTABLE) else reference
+        )
 
     def _their_number(self, value: Any) -> int | None:
         """Return the other side's number of one of its objects; None for any other object."""
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return value._number
         if type(value) in self._derived.values():
             return int(value._remote_number)
@@ -261,7 +274,9 @@ class Peer:
             return getattr(importlib.import_module(module), name)
         number = int(message["mine"])
         return (
-            self._derived_value(number, self.unpack(message["plain"])) if "plain" in message else Remote(self, number)
+            self._derived_value(number, self.decode_value(message["plain"]))
+            if "plain" in message
+            else RemoteObject(self, number)
         )
 
     def _derived_value(self, number: int, plain: Any) -> Any:
@@ -274,7 +289,7 @@ class Peer:
             def attribute(value: Any, name: str) -> Any:
                 if name.startswith("_"):
                     raise AttributeError(name)
-                return self.ask("get", Remote(self, value._remote_number), name)
+                return self.request("get", RemoteObject(self, value._remote_number), name)
 
             self._derived[base] = type(base.__name__, (base,), {"__getattr__": attribute})
         derived = self._derived[base](plain)
@@ -302,19 +317,19 @@ class Peer:
 
     def _encoded_error(self, error: BaseException) -> dict[str, Any]:
         with suppress(Exception):
-            return {"kinds": self._classes(type(error)), "args": self.pack(list(error.args))}
+            return {"kinds": self._classes(type(error)), "args": self.encode_value(list(error.args))}
         return {"kinds": ["RuntimeError"], "args": []}
 
     def _decoded_error(self, message: Mapping[str, Any]) -> BaseException:
         kind = self._local_class(message["kinds"])
         try:
-            return kind(*self.unpack(message["args"]))
+            return kind(*self.decode_value(message["args"]))
         except TypeError:
             return kind()
 
 
 def _is_mutable(value: Any) -> bool:
-    return type(value) in CHANGING or type(value).__name__ == "ndarray"
+    return type(value) in MUTABLE_VALUES or type(value).__name__ == "ndarray"
 
 
 def _is_standard_function(value: Any) -> bool:

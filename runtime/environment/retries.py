@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from meshwright.runtime.environment.samples import FailedForNowError, JudgeAwayError
+from meshwright.runtime.environment.samples import JudgeUnreachableError, TemporaryRewardError
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 _Answer = TypeVar("_Answer")
 
 
-class Retries:
+class RetryBudget:
     """The retry budget of one reward on one rank."""
 
     def __init__(self, retry_seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -34,7 +34,7 @@ class Retries:
         self._spent_at_answer = 0.0
         """Seconds spent when a call was last answered."""
 
-    def spent(self) -> float:
+    def spent_seconds(self) -> float:
         """Seconds in which at least one call was failing, up to now."""
         with self._lock:
             return self._spent()
@@ -42,7 +42,7 @@ class Retries:
     def _spent(self) -> float:
         return self._counted + (time.monotonic() - self._failing_since if self._num_failing else 0.0)
 
-    def answer(self, call: Callable[[], _Answer], before: float) -> _Answer:
+    def call_with_retries(self, call: Callable[[], _Answer], spent_before: float) -> _Answer:
         """Return the result of the call, which is retried while it raises FailedForNowError and there is budget left.
 
         `before` is what `spent` returned when the first of its samples was submitted. Raises FailedForNowError with the
@@ -51,20 +51,20 @@ class Retries:
         call_start, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         try:
             return self._call_once(call)
-        except FailedForNowError as error:
+        except TemporaryRewardError as error:
             last_error = error
         with self._failing(call_start):
-            while self.spent() - min(before, self._spent_at_answer) + pause <= self._seconds:
+            while self.spent_seconds() - min(spent_before, self._spent_at_answer) + pause <= self._seconds:
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 try:
                     return self._call_once(call)
-                except FailedForNowError as error:
+                except TemporaryRewardError as error:
                     last_error = error
         message = f"{last_error} (tried for {time.monotonic() - call_start:.1f} s)"
-        if last_error.is_away and self._answered_at < call_start:
-            raise JudgeAwayError(message)
-        raise FailedForNowError(message)
+        if last_error.is_unreachable and self._answered_at < call_start:
+            raise JudgeUnreachableError(message)
+        raise TemporaryRewardError(message)
 
     def _call_once(self, call: Callable[[], _Answer]) -> _Answer:
         result = call()

@@ -26,7 +26,7 @@ class RewardSample:
         return asdict(self)
 
     @classmethod
-    def of(cls, message: Mapping[str, Any]) -> Self:
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
         """Return the sample of a `message`."""
         ids = {name: tuple(message[name]) for name in ("prompt_ids", "response_ids")}
         return cls(**{**message, **ids})
@@ -60,22 +60,22 @@ class RewardError(Exception):
     """A call returned no scores or no answer; the argument is the reason."""
 
 
-class FailedForNowError(RewardError):
+class TemporaryRewardError(RewardError):
     """A temporary failure: a retry of the call may succeed.
 
     `is_away` is True if the server itself gave no answer: no connection, a timeout, or a proxy that cannot reach it.
     """
 
-    def __init__(self, reason: str, *, is_away: bool = False) -> None:
+    def __init__(self, reason: str, *, is_unreachable: bool = False) -> None:
         super().__init__(reason)
-        self.is_away = is_away
+        self.is_unreachable = is_unreachable
 
 
-class JudgeAwayError(RewardError):
+class JudgeUnreachableError(RewardError):
     """A call failed because the server is unreachable, whatever the samples are."""
 
 
-def reason_of(error: BaseException) -> str:
+def printable_reason(error: BaseException) -> str:
     """Return why a call failed as printable text, because the text of an exception may be untrusted."""
     reason = error.args[0] if isinstance(error, RewardError) and error.args else f"{type(error).__name__}: {error}"
     text = str(reason).encode("utf-8", "backslashreplace").decode()
@@ -85,7 +85,7 @@ def reason_of(error: BaseException) -> str:
     )
 
 
-def checked_scores(scores: Any, count: int) -> list[float]:
+def validate_scores(scores: Any, count: int) -> list[float]:
     """Return the scores as floats. Raises RewardError unless there are `count`, all finite in fp32."""
     if not isinstance(scores, list) or len(scores) != count:
         raise RewardError(f"the answer has no {count} scores")
@@ -95,7 +95,7 @@ def checked_scores(scores: Any, count: int) -> list[float]:
     return [float(score) for score in scores]
 
 
-def say(sentence: str) -> None:
+def print_to_stderr(sentence: str) -> None:
     """Print a sentence on standard error, and ignore a standard error that is closed."""
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{sentence}\n")

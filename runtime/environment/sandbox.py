@@ -31,7 +31,7 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIV
 _NO_CAPABILITIES = struct.pack("=IiIIIIII", 0x20080522, 0, 0, 0, 0, 0, 0, 0)
 """Argument of capset(2): version 3, this process, and three empty sets of 64 bits."""
 
-INSIDE_USER = 65534
+SANDBOX_UID = 65534
 """User id inside the namespaces: that of nobody."""
 _WORKING_DIRECTORY = "of-the-response"
 """A name that no directory of Python or of the system has, because those are mounted beside it."""
@@ -63,7 +63,7 @@ _REFUSED_CALLS = (
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def leave(directory: Path) -> None:
+def unshare_namespaces(directory: Path) -> None:
     """Move this process into new namespaces, and its next child into a new process namespace.
 
     The child must call `enter` with the same directory. Raises OSError if the kernel or a container forbids this.
@@ -83,15 +83,15 @@ def leave(directory: Path) -> None:
     )
     for name, text in (
         ("setgroups", "deny"),
-        ("uid_map", f"{INSIDE_USER} {user} 1"),
-        ("gid_map", f"{INSIDE_USER} {group} 1"),
+        ("uid_map", f"{SANDBOX_UID} {user} 1"),
+        ("gid_map", f"{SANDBOX_UID} {group} 1"),
     ):
         Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={_DISK_SIZE},nr_inodes={_MAX_FILES},mode=0755")
 
 
-def enter(directory: Path) -> None:
+def enter_root(directory: Path) -> None:
     """Make the directory the root, with Python's files, read-only, and an empty working directory. Raises OSError."""
     for path in _visible_paths():
         _mount_read_only(path, directory)
@@ -111,12 +111,12 @@ def enter(directory: Path) -> None:
     os.chdir(f"/{_WORKING_DIRECTORY}")
 
 
-def adopt() -> None:
+def become_subreaper() -> None:
     """Make this process the parent of its orphaned descendants from now on."""
     _check("prctl", _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def close_to_others() -> None:
+def forbid_inspection() -> None:
     """Forbid other processes of the user to inspect this process and those that it forks.
 
     Call it after `leave`, because from now on root owns the files of this process in /proc.

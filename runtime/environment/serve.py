@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
-from meshwright.runtime.environment.functions import function_named
-from meshwright.runtime.environment.keeping import keep
+from meshwright.runtime.environment.functions import load_function
+from meshwright.runtime.environment.keeping import fork_under_keeper
 from meshwright.runtime.environment.samples import RewardSample, ToolCall
 
 FunctionKind: TypeAlias = Literal["reward", "tool"]
@@ -31,15 +31,15 @@ class _KindSpec(NamedTuple):
 
 
 _KINDS: Mapping[FunctionKind, _KindSpec] = {
-    "reward": _KindSpec(RewardSample.of, float, "scores"),
-    "tool": _KindSpec(ToolCall.of, str, "answers"),
+    "reward": _KindSpec(RewardSample.from_message, float, "scores"),
+    "tool": _KindSpec(ToolCall.from_message, str, "answers"),
 }
 
 
 def main() -> None:
     """Serve the function that the command line names until the input or the parent process ends."""
     name, kind, parent = sys.argv[1:]
-    keep(int(parent))
+    fork_under_keeper(int(parent))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         serve(name, sys.stdin, answers, "tool" if kind == "tool" else "reward")
@@ -48,7 +48,7 @@ def main() -> None:
 def serve(name: str, batches: IO[str], answers: IO[str], kind: FunctionKind = "reward") -> None:
     """Report that the function is loaded, or why not, and then answer batches until there are no more."""
     try:
-        function = function_named(name)
+        function = load_function(name)
     except Exception as error:
         _answer(answers, error=_sentence(error))
         return

@@ -20,9 +20,9 @@ from typing import BinaryIO, NoReturn
 
 from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.runtime.environment import examining, sandbox
-from meshwright.runtime.environment.keeping import descendants, end_all
+from meshwright.runtime.environment.keeping import descendants, kill_all
 
-PASSED, FAILED, BROKEN = 93, 94, 95
+PASSED, FAILED, UNSUPPORTED = 93, 94, 95
 """Exit codes: the tests passed, they did not, or this machine lacks one of the requested sandbox measures."""
 NAMESPACES, FILTER = "namespaces", "filter"
 
@@ -40,17 +40,17 @@ def main() -> NoReturn:
         if FILTER in measures:
             sandbox.require_filter()
         if NAMESPACES in measures:
-            sandbox.leave(Path(directory))
+            sandbox.unshare_namespaces(Path(directory))
         else:
-            sandbox.adopt()
-        sandbox.close_to_others()
+            sandbox.become_subreaper()
+        sandbox.forbid_inspection()
         child = _fork(lambda: _watch(Path(directory), deadline, measures))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        end_all(descendants)
+        kill_all(descendants)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
-        code = BROKEN
-    os._exit(code if code in (PASSED, BROKEN) else FAILED)
+        code = UNSUPPORTED
+    os._exit(code if code in (PASSED, UNSUPPORTED) else FAILED)
 
 
 def _watch(directory: Path, deadline: float, measures: str) -> int:
@@ -61,9 +61,9 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
     end_with_parent()
     has_namespaces = NAMESPACES in measures
     if has_namespaces:
-        sandbox.enter(directory)
+        sandbox.enter_root(directory)
     else:
-        sandbox.adopt()
+        sandbox.become_subreaper()
         os.chdir(directory)
     os.environ.clear()
     os.environ.update({"HOME": os.getcwd(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
@@ -87,18 +87,18 @@ def _watch(directory: Path, deadline: float, measures: str) -> int:
                 break
         return FAILED
     finally:
-        end_all(processes)
+        kill_all(processes)
 
 
 def _offer(code: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
     incoming, outgoing = _confined_streams(other, seconds, with_filter)
-    examining.offer(code, incoming, outgoing)
+    examining.serve_code(code, incoming, outgoing)
     return FAILED
 
 
 def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
     incoming, outgoing = _confined_streams(other, seconds, with_filter)
-    return PASSED if examining.passes(tests, incoming, outgoing) else FAILED
+    return PASSED if examining.tests_pass(tests, incoming, outgoing) else FAILED
 
 
 def _confined_streams(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:
@@ -132,7 +132,7 @@ def _fork(work: Callable[[], int]) -> int:
         code = work()
     except OSError as error:
         os.write(2, f"{error}\n".encode())
-        code = BROKEN
+        code = UNSUPPORTED
     finally:
         os._exit(code)
 

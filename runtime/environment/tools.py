@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from meshwright.planner.environment.tool import Tool
-from meshwright.runtime.environment.samples import RewardError, ToolCall, reason_of, say
+from meshwright.runtime.environment.samples import RewardError, ToolCall, print_to_stderr, printable_reason
 from meshwright.runtime.environment.worker import Worker
 
 _MAX_CHARACTERS = 2**20
@@ -23,7 +23,7 @@ class ToolAnswer:
     seconds: float
 
 
-class Tools:
+class ToolWorkers:
     """Answers calls in the order of submission, one call per worker at a time."""
 
     def __init__(self, tool: Tool) -> None:
@@ -54,10 +54,10 @@ class Tools:
         try:
             return _text(worker.answers([call])[0])
         except Exception as error:
-            message = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {reason_of(error)}"
+            message = f"tool {self._tool.function} in turn {call.turn} of sample {call.id}: {printable_reason(error)}"
             if self._tool.failure_answer is None:
                 raise RewardError(message) from None
-            say(f"{message}; it gets the failure_answer {self._tool.failure_answer!r}")
+            print_to_stderr(f"{message}; it gets the failure_answer {self._tool.failure_answer!r}")
             return self._tool.failure_answer
         finally:
             self._idle.put(worker)

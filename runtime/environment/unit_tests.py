@@ -19,9 +19,9 @@ from pathlib import Path
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.environment import sandbox
 from meshwright.runtime.environment.samples import RewardSample
-from meshwright.runtime.environment.supervising import BROKEN, FILTER, NAMESPACES, PASSED
+from meshwright.runtime.environment.supervising import FILTER, NAMESPACES, PASSED, UNSUPPORTED
 
-SECONDS = 4.0
+TIME_LIMIT_SECONDS = 4.0
 """Time limit of code and tests together."""
 
 _TRIES, _TRY_SECONDS = 3, 20.0
@@ -47,7 +47,7 @@ def unit_tests(samples: Sequence[RewardSample]) -> list[float]:
 
 
 @functools.cache
-def measures() -> str:
+def sandbox_measures() -> str:
     """Return the sandbox measures of this machine beside limits, found by trying them.
 
     They are namespaces if a process may create its own, and a system-call filter if libseccomp's bindings are
@@ -59,7 +59,7 @@ def measures() -> str:
         code, _ = _supervise(*_TRIAL, with_namespaces, _TRY_SECONDS)
         if code == PASSED:
             return with_namespaces
-        if code == BROKEN:
+        if code == UNSUPPORTED:
             return "+".join(without_namespaces)
     raise RunFailed(
         f"the sandbox of unit_tests could not be tried: in {_TRIES} tries of up to {_TRY_SECONDS:g} s a function that "
@@ -67,9 +67,9 @@ def measures() -> str:
     )
 
 
-def told_measures() -> str:
+def describe_sandbox() -> str:
     """Return a sentence that says which sandbox measures are used, and which are missing."""
-    in_use = measures()
+    in_use = sandbox_measures()
     parts = ["limits of time, memory, output and processes"]
     if FILTER in in_use:
         parts.append("a filter of system calls")
@@ -85,8 +85,8 @@ def _code(response: str) -> str:
 
 
 def _passes(code: str, tests: str) -> bool:
-    exit_code, error = _supervise(code, tests, measures(), SECONDS)
-    if exit_code == BROKEN:
+    exit_code, error = _supervise(code, tests, sandbox_measures(), TIME_LIMIT_SECONDS)
+    if exit_code == UNSUPPORTED:
         raise OSError(f"the sandbox of this machine is gone: {error}")
     return exit_code == PASSED
 

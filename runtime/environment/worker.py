@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshwright.planner.program.deadlines import IMPORT_SECONDS
-from meshwright.runtime.environment.samples import RewardError, RewardSample, checked_scores, reason_of
+from meshwright.runtime.environment.samples import RewardError, RewardSample, printable_reason, validate_scores
 from meshwright.runtime.environment.serve import FunctionKind
 
 _END_SECONDS = 5.0
@@ -33,7 +33,7 @@ class Worker:
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
         """Return the scores of a batch. Raises RewardError as `answers` does, and for a score that is not finite."""
-        return checked_scores(self.answers(samples), len(samples))
+        return validate_scores(self.answers(samples), len(samples))
 
     def answers(self, samples: Sequence[RewardSample]) -> list[Any]:
         """Return the answers to a batch. Raises RewardError if the function fails, times out or ends its process."""
@@ -78,7 +78,7 @@ class Worker:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
             )
         except (OSError, subprocess.SubprocessError, MemoryError) as error:
-            raise RewardError(f"its process cannot be started: {reason_of(error)}") from None
+            raise RewardError(f"its process cannot be started: {printable_reason(error)}") from None
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)

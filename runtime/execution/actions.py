@@ -15,32 +15,38 @@ from meshwright.planner.plan.distill_settings import Distill
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import in_flight
-from meshwright.profiles.stages import GENERATE, Stage, values_of
-from meshwright.runtime.environment.environment import Environment, host_metrics, require_scores
-from meshwright.runtime.environment.tools import Tools
+from meshwright.profiles.stages import GENERATE, Stage, field_type
+from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
+from meshwright.runtime.environment.tools import ToolWorkers
 from meshwright.runtime.generation.chunked_scoring import ChunkedStage
-from meshwright.runtime.generation.control import Control
-from meshwright.runtime.generation.generation_stage import Generating
-from meshwright.runtime.generation.in_flight_state import Drawing
+from meshwright.runtime.generation.control import RunControllers
+from meshwright.runtime.generation.generation_stage import GenerationStage
+from meshwright.runtime.generation.in_flight_state import GenerationState
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.scoring import ChunkScorer
-from meshwright.runtime.generation.slots import Beginning
+from meshwright.runtime.generation.slots import ResumedSample
 from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.experience import dealt_share, micro_batches
+from meshwright.runtime.messages.experience import assigned_rows, micro_batches
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.adapted import without_adapter
-from meshwright.runtime.records.outcome import Findings
-from meshwright.runtime.training.bad_steps import BadSteps, SkippedBatch, finite_of, reason_of, reasons_of
+from meshwright.runtime.records.outcome import InstructionResult
+from meshwright.runtime.training.bad_steps import (
+    BadSteps,
+    SkippedBatch,
+    finite_metrics,
+    non_finite_fields,
+    non_finite_metric,
+)
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
 from meshwright.runtime.training.copies import WeightCopy
 from meshwright.runtime.training.distillation import score_by_teachers
-from meshwright.runtime.training.learning import Learning, minibatches, training_loss
-from meshwright.runtime.training.offload import HostMemory
-from meshwright.runtime.training.ppo import final_metrics, within_target
+from meshwright.runtime.training.learning import TrainingBatch, minibatches, training_loss
+from meshwright.runtime.training.offload import OffloadedStages
+from meshwright.runtime.training.ppo import final_metrics, within_target_kl
 from meshwright.runtime.training.versions import cache_gap, generator_gap, scores_by_age, staleness
 
 
-class Actions:
+class StageRunner:
     """The stages of a plan on this rank."""
 
     def __init__(
@@ -52,11 +58,11 @@ class Actions:
         *,
         steps: range,
         streaming: Streaming,
-        host_memory: HostMemory,
-        control: Control,
+        host_memory: OffloadedStages,
+        control: RunControllers,
         out: Path,
         environment: Environment | None = None,
-        tools: Tools | None = None,
+        tools: ToolWorkers | None = None,
     ) -> None:
         """`steps` are those of the run and `out` is its directory. Held-out batches may run besides; they never stream.
 
@@ -68,7 +74,7 @@ class Actions:
         self._copies = {p.stage: copies[plan.copy_of(p.stage)] for p in plan.placements}
         generation = self._copies[GENERATE]
         self._generating = (
-            Generating(
+            GenerationStage(
                 plan, job, data, generation, steps=steps, streaming=streaming, environment=environment, tools=tools
             )
             if generation.model
@@ -86,57 +92,57 @@ class Actions:
             for stage, reader in streaming.readers.items()
         }
 
-    def drawing(self) -> Drawing | None:
+    def snapshot(self) -> GenerationState | None:
         """Return the in-flight state of generation between two periods; None on a rank that does not generate."""
-        return self._generating.kept() if self._generating else None
+        return self._generating.snapshot() if self._generating else None
 
-    def resume(self, drawing: Drawing | None, num_steps: int) -> None:
+    def restore(self, state: GenerationState | None, num_steps: int) -> None:
         """Restore the in-flight state. What stages ran ahead for steps before `num_steps` is in the batches already."""
         self._done = range(num_steps)
-        if drawing is not None:
+        if state is not None:
             assert self._generating is not None
-            self._generating.resume(drawing)
+            self._generating.restore(state)
 
-    def carry(self, begun: Mapping[int, Beginning]) -> None:
+    def migrate(self, partial_responses: Mapping[int, ResumedSample]) -> None:
         """Give generation the partial responses that were sampled under another plan, by sample number."""
         if self._generating:
-            self._generating.carry(begun)
+            self._generating.add_resumed(partial_responses)
 
-    def begin(self, turn: int) -> None:
+    def begin(self, period: int) -> None:
         """Begin a period; controllers set how it generates."""
-        self._turn = turn
+        self._turn = period
         if self._generating:
-            self._generating.begin(self._control.setting(turn))
+            self._generating.begin_period(self._control.setting(period))
 
-    def run(self, stage: str, batch: StepExperience) -> Findings:
+    def run(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Run a stage that this rank belongs to."""
         if self._turn < self._steps.start and batch.step in self._done:
             restored = batch.experience.rows(self._plan.stage(stage).writes[0])
-            return Findings(facts={"num_restored_rows": float(len(restored))})
+            return InstructionResult(facts={"num_restored_rows": float(len(restored))})
         kind, model = self._plan.stage(stage), self._copies[stage].model
         base_only = without_adapter(model) if kind.base_of and model is not None else nullcontext()
         with self._host_memory.reloaded(stage) as offload_facts, base_only:
             findings = self._run(kind, batch)
         return findings.with_facts(offload_facts)
 
-    def _run(self, kind: Stage, batch: StepExperience) -> Findings:
+    def _run(self, kind: Stage, batch: StepExperience) -> InstructionResult:
         if kind.generates:
             assert self._generating is not None
-            return Findings(facts=self._generating.run(batch))
+            return InstructionResult(facts=self._generating.run(batch))
         if kind.is_trained:
             self._copies[kind.name].version.require(kind.name, batch.step)
         if kind.trains:
-            batch.score_alike()
+            batch.share_scores_of_duplicates()
         if kind.trains and self._job.rewards:
             require_scores(batch.experience)
-            batch.add_up(self._job.reward_weights, self._job.reward_model_weight)
+            batch.sum_rewards(self._job.reward_weights, self._job.reward_model_weight)
         if kind.trains and isinstance(self._job.settings, Distill):
             score_by_teachers(batch, self._job.settings)
         if kind.trains:
-            return Findings(metrics=self._train(kind, batch))
+            return InstructionResult(metrics=self._train(kind, batch))
         if kind.name in self._chunked and not batch.held_out:
-            return Findings(facts=self._score_chunks(kind, batch))
-        return Findings(facts=self._forward(kind, batch))
+            return InstructionResult(facts=self._score_chunks(kind, batch))
+        return InstructionResult(facts=self._forward(kind, batch))
 
     def _build_scorer(self, stage: str) -> ChunkScorer:
         copy, placement = self._copies[stage], self._plan.placement(stage)
@@ -157,20 +163,20 @@ class Actions:
         copy, lengths = self._copies[stage.name], batch.lengths()
         mine = self._rows_of_replica(stage, batch.rows, lengths)
         groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
-        blocks = [MicroBatch.of(batch.experience.get("tokens", row) for row in group) for group in groups]
+        blocks = [MicroBatch.pack(batch.experience.get("tokens", row) for row in group) for group in groups]
         if copy.spec.scalar_head:
             outputs = forward_scalars(copy.decoder, copy.mesh, blocks)
         else:
             outputs = forward_logprobs(copy.decoder, copy.mesh, blocks, temperature=self._job.settings.temperature)
         for group, block, output in zip(groups, blocks, outputs, strict=copy.mesh.is_last_stage):
-            for row, values in zip(group, block.of_rows(output.cpu()), strict=True):
+            for row, values in zip(group, block.split_rows(output.cpu()), strict=True):
                 self._put_outputs(batch, stage, row, values)
         return {"num_tokens": float(sum(lengths[row] for row in mine))}
 
     def _score_chunks(self, stage: Stage, batch: StepExperience) -> dict[str, float]:
         """Compute the outputs of `_forward` from responses that are streamed while they are generated."""
         scored = self._chunked[stage.name].run()
-        for row, values in scored.answers.items():
+        for row, values in scored.values.items():
             if values is not None:
                 self._put_outputs(batch, stage, row, values.cpu())
         return {"num_tokens": float(scored.num_tokens), "starved_seconds": scored.starved_seconds}
@@ -184,11 +190,13 @@ class Actions:
         assert copy.trainer is not None
         version_metrics = _version_metrics(batch, self._plan)
         weighs_draws = _is_off_policy(self._plan) and not copy.spec.scalar_head
-        learning = Learning(settings, batch, reads=stage.reads, workload=workload, weighs_draws=weighs_draws)
-        updates, lengths, reasons = [], batch.lengths(), reasons_of(batch)
+        learning = TrainingBatch(
+            settings, batch, reads=stage.reads, workload=workload, importance_sampling=weighs_draws
+        )
+        updates, lengths, reasons = [], batch.lengths(), non_finite_fields(batch)
         learning_rate = settings.learning_rate(stage.role, batch.step)
         copy.trainer.set_learning_rate(learning_rate)
-        condition, num_done = functools.partial(within_target, settings=settings), 0
+        condition, num_done = functools.partial(within_target_kl, settings=settings), 0
         num_updates = workload.num_epochs * workload.num_minibatches
         num_bad = num_updates if reasons else 0
         row_groups = minibatches(
@@ -204,9 +212,9 @@ class Actions:
                 groups = micro_batches(mine, lengths, self._plan.placement(stage.name).schedule)
                 num_tokens = learning.num_tokens(rows)
                 loss = training_loss(copy.spec, copy.mesh, settings, num_tokens, learning.divisor(rows))
-                blocks = [learning.block(group) for group in groups]
+                blocks = [learning.micro_batch(group) for group in groups]
                 sums = copy.trainer.train_step(blocks, loss, condition=condition)
-                if reason := reason_of(sums, number):
+                if reason := non_finite_metric(sums, number):
                     reasons.append(reason)
                     num_bad += 1
                     continue
@@ -214,8 +222,8 @@ class Actions:
                 if not condition(sums):
                     break
                 num_done += 1
-        copy.version.rise()
-        self._bad_steps[stage.name].after(
+        copy.version.increment()
+        self._bad_steps[stage.name].record(
             SkippedBatch(
                 stage=stage.name,
                 batch=batch,
@@ -223,7 +231,7 @@ class Actions:
                 settings=settings,
                 num_epochs=workload.num_epochs,
                 num_minibatches=workload.num_minibatches,
-                weighs_draws=weighs_draws,
+                importance_sampling=weighs_draws,
             )
         )
         names = updates[0] if updates else ()
@@ -235,8 +243,10 @@ class Actions:
         if copy.spec.scalar_head:
             return metrics
         skipped = num_updates - num_done - num_bad
-        more = learning.metrics() | version_metrics | host_metrics(batch, [reward.name for reward in self._job.rewards])
-        return finite_of(metrics | {"skipped_updates": float(skipped)} | more)
+        more = (
+            learning.metrics() | version_metrics | reward_metrics(batch, [reward.name for reward in self._job.rewards])
+        )
+        return finite_metrics(metrics | {"skipped_updates": float(skipped)} | more)
 
     def _put_outputs(self, batch: StepExperience, stage: Stage, row: int, values: Tensor) -> None:
         """Put the outputs [S] of a row into the batch.
@@ -244,7 +254,7 @@ class Actions:
         A score is the output at the last token; of log-probabilities the last is dropped, as it predicts no token.
         """
         field, last = stage.writes[0], len(values) - 1
-        if values_of(field).is_one:
+        if field_type(field).per_sequence:
             values = values[last:]
         elif not self._copies[stage.name].spec.scalar_head:
             values = F.pad(values[:last], (0, 1))
@@ -253,7 +263,7 @@ class Actions:
     def _rows_of_replica(self, stage: Stage, rows: Sequence[int], lengths: Mapping[int, int]) -> tuple[int, ...]:
         """Return the rows of this rank's replica."""
         replica = self._copies[stage.name].mesh.dp_rank
-        return dealt_share(rows, lengths, replica, self._plan.deal_of(stage.name))
+        return assigned_rows(rows, lengths, replica, self._plan.row_split_of(stage.name))
 
 
 def _is_off_policy(plan: Plan) -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Wish(NamedTuple):
+class RankRequest(NamedTuple):
     """A request to checkpoint after a period, to stop there, or to stop there and continue under another plan."""
 
     save: bool = False
@@ -28,7 +28,7 @@ class Wish(NamedTuple):
         return self.stop or self.replan
 
 
-class Agreement:
+class Consensus:
     """One rank's side of the consensus. All ranks of the group call `behind_turn` equally often."""
 
     def __init__(self, group: dist.ProcessGroup, *, most_ahead: int) -> None:
@@ -37,20 +37,20 @@ class Agreement:
         self._delay = most_ahead + 1 if most_ahead else 0
         self._pending: deque[tuple[dist.Work, Tensor]] = deque()
 
-    def behind_turn(self, mine: Wish) -> Wish:
+    def after_period(self, mine: RankRequest) -> RankRequest:
         """Return what all ranks do now. In a synchronous plan it waits for all ranks."""
         requests = torch.tensor(mine, dtype=torch.int32)
         work = dist.all_reduce(requests, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._pending.append((work, requests))
-        return self._next_result() if len(self._pending) > self._delay else Wish()
+        return self._next_result() if len(self._pending) > self._delay else RankRequest()
 
     def flush(self) -> None:
         """Wait for the results that are still pending, and drop them."""
         while self._pending:
             self._next_result()
 
-    def _next_result(self) -> Wish:
+    def _next_result(self) -> RankRequest:
         work, requests = self._pending.popleft()
         work.wait()
-        return Wish(*map(bool, requests.tolist()))
+        return RankRequest(*map(bool, requests.tolist()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed import require_functions, require_tool
+from meshwright.runtime.environment.allowed import require_allowed_rewards, require_allowed_tool
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.launch.rendezvous import Rendezvous
 
@@ -34,13 +34,13 @@ def require_data(job: Job, directory: Path, allowed_modules: Collection[str]) ->
 
     Raises BadInput for data that cannot be read or lacks a column, and for functions of modules that are not allowed.
     """
-    require_functions(job.rewards, allowed_modules, has_answers=True)
+    require_allowed_rewards(job.rewards, allowed_modules, has_answers=True)
     if job.tool:
-        require_tool(job.tool, allowed_modules)
+        require_allowed_tool(job.tool, allowed_modules)
     elif job.workload.turns:
         raise BadInput(
             "job: workload.turns has rollouts of several turns and no tool answers them; give tool.function."
         )
     data = read_data(job, directory)
-    require_functions(job.rewards, allowed_modules, has_answers=data.has_answers)
+    require_allowed_rewards(job.rewards, allowed_modules, has_answers=data.has_answers)
     return data

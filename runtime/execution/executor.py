@@ -18,28 +18,28 @@ from meshwright.planner.program.program import (
     RunStage,
     Send,
     Waves,
-    takes_part,
+    is_active,
 )
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from meshwright.profiles.trace import Span
 from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings, Outcome
+from meshwright.runtime.records.outcome import InstructionResult, PeriodResult
 
 
 class RankDevice(Protocol):
     """The device of a rank, which computes, or waits for as long as computing would take."""
 
-    def begin(self, turn: int) -> None:
+    def begin(self, period: int) -> None:
         """Begin a period."""
         ...
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+    def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Run a stage that this rank belongs to."""
         ...
 
-    def refit(self, source: str, target: str) -> Findings:
+    def refit(self, source: str, target: str) -> InstructionResult:
         """Take this rank's part in copying the weights of `source` into `target`."""
         ...
 
@@ -84,7 +84,7 @@ class BatchFilling(Protocol):
         ...
 
 
-Watched = Callable[[Instruction, int, int, int], AbstractContextManager[None]]
+InstructionContext = Callable[[Instruction, int, int, int], AbstractContextManager[None]]
 """Context in which an instruction runs, from the instruction, its index in the program, its period and its step."""
 
 
@@ -116,10 +116,10 @@ class Executor:
         batch_of: Callable[[int], StepExperience],
         *,
         rank: int,
-        began: float,
+        start_seconds: float,
         clock: str,
         now: Callable[[], float] = steady_now,
-        watched: Watched = _unwatched,
+        instruction_context: InstructionContext = _unwatched,
         hosts: Hosts | None = None,
         filling: Callable[[int], BatchFilling] | None = None,
     ) -> None:
@@ -135,27 +135,27 @@ class Executor:
             batch_of,
             rank,
         )
-        self._began, self._clock, self._time, self._watched = began, clock, now, watched
+        self._began, self._clock, self._time, self._watched = start_seconds, clock, now, instruction_context
 
-    def execute(self, program: Program, turn: int, steps: range) -> Outcome:
+    def execute(self, program: Program, period: int, steps: range) -> PeriodResult:
         """Execute this rank's part of one period of a run of these steps."""
-        record = _PeriodRecord(program, turn)
-        self._device.begin(turn)
-        instructions = [i for i in program.of_rank(self._rank) if takes_part(i, turn, steps)]
+        record = _PeriodRecord(program, period)
+        self._device.begin(period)
+        instructions = [i for i in program.of_rank(self._rank) if is_active(i, period, steps)]
         self._post_receives(instructions, program)
-        waves, first = program.waves, program.waves.others if program.waves else 0
-        if waves and self._rank in waves.ranks and turn in steps:
+        waves, first = program.waves, program.waves.num_before if program.waves else 0
+        if waves and self._rank in waves.ranks and period in steps:
             before = set(program.instructions[:first])
             self._run_all([i for i in instructions if i in before], record)
             self._sample_waves(waves, record)
             instructions = [i for i in instructions if i not in before]
         self._run_all(instructions, record)
-        return Outcome(turn=turn, spans=tuple(record.spans), metrics=record.metrics)
+        return PeriodResult(period=period, spans=tuple(record.spans), metrics=record.metrics)
 
     def _post_receives(self, instructions: Sequence[Instruction], program: Program) -> None:
         for instruction in instructions:
             if isinstance(instruction, Receive):
-                self._exchange.expect(instruction, program.channels[instruction.producer, instruction.consumer])
+                self._exchange.post_receive(instruction, program.channels[instruction.producer, instruction.consumer])
 
     def _run_all(self, instructions: Sequence[Instruction], record: _PeriodRecord) -> None:
         for instruction in instructions:
@@ -175,7 +175,7 @@ class Executor:
             wave = filling.next_wave()
             self._post_receives(mine, record.program)
             for instruction in mine:
-                self._run(instruction, record, place=waves.others, batch=wave)
+                self._run(instruction, record, place=waves.num_before, batch=wave)
             filling.take(wave)
         filling.fill(self._batch_of(record.turn))
         record.metrics[GENERATE] = filling.metrics
@@ -205,7 +205,7 @@ class Executor:
         """Wait until everything sent has arrived."""
         self._exchange.flush()
 
-    def _dispatch(self, instruction: Instruction, program: Program, batch: StepExperience) -> Findings:
+    def _dispatch(self, instruction: Instruction, program: Program, batch: StepExperience) -> InstructionResult:
         if isinstance(instruction, Send | Receive):
             channel = program.channels[instruction.producer, instruction.consumer]
         match instruction:
@@ -232,5 +232,5 @@ class Executor:
         return self._time() - self._began
 
 
-def _findings(num_bytes: int) -> Findings:
-    return Findings(facts={"num_bytes": float(num_bytes)})
+def _findings(num_bytes: int) -> InstructionResult:
+    return InstructionResult(facts={"num_bytes": float(num_bytes)})

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 import torch
 
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.learning_settings import PaidSettings
+from meshwright.planner.plan.learning_settings import RewardedSettings
 from meshwright.planner.plan.plan import Plan
-from meshwright.profiles.environment.dynamic_sampling import LEAST_ACCEPTANCE
+from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS
 from meshwright.runtime.environment.environment import require_scores
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.training.payments import Paid, groups_that_differ, pay
+from meshwright.runtime.training.payments import ResponseRewards, compute_rewards, groups_that_differ
 
 
 @dataclass(frozen=True)
-class PaidBy:
+class SampleReward:
     """Total reward of a sample, by which samples are selected.
 
     It is the weighted sum of rewards on hosts and of a reward model, after the scale, clip and penalties of the job's
@@ -33,12 +33,12 @@ class PaidBy:
 
     reward_weights: tuple[float, ...] = ()
     model_weight: float = 1.0
-    settings: PaidSettings = field(default_factory=PaidSettings)
+    settings: RewardedSettings = field(default_factory=RewardedSettings)
     max_response: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, job: Job) -> PaidBy:
-        assert isinstance(job.settings, PaidSettings), job.settings
+    def of(cls, plan: Plan, job: Job) -> SampleReward:
+        assert isinstance(job.settings, RewardedSettings), job.settings
         weights = tuple(job.reward_weights) if job.rewards else ()
         return cls(weights, job.reward_model_weight, job.settings, plan.facts.workload.max_response)
 
@@ -48,17 +48,17 @@ class PaidBy:
         Raises RunFailed for a reward that failed.
         """
         require_scores(wave.experience)
-        wave.score_alike()
+        wave.share_scores_of_duplicates()
         if self.reward_weights:
-            wave.add_up(self.reward_weights, self.model_weight)
+            wave.sum_rewards(self.reward_weights, self.model_weight)
         return [float(wave.score(row)) for row in wave.rows]
 
-    def paid(self, wave: StepExperience) -> Paid:
+    def rewards(self, wave: StepExperience) -> ResponseRewards:
         """Return the reward of every row exactly as training will compute it; call `scores` first."""
         truncated, num_tokens = (
             torch.cat([wave.experience.get(name, row) for row in wave.rows]) for name in ("truncated", RESPONSE_LENGTHS)
         )
-        return pay(
+        return compute_rewards(
             torch.cat([wave.score(row) for row in wave.rows]),
             truncated,
             self.settings,
@@ -87,8 +87,8 @@ class GroupSampling:
     num_groups: int
     group_size: int
     num_prompts: int
-    most_waves: int
-    paid: PaidBy = field(default_factory=PaidBy)
+    max_waves: int
+    reward: SampleReward = field(default_factory=SampleReward)
 
     @classmethod
     def of(cls, plan: Plan, job: Job) -> GroupSampling | None:
@@ -99,9 +99,9 @@ class GroupSampling:
         return cls(
             num_groups=workload.num_prompts,
             group_size=workload.group_size,
-            num_prompts=sampling.wave(workload.num_prompts),
-            most_waves=sampling.most_waves(workload.num_prompts),
-            paid=PaidBy.of(plan, job),
+            num_prompts=sampling.wave_size(workload.num_prompts),
+            max_waves=sampling.max_waves(workload.num_prompts),
+            reward=SampleReward.of(plan, job),
         )
 
     def filling(self, step: int) -> WaveFilling:
@@ -134,10 +134,10 @@ class WaveFilling:
 
         Raises RunFailed once the most waves are used, because too few groups have a signal.
         """
-        if self._num_waves == self.sampling.most_waves:
+        if self._num_waves == self.sampling.max_waves:
             raise RunFailed(
                 f"step {self.step}: {len(self._kept)} of {self._num_sampled} groups have a signal, where a batch needs "
-                f"{self.sampling.num_groups} and dynamic sampling a share of {LEAST_ACCEPTANCE:g} or more; give "
+                f"{self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; give "
                 "prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
             )
         size = self.sampling.num_prompts * self.sampling.group_size
@@ -149,10 +149,10 @@ class WaveFilling:
 
         Raises RunFailed for a reward that failed.
         """
-        self._scores += self.sampling.paid.scores(wave)
+        self._scores += self.sampling.reward.scores(wave)
         size = self.sampling.group_size
         self._num_waves += 1
-        for number, differs in enumerate(groups_that_differ(self.sampling.paid.paid(wave), size).tolist()):
+        for number, differs in enumerate(groups_that_differ(self.sampling.reward.rewards(wave), size).tolist()):
             if differs:
                 self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
 

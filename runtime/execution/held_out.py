@@ -17,7 +17,7 @@ from meshwright.runtime.training.versions import generator_gap
 
 _STUDENT = "proximal_logprobs"
 
-EVALUATED = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
+EVALUATED_FIELDS = ("tokens", "scores", _STUDENT, *TEACHER_LOGPROBS.values())
 """Fields whose stages an evaluation runs."""
 
 
@@ -44,7 +44,7 @@ class HeldOutPart:
             scores={row: float(experience.get("scores", row)) for row in experience.rows("scores")},
             rewards={row: float(experience.get(REWARDS, row) @ weights) for row in experience.rows(REWARDS)},
             logprobs={
-                field: {row: float(batch.drawn(field, row).double().mean()) for row in experience.rows(field)}
+                field: {row: float(batch.sampled_values(field, row).double().mean()) for row in experience.rows(field)}
                 for field in fields
                 if experience.rows(field)
             },

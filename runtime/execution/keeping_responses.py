@@ -7,7 +7,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
 
 
-def samples_of(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
+def sample_responses(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
     """Return the first rows of a batch that this rank holds in full; with groups they answer one prompt."""
     return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from meshwright.runtime.device import host
 from meshwright.runtime.device.used_memory import peak_bytes, reset_peak
-from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.records.outcome import InstructionResult
 from meshwright.runtime.training.refit import RefitCopy
 
 
@@ -25,7 +25,7 @@ class MegatronDevice:
 
     def __init__(
         self,
-        actions: Actions,
+        actions: StageRunner,
         refits: Mapping[tuple[str, str], RefitCopy],
         *,
         bytes_before: int,
@@ -35,29 +35,29 @@ class MegatronDevice:
         self._actions, self._refits, self._bytes_before = actions, refits, bytes_before
         self._steps, self._turn, self._measures = steps, steps.start, False
 
-    def begin(self, turn: int) -> None:
+    def begin(self, period: int) -> None:
         """Begin a period."""
-        self._turn = turn
-        self._measures = host.on_cuda() or turn == self._steps.start
-        self._actions.begin(turn)
+        self._turn = period
+        self._measures = host.on_cuda() or period == self._steps.start
+        self._actions.begin(period)
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+    def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Run a stage; before it, wait for earlier sends of its weights, and after it, start those of the new ones."""
         outgoing = [refit for (source, _), refit in self._refits.items() if source == stage]
         for refit in outgoing:
-            refit.settle()
+            refit.wait()
         with self._peak() as facts:
             findings = self._actions.run(stage, batch)
         if self._turn + 1 in self._steps:
             for refit in outgoing:
-                refit.give()
+                refit.start_send()
         return findings.with_facts(facts)
 
-    def refit(self, source: str, target: str) -> Findings:
+    def refit(self, source: str, target: str) -> InstructionResult:
         """Take this rank's part in copying the weights of `source` into `target`."""
         with self._peak() as facts:
             self._refits[source, target].run()
-        return Findings(facts=facts)
+        return InstructionResult(facts=facts)
 
     @contextmanager
     def _peak(self) -> Iterator[dict[str, float]]:

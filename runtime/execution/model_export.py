@@ -20,18 +20,18 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.runtime.device.lost_partner import lost_partner
+from meshwright.runtime.device.lost_partner import lost_rank_error
 from meshwright.runtime.execution.resume import latest_checkpoint
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.adapter_files import save_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Held, build_model, model_chunks_of
+from meshwright.runtime.model.model_shard import ModelChunks, build_model, model_chunks_of
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.records.run_file import read_run_file
-from meshwright.runtime.training.checkpoint import trained_state_of
+from meshwright.runtime.training.checkpoint import sharded_model_state
 from meshwright.runtime.training.copies import DTYPES
-from meshwright.runtime.training.manifest import damage
-from meshwright.runtime.training.plain_pickles import require_plain
+from meshwright.runtime.training.manifest import find_damage
+from meshwright.runtime.training.plain_pickles import require_safe_pickles
 
 ADAPTER = "adapter"
 """Directory in that of a model for its adapter alone."""
@@ -46,7 +46,7 @@ class TrainedModel:
     role: Role
     spec: ModelSpec  # of the whole vocabulary, as it is stored
     mesh: Mesh
-    model: Held | None
+    model: ModelChunks | None
 
 
 def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, target: Path) -> None:
@@ -74,7 +74,7 @@ def write_models(models: Iterable[TrainedModel], job: Job, directory: Path, targ
                 trained.spec,
                 trained.mesh,
                 partial / trained.role.value,
-                documents_of=source,
+                config_from=source,
                 tokenizer=directory / job.data.tokenizer if job.data else None,
             )
             if adapter := trained.spec.adapter:
@@ -115,7 +115,7 @@ def export_models(run: Path, target: Path, *, num_ranks: int = 1) -> tuple[Path,
             _write,
             *(plan, run_file.job, directory, checkpoint, target.absolute()),
             num_ranks=num_ranks,
-            preparation=Preparation("cpu"),
+            setup=ProcessSetup("cpu"),
             preload="meshwright.runtime.execution.model_export",
         )
     finally:
@@ -130,9 +130,9 @@ def _partial(target: Path) -> Path:
 
 def _write(plan: Plan, job: Job, directory: Path, checkpoint: Path, target: Path) -> None:
     """Run one rank of the export: one model after another, so that it never holds two."""
-    if reason := damage(checkpoint):
+    if reason := find_damage(checkpoint):
         raise BadInput(f"checkpoint {checkpoint} cannot be read: {reason}; give a run whose files are complete.")
-    require_plain(checkpoint)
+    require_safe_pickles(checkpoint)
     mesh = build_mesh(Layout(pp=dist.get_world_size()), 0)
     places = {role: directory / job.models.source(role).path for role in plan.graph.train_stage}
     write_models((_loaded(plan, role, mesh, checkpoint, places[role]) for role in places), job, directory, target)
@@ -145,9 +145,9 @@ def _loaded(plan: Plan, role: Role, mesh: Mesh, checkpoint: Path, source: Path) 
     metadata = {"dp_cp_group": mesh.groups.dp_cp}
     [chunk] = model_chunks_of(model)
     try:
-        loaded = dist_checkpointing.load({name: trained_state_of(chunk, name, metadata)}, str(checkpoint))
+        loaded = dist_checkpointing.load({name: sharded_model_state(chunk, name, metadata)}, str(checkpoint))
     except (*_UNREADABLE, pickle.UnpicklingError) as error:
-        if lost := lost_partner(error):
+        if lost := lost_rank_error(error):
             raise lost from None
         raise BadInput(
             f"checkpoint {checkpoint} cannot be read ({type(error).__name__}): its files are truncated, or are not of "

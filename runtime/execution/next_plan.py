@@ -14,10 +14,10 @@ from typing import Self
 
 import torch.distributed as dist
 
-from meshwright.planner.analysis.look import Look
+from meshwright.planner.analysis.look import BackgroundSearch
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.plan.plan import write_plan
-from meshwright.runtime.execution.agreement import Wish
+from meshwright.runtime.execution.agreement import RankRequest
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.records.restarts import Restart, steps_recorded, write_restart
 from meshwright.runtime.records.stopped import NEXT_PLAN
@@ -30,16 +30,16 @@ class NextPlan:
         """`first` is the number of updates that the run starts or resumes from."""
         self._request, self._first = request, first
         self._start_seconds: float | None = None
-        self._search: Look | None = None
+        self._search: BackgroundSearch | None = None
         self._candidate: Replanned | None = None
         self._has_requested_checkpoint, self._reason = False, ""
 
     @classmethod
-    def of(cls, request: RunRequest, first: int) -> Self | None:
+    def for_rank(cls, request: RunRequest, first: int) -> Self | None:
         """Return a NextPlan on rank 0 of a run that may be re-planned; None otherwise."""
         return cls(request, first) if request.replan_every and dist.get_rank() == 0 else None
 
-    def wish(self, done: int, checkpoint_seconds: float | None) -> Wish:
+    def request(self, done: int, checkpoint_seconds: float | None) -> RankRequest:
         """Return rank 0's request after a period that ended with `done` updates.
 
         `checkpoint_seconds` is the duration of the last checkpoint. If there was none and the decision depends on it,
@@ -47,22 +47,22 @@ class NextPlan:
         """
         now = time.monotonic()
         if self._start_seconds is None:
-            self._start_seconds = now - self._request.launched
+            self._start_seconds = now - self._request.launch_time
         if not self._reason:
             self._candidate = self._candidate or self._searched(done)
         if self._candidate is None:
-            return Wish()
+            return RankRequest()
         if checkpoint_seconds is None:
             is_first, self._has_requested_checkpoint = not self._has_requested_checkpoint, True
-            return Wish(save=is_first)
+            return RankRequest(save=is_first)
         self._reason = self._reason or self._reason_to_switch(
             self._candidate, self._request.steps - done, checkpoint_seconds
         )
         if not self._reason:
             self._candidate = None
-        return Wish(replan=bool(self._reason))
+        return RankRequest(replan=bool(self._reason))
 
-    def leave(self, done: int) -> None:
+    def write(self, done: int) -> None:
         """Write the chosen plan and the reason for it into the run's directory, when the run stops to switch."""
         assert self._candidate is not None, "ranks switch without a plan"
         out, number = self._request.out, self._request.restarts + 1
@@ -88,7 +88,7 @@ class NextPlan:
         if self._search is None:
             steps = done - self._first
             if steps > 1 and steps % self._request.replan_every == 0:
-                self._search = Look(self._request.plan, self._request.out, self._request.table)
+                self._search = BackgroundSearch(self._request.plan, self._request.out, self._request.table)
             return None
         if not self._search.has_ended:
             return None
@@ -97,14 +97,14 @@ class NextPlan:
         if isinstance(result, str):
             sys.stderr.write(f"not planned again after step {done}: {result}\n")
             return None
-        return result if result.earned_after(0.0) is not None else None
+        return result if result.payback_steps_with_pause(0.0) is not None else None
 
     def _reason_to_switch(self, candidate: Replanned, steps_left: int, checkpoint_seconds: float) -> str:
         """Return why the run switches to the candidate; empty if the steps left do not earn back the cost."""
         assert self._start_seconds is not None
         old, new = candidate.kept_seconds, candidate.plan.period_seconds
         pause = checkpoint_seconds + max(0.0, self._start_seconds - (old or 0.0))
-        steps = candidate.earned_after(pause)
+        steps = candidate.payback_steps_with_pause(pause)
         if steps is None or steps >= steps_left:
             return ""
         start = f"planned again from its own measurements: a step is predicted to take {new:.3g} s"

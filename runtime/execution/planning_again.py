@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch.distributed as dist
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.replan import Paced, of_run, replan, without_nodes
-from meshwright.planner.analysis.shown import shown_by
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.analysis.replan import PacedCostModel, replan, with_run_records, without_nodes
+from meshwright.planner.analysis.shown import observed_run
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -20,7 +20,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.records.restarts import Restart, write_restart
 
 
-def for_those_who_came(request: RunRequest) -> RunRequest:
+def replan_for_joined_nodes(request: RunRequest) -> RunRequest:
     """Return the request with a plan for the ranks that joined, which are those of its plan or fewer whole nodes.
 
     Collective over the world. Raises BadInput if no plan fits them.
@@ -29,7 +29,7 @@ def for_those_who_came(request: RunRequest) -> RunRequest:
     num_nodes = dist.get_world_size() // cluster.ranks_per_node
     if num_nodes == cluster.nodes:
         return request
-    plans = [planned_again(request, num_nodes) if dist.get_rank() == 0 else request.plan]
+    plans = [replan_for_nodes(request, num_nodes) if dist.get_rank() == 0 else request.plan]
     dist.broadcast_object_list(plans)
     if dist.get_rank() == 0:
         before, now = request.plan.period_seconds, plans[0].period_seconds
@@ -44,7 +44,7 @@ def for_those_who_came(request: RunRequest) -> RunRequest:
     return replace(request, plan=plans[0])
 
 
-def planned_again(request: RunRequest, num_nodes: int) -> Plan:
+def replan_for_nodes(request: RunRequest, num_nodes: int) -> Plan:
     """Return the best plan in the neighbourhood of the request's for `num_nodes` nodes, at measured lengths and speeds.
 
     If the pins cannot be kept on fewer nodes, all of them are dropped. Raises BadInput if no plan fits.
@@ -57,15 +57,15 @@ def planned_again(request: RunRequest, num_nodes: int) -> Plan:
         new_plan = replan(plan, facts, model, pins=parse_pins(plan.pins, plan.graph)).plan
     except BadInput:
         new_plan = replan(plan, facts, model).plan
-    return of_run(new_plan, model, request.table) if isinstance(model, Paced) else new_plan
+    return with_run_records(new_plan, model, request.table) if isinstance(model, PacedCostModel) else new_plan
 
 
 def _measured_facts(request: RunRequest, lost_nodes: int) -> tuple[Facts, CostModel]:
     """Return facts and cost model without the lost nodes, as measured by the run, or as planned if it is too short."""
     plan = request.plan
     try:
-        measured = shown_by(plan, request.out, request.table, lost_nodes=lost_nodes)
+        measured = observed_run(plan, request.out, request.table, lost_nodes=lost_nodes)
         return measured.facts, measured.model
     except BadInput:
         facts = without_nodes(plan.facts, lost_nodes)
-        return facts, model_of(facts, request.table)
+        return facts, cost_model_of(facts, request.table)

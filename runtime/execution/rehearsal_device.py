@@ -19,15 +19,15 @@ from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Durations
 from meshwright.planner.program.program import MoveWeights
-from meshwright.planner.simulation.sampled import draw_lengths
+from meshwright.planner.simulation.sampled import sample_lengths
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import GENERATE, Stage, values_of
+from meshwright.profiles.stages import GENERATE, Stage, field_type
 from meshwright.profiles.trace import instruction_name
 from meshwright.runtime.messages.barriers import Barriers
 from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
-from meshwright.runtime.messages.experience import Experience, dealt_share, share
+from meshwright.runtime.messages.experience import Experience, assigned_rows, generation_rows
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.records.outcome import InstructionResult
 
 
 class RehearsalDevice:
@@ -58,11 +58,11 @@ class RehearsalDevice:
         if plan.workers:
             threading.Thread(target=self._send, name="rewards", daemon=True).start()
 
-    def begin(self, turn: int) -> None:
+    def begin(self, period: int) -> None:
         """Begin a period."""
-        self._turn = turn
+        self._turn = period
 
-    def run_stage(self, stage: str, batch: StepExperience) -> Findings:
+    def run_stage(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Synchronise with the stage's ranks, be busy for its predicted time, and write zeros of the right sizes.
 
         Raises RunFailed if rows of a field that the stage reads are missing.
@@ -80,11 +80,11 @@ class RehearsalDevice:
             self._write(kind, batch, rows)
         return self._findings(batch, rows)
 
-    def refit(self, source: str, target: str) -> Findings:
+    def refit(self, source: str, target: str) -> InstructionResult:
         """Synchronise with the ranks of both stages and be busy for the predicted time of the refit."""
         ranks = {*self._plan.pool_of(source).ranks, *self._plan.pool_of(target).ranks}
         self._occupy(instruction_name(MoveWeights.kind, source, target), max(self._turn, 0), tuple(sorted(ranks)), 0)
-        return Findings()
+        return InstructionResult()
 
     def when_scored(self, batch: StepExperience, send: Callable[[Experience], object]) -> None:
         """Call `send` from another thread, as long after the generation as hosts are predicted to take."""
@@ -92,7 +92,7 @@ class RehearsalDevice:
         seconds = max(host_seconds(edge) for edge in self._plan.edges) if sampled is None else sampled
         self._scored_at[batch.step] = time.monotonic() + seconds * self._speed
         scores = Experience()
-        _put_zeros(scores, self._plan.graph.hosted[0].writes, self._generated_rows(batch))
+        _put_zeros(scores, self._plan.graph.host_stages[0].writes, self._generated_rows(batch))
         self._unsent.put((self._scored_at[batch.step], scores, send))
 
     def _send(self) -> None:
@@ -105,7 +105,7 @@ class RehearsalDevice:
     def put_scores(self, batch: StepExperience) -> None:
         """Wait until the hosts are predicted to be done, and put zeros for their scores."""
         time.sleep(max(0.0, self._scored_at.pop(batch.step) - time.monotonic()))
-        _put_zeros(batch.experience, self._plan.graph.hosted[0].writes, self._generated_rows(batch))
+        _put_zeros(batch.experience, self._plan.graph.host_stages[0].writes, self._generated_rows(batch))
 
     def _generated_rows(self, batch: StepExperience) -> tuple[int, ...]:
         """Return the rows that this rank's replica has generated."""
@@ -135,11 +135,11 @@ class RehearsalDevice:
         for sending in self._streaming.sending:
             sending.sender.end({number: row for row, number in numbers.items()})
 
-    def _read_while_generated(self, stage: str, batch: StepExperience) -> Findings:
+    def _read_while_generated(self, stage: str, batch: StepExperience) -> InstructionResult:
         """Be busy from the first message on, and at least for the stage's tail after the last one."""
         kind, placement, pool = self._plan.stage(stage), self._plan.placement(stage), self._plan.pool_of(stage)
         place = placement.layout.coordinates(self._rank - pool.first_rank)
-        messages = self._streaming.readers[stage].passes()
+        messages = self._streaming.readers[stage].messages()
         last = next(messages)
         self._occupy(stage, batch.step, tuple(pool.ranks), place.dp)
         for message in messages:
@@ -152,8 +152,8 @@ class RehearsalDevice:
             self._write(kind, batch, rows)
         return self._findings(batch, rows)
 
-    def _findings(self, batch: StepExperience, rows: tuple[int, ...]) -> Findings:
-        return Findings(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
+    def _findings(self, batch: StepExperience, rows: tuple[int, ...]) -> InstructionResult:
+        return InstructionResult(facts={"num_tokens": float(sum(self._length(batch, row) for row in rows))})
 
     def _occupy(self, name: str, step: int, ranks: tuple[int, ...], replica: int) -> None:
         """Synchronise with the other ranks, then mark the device as busy. Work without a duration needs neither."""
@@ -171,17 +171,17 @@ class RehearsalDevice:
     def _rows(self, stage: Stage, batch: StepExperience, replica: int) -> tuple[int, ...]:
         """Return the rows of this rank's replica, split over replicas as in a run."""
         if not stage.generates and not self._plan.placement(stage.name).schedule.chunk_tokens:
-            return dealt_share(batch.rows, batch.lengths(), replica, self._plan.deal_of(stage.name))
+            return assigned_rows(batch.rows, batch.lengths(), replica, self._plan.row_split_of(stage.name))
         prompts, _ = self._lengths(batch.step)
         lengths = dict(enumerate(prompts)) if stage.generates else batch.lengths()
         dp, group_size = self._plan.placement(stage.name).layout.dp, self._plan.facts.workload.group_size
-        return share(batch.rows, lengths, replica, dp, group_size if stage.generates else 1)
+        return generation_rows(batch.rows, lengths, replica, dp, group_size if stage.generates else 1)
 
     def _write(self, stage: Stage, batch: StepExperience, rows: tuple[int, ...]) -> None:
         for field in stage.writes:
             for row in rows:
-                values = values_of(field)
-                size = 1 if values.is_one else self._length(batch, row)
+                values = field_type(field)
+                size = 1 if values.per_sequence else self._length(batch, row)
                 batch.experience.put(field, row, torch.zeros(size, dtype=getattr(torch, values.dtype)))
 
     def _length(self, batch: StepExperience, row: int) -> int:
@@ -191,10 +191,10 @@ class RehearsalDevice:
 
 def _put_zeros(experience: Experience, fields: Iterable[str], rows: Iterable[int]) -> None:
     for field, row in itertools.product(fields, rows):
-        experience.put(field, row, torch.zeros(1, dtype=getattr(torch, values_of(field).dtype)))
+        experience.put(field, row, torch.zeros(1, dtype=getattr(torch, field_type(field).dtype)))
 
 
 def _sampled_lengths(plan: Plan, seed: int, step: int) -> tuple[list[int], list[int]]:
     """Return the tokens of the prompts and of the responses of a step, by row."""
-    prompts, responses = draw_lengths(plan.facts.workload, seed=seed, step=step)
+    prompts, responses = sample_lengths(plan.facts.workload, seed=seed, step=step)
     return prompts.tolist(), responses.tolist()

@@ -39,7 +39,7 @@ def processor_seconds(plan: Plan) -> float:
     return num_bytes * _SECONDS_PER_BYTE + sum(len(one.ranks) for one in instructions) * _SECONDS_PER_INSTRUCTION
 
 
-def slow_enough(plan: Plan) -> float:
+def default_speed(plan: Plan) -> float:
     """Return the smallest multiplier of waits at which waits still dominate the processors' work; 1 at most."""
     step_seconds = max(_MIN_STEP_SECONDS, _WAITS_TO_WORK * processor_seconds(plan) / num_processors())
     return min(1.0, step_seconds / plan.period_seconds)

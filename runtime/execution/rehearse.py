@@ -18,15 +18,15 @@ import torch.distributed as dist
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.instruction_durations import Durations, Known
+from meshwright.planner.program.instruction_durations import Durations, Precomputed
 from meshwright.planner.program.program import MoveWeights, Program, RunStage, lower
 from meshwright.planner.simulation.simulate import StepTimes, simulate
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Span
-from meshwright.runtime.device.patience import patience
+from meshwright.runtime.device.patience import collective_timeout
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
-from meshwright.runtime.execution.rehearsal_overhead import num_processors, slow_enough
+from meshwright.runtime.execution.rehearsal_overhead import default_speed, num_processors
 from meshwright.runtime.execution.steady_clock import steady_now
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.messages.barriers import Barriers
@@ -37,7 +37,7 @@ from meshwright.runtime.messages.transport import ProcessRanks, Transport
 from meshwright.runtime.records.rehearsal import Rehearsal
 
 CLOCK = "rehearsed"
-MOST_PROCESSES = 16
+DEFAULT_PROCESSES = 16
 """Processes that ranks are spread over by default."""
 _MAX_PROCESSES = 64
 """Most processes on one machine, even on request: each has imported torch."""
@@ -46,7 +46,7 @@ _MAX_RANKS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class RehearsalRequest:
     """The rehearsal that every process takes part in; `durations` is called from several threads at once."""
 
     plan: Plan
@@ -59,7 +59,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RankRehearsal:
     """Spans of one rank over the measured periods, in wall seconds.
 
     `ends` are the ends of these periods and of the one before them; `processor_seconds` is the processor time that the
@@ -67,7 +67,7 @@ class Part:
     """
 
     rank: int
-    turns: tuple[tuple[Span, ...], ...]
+    periods: tuple[tuple[Span, ...], ...]
     ends: tuple[float, ...]
     processor_seconds: tuple[float, ...]
 
@@ -90,14 +90,16 @@ def rehearse(
     program = lower(plan)
     require_sound(program, plan.graph)
     num_ranks = plan.facts.cluster.num_ranks
-    size = min(num_ranks, ranks_per_process or -(-num_ranks // MOST_PROCESSES))
+    size = min(num_ranks, ranks_per_process or -(-num_ranks // DEFAULT_PROCESSES))
     _require_few(num_ranks, -(-num_ranks // size))
-    speed = slow_enough(plan) if speed is None else speed
+    speed = default_speed(plan) if speed is None else speed
     if speed <= 0:
         raise BadInput(f"--speed {speed} is not above 0; 0.1 rehearses in a tenth of the time.")
-    request = Request(
+    request = RehearsalRequest(
         plan=plan,
-        durations=Known(durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.most_ahead))),
+        durations=Precomputed(
+            durations.name, tuple(durations.of_step(n) for n in range(steps + 1 + program.most_ahead))
+        ),
         steps=steps,
         seed=seed,
         speed=speed,
@@ -106,10 +108,10 @@ def rehearse(
     )
     num_processes = -(-num_ranks // size)
     results = launch(
-        live,
+        run_process,
         request,
         num_ranks=num_processes,
-        preparation=MESSAGES_ONLY,
+        setup=MESSAGES_ONLY,
         preload="meshwright.runtime.execution.rehearse",
     )
     parts = [part for process in sorted(results) for part in results[process]]
@@ -129,11 +131,11 @@ def _require_few(num_ranks: int, num_processes: int) -> None:
         )
 
 
-def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehearsal:
+def _report(request: RehearsalRequest, parts: Sequence[RankRehearsal], num_processes: int) -> Rehearsal:
     """Return the rehearsal as reported, from the parts of all ranks."""
     ends = [max(times) for times in zip(*(part.ends for part in parts), strict=True)]
     seconds = [(b - a) / request.speed for a, b in pairwise(ends)]
-    measured = [span for part in parts for spans in part.turns for span in spans]
+    measured = [span for part in parts for spans in part.periods for span in spans]
     rehearsed = StepTimes.of(seconds)
     simulated = simulate(request.plan, request.durations, steps=request.steps, warm_up=1).steps
     return Rehearsal(
@@ -155,17 +157,17 @@ def _report(request: Request, parts: Sequence[Part], num_processes: int) -> Rehe
     )
 
 
-def _gaps(parts: Iterable[Part]) -> list[float]:
+def _gaps(parts: Iterable[RankRehearsal]) -> list[float]:
     """Return the wall seconds between successive instructions of a period, on every rank."""
     return [
         following.start_seconds - one.end_seconds
         for part in parts
-        for spans in part.turns
+        for spans in part.periods
         for one, following in pairwise(spans)
     ]
 
 
-def _processor_seconds(parts: Iterable[Part], size: int) -> float:
+def _processor_seconds(parts: Iterable[RankRehearsal], size: int) -> float:
     """Return the processor seconds of all processes over the measured periods, read from the first rank of each."""
     return sum(part.processor_seconds[-1] - part.processor_seconds[0] for part in parts if part.rank % size == 0)
 
@@ -184,7 +186,7 @@ def _scaled(span: Span, began: float, speed: float) -> Span:
     )
 
 
-def live(request: Request) -> list[Part]:
+def run_process(request: RehearsalRequest) -> list[RankRehearsal]:
     """Run one process of the rehearsal, with a thread for each rank that it hosts.
 
     Raises the first error of any rank; the other threads then end with the process.
@@ -195,9 +197,9 @@ def live(request: Request) -> list[Part]:
     program, process = lower(request.plan), ProcessRanks(size)
     everyone = tuple(range(num_ranks))
     barriers = Barriers((everyone, *_rank_sets(program)), size)
-    group = dist.new_group(backend="gloo", timeout=patience())
+    group = dist.new_group(backend="gloo", timeout=collective_timeout())
     assert group is not None
-    done: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
+    done: queue.SimpleQueue[RankRehearsal | BaseException] = queue.SimpleQueue()
 
     def run(rank: int) -> None:
         try:
@@ -223,7 +225,7 @@ def _rank_sets(program: Program) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(i.ranks)) for i in program.instructions if isinstance(i, RunStage | MoveWeights))
 
 
-def _run_rank(request: Request, program: Program, barriers: Barriers, transport: Transport) -> Part:
+def _run_rank(request: RehearsalRequest, program: Program, barriers: Barriers, transport: Transport) -> RankRehearsal:
     """Run one rank from the first period to the last; where no stage runs ahead, a barrier separates periods."""
     plan = request.plan
     device = RehearsalDevice(
@@ -246,7 +248,7 @@ def _run_rank(request: Request, program: Program, barriers: Barriers, transport:
         ExperienceTransport(transport),
         batch_of,
         rank=transport.rank,
-        began=request.began,
+        start_seconds=request.began,
         clock=CLOCK,
         hosts=device,
     )
@@ -257,7 +259,7 @@ def _run_rank(request: Request, program: Program, barriers: Barriers, transport:
     ends: list[float] = []
     processor_seconds: list[float] = []
     barriers.wait(everyone)
-    for turn in program.turns(steps):
+    for turn in program.periods(steps):
         spans = executor.execute(program, turn, steps).spans
         batches.pop(turn, None)
         if program.most_ahead == 0:
@@ -269,4 +271,6 @@ def _run_rank(request: Request, program: Program, barriers: Barriers, transport:
             processor_seconds.append(time.process_time())
     executor.flush()
     barriers.wait(everyone)
-    return Part(rank=transport.rank, turns=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds))
+    return RankRehearsal(
+        rank=transport.rank, periods=tuple(turns), ends=tuple(ends), processor_seconds=tuple(processor_seconds)
+    )

@@ -10,18 +10,18 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.execution.resume import checkpoint_of, saved_steps
 from meshwright.runtime.generation.prompts import read_data
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.records.replayed import BatchReplay, UpdateReplay
 from meshwright.runtime.records.run_file import read_run_file
-from meshwright.runtime.training.bad_steps import SkippedBatch, read_skipped, reason_of
+from meshwright.runtime.training.bad_steps import SkippedBatch, non_finite_metric, read_skipped
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.copies import DTYPES, build_trainer, drawing_spec
-from meshwright.runtime.training.learning import Learning, minibatches, training_loss
+from meshwright.runtime.training.copies import DTYPES, build_trainer, sampling_spec
+from meshwright.runtime.training.learning import TrainingBatch, minibatches, training_loss
 
 
 def replay_batch(path: Path) -> BatchReplay:
@@ -39,7 +39,7 @@ def replay_batch(path: Path) -> BatchReplay:
         _replay,
         *(plan, run_file.job, Path(run_file.directory), run, skipped),
         num_ranks=1,
-        preparation=Preparation("cpu"),
+        setup=ProcessSetup("cpu"),
         preload="meshwright.runtime.execution.replay",
     )
     return results[0]
@@ -48,7 +48,7 @@ def replay_batch(path: Path) -> BatchReplay:
 def _replay(plan: Plan, job: Job, directory: Path, run: Path, skipped: SkippedBatch) -> BatchReplay:
     role = plan.stage(skipped.stage).role
     stored, mesh = plan.facts.models.spec(role), build_mesh(Layout(), 0)
-    spec = stored if stored.scalar_head else drawing_spec(stored, read_data(job, directory).num_tokens)
+    spec = stored if stored.scalar_head else sampling_spec(stored, read_data(job, directory).num_tokens)
     model = build_model(spec, mesh, dtype=DTYPES[plan.facts.precision], trainable=True)
     load_weights(model, stored, mesh, directory / job.models.source(role).path)
     trainer = build_trainer(model, mesh, role, job, PLAIN)
@@ -66,12 +66,12 @@ def _replay(plan: Plan, job: Job, directory: Path, run: Path, skipped: SkippedBa
 
 
 def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[UpdateReplay, ...]:
-    learning = Learning(
+    learning = TrainingBatch(
         skipped.settings,
         skipped.batch,
         reads=plan.stage(skipped.stage).reads,
         workload=plan.facts.workload,
-        weighs_draws=skipped.weighs_draws,
+        importance_sampling=skipped.importance_sampling,
     )
     done = []
     for number, rows in enumerate(
@@ -85,9 +85,9 @@ def _updates(plan: Plan, trainer: Trainer, skipped: SkippedBatch) -> tuple[Updat
     ):
         num_tokens, divisor = learning.num_tokens(rows), learning.divisor(rows)
         loss = training_loss(trainer.model.spec, trainer.mesh, skipped.settings, num_tokens, divisor)
-        blocks = {row: learning.block([row]) for row in rows}
+        blocks = {row: learning.micro_batch([row]) for row in rows}
         alone = ((row, trainer.train_step([block], loss, condition=lambda _: False)) for row, block in blocks.items())
-        bad = tuple(row for row, metrics in alone if reason_of(metrics, number))
+        bad = tuple(row for row, metrics in alone if non_finite_metric(metrics, number))
         metrics = trainer.train_step(list(blocks.values()), loss)
         done.append(UpdateReplay(rows=tuple(rows), metrics=metrics, bad_rows=bad))
     return tuple(done)

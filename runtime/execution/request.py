@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.analysis.correct_table import require_telling
+from meshwright.planner.analysis.correct_table import require_calibratable
 from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.in_waves import in_waves
+from meshwright.planner.program.in_waves import split_waves
 from meshwright.planner.program.program import Program, lower
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
-from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.model_parts.planned_only import run_violations
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
 from meshwright.runtime.execution.early_checks import require_data, require_node_rank
 from meshwright.runtime.execution.resume import latest_step
 from meshwright.runtime.execution.resume_rules import changes
 from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.launch.joining import Seat
+from meshwright.runtime.launch.joining import LaunchedRank
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.model.model_check import require_weights
-from meshwright.runtime.records.lock import require_free
+from meshwright.runtime.records.lock import require_unlocked
 from meshwright.runtime.records.outputs import require_directory
 from meshwright.runtime.records.run_file import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import ended_after
@@ -41,7 +41,7 @@ class RunRequest:
     out: Path
     steps: int
     resume: bool = False
-    draw_again: bool = False
+    resample: bool = False
     """True if a resumed run samples responses in flight again instead of continuing them."""
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 turns this off."""
@@ -61,12 +61,12 @@ class RunRequest:
     """Steps between those whose first responses are kept as text; 0 turns this off."""
     table: Table | None = None
     """The measured table that the plan was made with, if any; used for re-planning."""
-    launched: float = 0.0
+    launch_time: float = 0.0
     """Time of this machine's `time.monotonic` at which the processes were launched."""
     allowed_modules: tuple[str, ...] = ()
     """Modules whose functions may be rewards or the tool."""
 
-    def asked(self, data: PromptData) -> RunFile:
+    def run_file(self, data: PromptData) -> RunFile:
         """Return the record of the request for the directory of the run, given its prompts."""
         return RunFile(job=self.job, directory=str(self.directory.resolve()), prompts=data.digest)
 
@@ -75,7 +75,7 @@ class RunRequest:
         """Digest of everything that must be equal on all nodes; paths are left out."""
         options = (
             f"{self.steps} {self.resume} {self.checkpoint_every} {self.checkpoint_minutes} {self.keep} "
-            f"{self.export_every} {self.draw_again} {self.max_restarts} {self.allowed_modules} "
+            f"{self.export_every} {self.resample} {self.max_restarts} {self.allowed_modules} "
             f"{self.replan_every} {self.table and digest(self.table)}"
         )
         return " ".join((digest(self.plan), digest(self.job), options))
@@ -89,12 +89,14 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
     plan, cluster = request.plan, request.plan.facts.cluster
     require_own_engine(plan.facts.engine)
     for placement in plan.placements:
-        require_none(planned_only(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}")
+        require_none(
+            run_violations(plan.facts.models.spec(plan.stage(placement.stage).role)), f"plan: {placement.stage}"
+        )
     require_valid(plan)
     require_sound(lower(plan), plan.graph)
-    if waves := in_waves(lower(plan), plan).waves:
+    if waves := split_waves(lower(plan), plan).waves:
         require_sound(Program(waves.instructions), plan.graph)
-    plan.require_of(request.job, request.directory)
+    plan.require_made_for(request.job, request.directory)
     _require_known_losses(request.job)
     if request.replan_every:
         _require_replannable(request)
@@ -106,7 +108,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
         )
     require_weights(plan, request.job, request.directory)
     require_directory("--out", request.out)
-    require_free(request.out)
+    require_unlocked(request.out)
     _check_resume(request, data)
     request.out.mkdir(parents=True, exist_ok=True)
 
@@ -114,7 +116,7 @@ def check(request: RunRequest, rendezvous: Rendezvous, data: PromptData | None =
 def _require_replannable(request: RunRequest) -> None:
     """Raise BadInput for a plan whose run cannot measure what re-planning needs."""
     try:
-        require_telling(request.plan, request.table)
+        require_calibratable(request.plan, request.table)
     except BadInput as error:
         raise BadInput(f"--replan-every needs stage times that the run measures: {error}") from None
 
@@ -146,12 +148,12 @@ def _check_resume(request: RunRequest, data: PromptData | None) -> None:
     if done is not None and (done > request.steps or (done == request.steps == ended_after(request.out))):
         raise BadInput(f"--steps {request.steps}: the run in {request.out} has {done} already; give a larger number.")
     if done is not None:
-        changes(read_run_file(request.out), request.asked(data))
+        changes(read_run_file(request.out), request.run_file(data))
 
 
-def check_seat(request: RunRequest, rendezvous: Rendezvous, seat: Seat) -> None:
+def check_launched_rank(request: RunRequest, rendezvous: Rendezvous, launched_rank: LaunchedRank) -> None:
     """Check a request in a process that torchrun started. Raises BadInput if its nodes and ranks are not the plan's."""
-    seat.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
+    launched_rank.require(request.plan.facts.cluster.nodes, request.plan.facts.cluster.ranks_per_node)
     if rendezvous != Rendezvous(node_rank=rendezvous.node_rank, token=rendezvous.token):
         raise BadInput("torchrun has joined the nodes already; leave out --nodes and --rendezvous.")
     if request.replan_every:

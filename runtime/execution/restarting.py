@@ -17,7 +17,7 @@ from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import latest_step
-from meshwright.runtime.launch.interruption import is_asked_within
+from meshwright.runtime.launch.interruption import stop_requested_within
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.restarts import Restart, read_restarts, steps_recorded, write_restart
 from meshwright.runtime.records.stopped import NEXT_PLAN, Stopped
@@ -40,25 +40,25 @@ def with_restarts(
     number = max((one.number for one in read_restarts(request.out)), default=0)  # from before a manual --resume
     request = replace(request, restarts=number)
     while True:
-        number, next_request, wait = number + 1, again, 0.0
+        number, next_request, wait = number + 1, restart_request, 0.0
         try:
             outcome = launch(request, rendezvous)
-            if not isinstance(outcome, Stopped) or not outcome.goes_on:
+            if not isinstance(outcome, Stopped) or not outcome.continues:
                 return outcome
-            next_request = under_next_plan
-            sys.stderr.write(f"{read_restarts(request.out)[-1].told}\n")
+            next_request = next_plan_request
+            sys.stderr.write(f"{read_restarts(request.out)[-1].message}\n")
         except RunFailed as error:
             if failures == request.max_restarts:
                 raise
             failures, saved = failures + 1, latest_step(request.out)
             in_a_row, previous = (in_a_row + 1 if saved == previous else 1), saved
-            wait = seconds_before(in_a_row)
+            wait = pause_seconds(in_a_row)
             message = _record_restart(request, number, str(error))
             sys.stderr.write(f"{message}; starting again in {wait:.0f} s ({failures} of {request.max_restarts})\n")
-        if is_asked_within(wait):
+        if stop_requested_within(wait):
             saved = latest_step(request.out)
             return Stopped(done=saved or 0, saved=saved)
-        request, rendezvous = next_request(request, number), rendezvous.again(request.plan.facts.cluster.nodes)
+        request, rendezvous = next_request(request, number), rendezvous.next_attempt(request.plan.facts.cluster.nodes)
 
 
 def _record_restart(request: RunRequest, number: int, reason: str) -> str:
@@ -73,22 +73,22 @@ def _record_restart(request: RunRequest, number: int, reason: str) -> str:
     try:
         write_restart(request.out, restart)
     except OSError as error:  # the disk may be what failed
-        return f"{restart.told} (not written down: {error.strerror})"
-    return restart.told
+        return f"{restart.message} (not written down: {error.strerror})"
+    return restart.message
 
 
-def seconds_before(number: int) -> float:
+def pause_seconds(number: int) -> float:
     """Return the pause before the `number`-th restart (from 1) since the last new checkpoint."""
     return min(_MAX_SECONDS, _FIRST_SECONDS * 2.0 ** (number - 1))
 
 
-def again(request: RunRequest, number: int) -> RunRequest:
+def restart_request(request: RunRequest, number: int) -> RunRequest:
     """Return the request that continues the run under its latest plan."""
     path = request.out / "plan.json"
     plan = read_plan(path) if path.exists() else request.plan
-    return replace(request, plan=plan, resume=latest_step(request.out) is not None, draw_again=False, restarts=number)
+    return replace(request, plan=plan, resume=latest_step(request.out) is not None, resample=False, restarts=number)
 
 
-def under_next_plan(request: RunRequest, number: int) -> RunRequest:
+def next_plan_request(request: RunRequest, number: int) -> RunRequest:
     """Return the request that continues the run under the plan that it has stopped for."""
-    return replace(again(request, number), plan=read_plan(request.out / NEXT_PLAN))
+    return replace(restart_request(request, number), plan=read_plan(request.out / NEXT_PLAN))

@@ -21,21 +21,21 @@ from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.execution.resume_rules import draws_by
-from meshwright.runtime.generation.carrying import Carried, carry
+from meshwright.runtime.execution.resume_rules import sampling_digests
+from meshwright.runtime.generation.carrying import Resumed, resume_under_new_plan
 from meshwright.runtime.generation.in_flight_state import (
-    DrawsBy,
-    Underway,
-    packed_underway,
-    read_all_underway,
-    read_underway,
-    write_underway,
+    InFlightState,
+    SamplingDigests,
+    pack_in_flight_state,
+    read_all_in_flight_states,
+    read_in_flight_state,
+    write_in_flight_state,
 )
 from meshwright.runtime.records.record import EvaluationRecord, evaluations
 from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers
 from meshwright.runtime.training.copies import WeightCopy
-from meshwright.runtime.training.manifest import MANIFEST, damage
+from meshwright.runtime.training.manifest import MANIFEST, find_damage
 from meshwright.runtime.training.saving import Saver, take_snapshot
 
 LATEST = "latest"
@@ -77,13 +77,13 @@ def require_shared(out: Path) -> None:
 
 
 def save_step(
-    saver: Saver, out: Path, step: int, copies: Mapping[str, WeightCopy], underway: Underway, *, keep: int
+    saver: Saver, out: Path, step: int, copies: Mapping[str, WeightCopy], in_flight: InFlightState, *, keep: int
 ) -> None:
     """Start saving the trainers and the in-flight state after `step` updates.
 
     Once they are on disk, checkpoints other than the last `keep` and the best are removed. Collective over the world.
     """
-    rank, content, scored = dist.get_rank(), packed_underway(underway), evaluations(out)
+    rank, content, scored = dist.get_rank(), pack_in_flight_state(in_flight), evaluations(out)
 
     def publish_and_prune() -> None:
         write_atomically(out / LATEST, f"{checkpoint_of(out, step).relative_to(out)}\n")
@@ -93,7 +93,9 @@ def save_step(
 
     saver.save(
         lambda: take_snapshot(
-            checkpoint_of(out, step), _trainers(copies), lambda directory: write_underway(directory, rank, content)
+            checkpoint_of(out, step),
+            _trainers(copies),
+            lambda directory: write_in_flight_state(directory, rank, content),
         ),
         publish_and_prune,
     )
@@ -113,20 +115,20 @@ def best_step(saved: Collection[int], known: Iterable[EvaluationRecord]) -> int 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedState:
     """The state that a run continues from."""
 
     step: int = 0
-    underway: Underway | None = None
+    in_flight: InFlightState | None = None
     """This rank's in-flight state, if plan and sampling settings are unchanged."""
-    carried: Carried = field(default_factory=Carried)
+    migrated: Resumed = field(default_factory=Resumed)
     """The prompts and partial responses kept under another plan."""
     notes: tuple[str, ...] = ()
     """Notes on newer, damaged checkpoints and on the in-flight state."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakenUp:
+class ResumePolicy:
     """The plan and job of a resumed run, by which in-flight state is restored.
 
     With `draws_again` all responses in flight are sampled again.
@@ -134,40 +136,40 @@ class TakenUp:
 
     plan: Plan
     job: Job
-    draws_again: bool
+    resample: bool
 
     @property
-    def draws_by(self) -> DrawsBy:
+    def sampling_digests(self) -> SamplingDigests:
         """Digests of the plan and the sampling settings of this run."""
-        return draws_by(self.plan, self.job)
+        return sampling_digests(self.plan, self.job)
 
-    def of(self, directory: Path, done: int) -> tuple[Underway | None, Carried]:
+    def restore(self, directory: Path, done: int) -> tuple[InFlightState | None, Resumed]:
         """Return what is restored from a checkpoint: in-flight state under the same plan, else prompts and tokens.
 
         Collective over the world.
         """
-        underway = None if self.draws_again else read_underway(directory, dist.get_rank(), self.draws_by)
+        underway = None if self.resample else read_in_flight_state(directory, dist.get_rank(), self.sampling_digests)
         if underway is not None:
-            num_dealt = underway.drawing.num_dealt if underway.drawing else 0
-            return underway, Carried(dealt_again=underway.dealt_again, num_dealt=num_dealt)
-        carried = [self._migrated(directory, done) if dist.get_rank() == 0 else Carried()]
+            num_dealt = underway.generation.num_wave_prompts if underway.generation else 0
+            return underway, Resumed(reassigned=underway.reassigned, num_wave_prompts=num_dealt)
+        carried = [self._migrated(directory, done) if dist.get_rank() == 0 else Resumed()]
         dist.broadcast_object_list(carried)
         return None, carried[0]
 
-    def _migrated(self, directory: Path, done: int) -> Carried:
-        states = read_all_underway(directory)
-        sampling, workload = self.draws_by.sampling, self.job.workload
-        return carry(
+    def _migrated(self, directory: Path, done: int) -> Resumed:
+        states = read_all_in_flight_states(directory)
+        sampling, workload = self.sampling_digests.sampling, self.job.workload
+        return resume_under_new_plan(
             states,
             self.plan,
             done,
             workload.batch_size,
             max_response=workload.max_response,
-            draws_again=self.draws_again or any(one.draws_by.sampling != sampling for one in states),
+            resamples=self.resample or any(one.digests.sampling != sampling for one in states),
         )
 
 
-def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) -> Loaded:
+def load_step(out: Path, copies: Mapping[str, WeightCopy], policy: ResumePolicy) -> LoadedState:
     """Load the trainers from the newest undamaged checkpoint; damaged ones are renamed.
 
     Collective over the world. Raises BadInput if all are damaged.
@@ -175,7 +177,7 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) ->
     notes: list[str] = []
     for step in reversed(saved_steps(out)):
         path = checkpoint_of(out, step)
-        if reason := damage(path):
+        if reason := find_damage(path):
             renamed = path.with_name(f"{path.name}.damaged")
             if dist.get_rank() == 0:
                 shutil.rmtree(renamed, ignore_errors=True)
@@ -183,8 +185,8 @@ def load_step(out: Path, copies: Mapping[str, WeightCopy], taken_up: TakenUp) ->
             notes.append(f"checkpoint {path.name} is damaged and was put aside as {renamed.name}: {reason}")
             continue
         load_trainers(path, _trainers(copies))
-        underway, carried = taken_up.of(path, step)
-        return Loaded(step=step, underway=underway, carried=carried, notes=(*notes, *carried.notes))
+        underway, carried = policy.restore(path, step)
+        return LoadedState(step=step, in_flight=underway, migrated=carried, notes=(*notes, *carried.notes))
     raise BadInput(f"{'; '.join(notes)}; no other checkpoint is left: start a new run in another --out.")
 
 

@@ -17,7 +17,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.differences import Difference, differences
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.in_flight_state import DrawsBy
+from meshwright.runtime.generation.in_flight_state import SamplingDigests
 from meshwright.runtime.records.run_file import RunFile
 
 
@@ -25,7 +25,7 @@ class Effect(Enum):
     """The time at which a changed field of the job takes effect, if it does."""
 
     AT_ONCE = "from the first step that is resumed on"
-    DRAWN_ANEW = "at once; responses in flight are dropped and sampled again"
+    RESAMPLE = "at once; responses in flight are dropped and sampled again"
     IF_SAME_PROMPTS = "at once, as long as the encoded training prompts stay what they are"
     NONE = "it may not change"
 
@@ -38,7 +38,7 @@ class Rule:
     reason: str = ""
 
 
-_AT_ONCE, _RESAMPLE, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.DRAWN_ANEW), Rule(Effect.IF_SAME_PROMPTS)
+_AT_ONCE, _RESAMPLE, _SAME_PROMPTS = Rule(Effect.AT_ONCE), Rule(Effect.RESAMPLE), Rule(Effect.IF_SAME_PROMPTS)
 
 _SETTING_RULES = {
     "actor_learning_rate": _AT_ONCE,
@@ -142,7 +142,7 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
         assert rule is not None, change.key
         if rule.effect is Effect.NONE:
             raise BadInput(
-                f"--resume: {change.between('the run so far', 'the job')}, and cannot change: {rule.reason}; give the "
+                f"--resume: {change.describe('the run so far', 'the job')}, and cannot change: {rule.reason}; give the "
                 "job its old value back, or start a new run in another --out."
             )
     if before.prompts != now.prompts:
@@ -153,8 +153,8 @@ def changes(before: RunFile, now: RunFile) -> tuple[Difference, ...]:
     return changed
 
 
-def draws_by(plan: Plan, job: Job) -> DrawsBy:
+def sampling_digests(plan: Plan, job: Job) -> SamplingDigests:
     """Return digests of the plan and of the sampling settings; responses in flight are dropped if the latter change."""
     settings = job.settings.model_dump(mode="json")
-    sampling = {key: settings[key] for key, rule in _SETTING_RULES.items() if rule.effect is Effect.DRAWN_ANEW}
-    return DrawsBy(digest(plan), hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest())
+    sampling = {key: settings[key] for key, rule in _SETTING_RULES.items() if rule.effect is Effect.RESAMPLE}
+    return SamplingDigests(digest(plan), hashlib.sha256(json.dumps(sampling, sort_keys=True).encode()).hexdigest())

@@ -17,50 +17,50 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import away_seconds
-from meshwright.planner.program.in_waves import in_waves
-from meshwright.planner.program.program import MoveWeights, Program, lower, owners
+from meshwright.planner.program.deadlines import failing_call_seconds
+from meshwright.planner.program.in_waves import split_waves
+from meshwright.planner.program.program import MoveWeights, Program, lower, output_owners
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
-from meshwright.runtime.device.patience import patience
+from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.device.patience import collective_timeout
 from meshwright.runtime.device.used_memory import bytes_in_use
-from meshwright.runtime.environment.environment import build_environment, notes_of, require_scores
-from meshwright.runtime.environment.tools import Tools
-from meshwright.runtime.execution.actions import Actions
-from meshwright.runtime.execution.agreement import Agreement, Wish
+from meshwright.runtime.environment.environment import build_environment, require_scores, startup_notes
+from meshwright.runtime.environment.tools import ToolWorkers
+from meshwright.runtime.execution.actions import StageRunner
+from meshwright.runtime.execution.agreement import Consensus, RankRequest
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.filling import GroupSampling
-from meshwright.runtime.execution.held_out import EVALUATED, HeldOutPart, evaluation_of
-from meshwright.runtime.execution.keeping_responses import samples_of
+from meshwright.runtime.execution.held_out import EVALUATED_FIELDS, HeldOutPart, evaluation_of
+from meshwright.runtime.execution.keeping_responses import sample_responses
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
 from meshwright.runtime.execution.next_plan import NextPlan
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import Loaded, TakenUp, load_step, save_step
-from meshwright.runtime.execution.resume_rules import changes, draws_by
+from meshwright.runtime.execution.resume import LoadedState, ResumePolicy, load_step, save_step
+from meshwright.runtime.execution.resume_rules import changes, sampling_digests
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.execution.sample_filter import SampleFilter
 from meshwright.runtime.execution.steady_clock import steady_now
-from meshwright.runtime.generation.control import Control
-from meshwright.runtime.generation.in_flight_state import Underway
+from meshwright.runtime.generation.control import RunControllers
+from meshwright.runtime.generation.in_flight_state import InFlightState
 from meshwright.runtime.generation.prompts import PromptData, read_data
-from meshwright.runtime.launch.interruption import is_asked
+from meshwright.runtime.launch.interruption import stop_requested
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.experience import ExperienceTransport
 from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.messages.transport import Transport
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, agreed, own_kernels
+from meshwright.runtime.model.chosen_kernels import ChosenKernels, agree_on_kernels, choose_kernels
 from meshwright.runtime.records.kept_responses import drop_samples, write_samples
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.outcome import PeriodResult
 from meshwright.runtime.records.record import Recorder, RunSummary, evaluations
 from meshwright.runtime.records.run_file import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observation, observations
 from meshwright.runtime.records.stopped import Stopped
-from meshwright.runtime.training.copies import build_copies, build_refits, resume_versions
-from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.copies import build_copies, build_refits, restore_versions
+from meshwright.runtime.training.offload import OffloadedStages
 from meshwright.runtime.training.saving import Saver
 
 T = TypeVar("T")
@@ -80,38 +80,42 @@ class RankRun:
         data = read_data(job, request.directory)
         self._request = request
         self._program, self._evaluation = (
-            in_waves(lower(plan), plan),
-            lower(plan, _evaluation_stages(plan)).of_one_step(),
+            split_waves(lower(plan), plan),
+            lower(plan, _evaluation_stages(plan)).synchronous(),
         )
         self._kernels = _kernels(plan)
         self.copies = build_copies(plan, job, request.directory, data.num_tokens, self._kernels)
-        resumption = TakenUp(plan=plan, job=job, draws_again=request.draw_again)
-        loaded = load_step(request.out, self.copies, resumption) if request.resume else Loaded()
-        migrated = loaded.carried
-        self.data: PromptData = replace(data, dealt_again=migrated.dealt_again, num_dealt=migrated.num_dealt)
+        resumption = ResumePolicy(plan=plan, job=job, resample=request.resample)
+        loaded = load_step(request.out, self.copies, resumption) if request.resume else LoadedState()
+        migrated = loaded.migrated
+        self.data: PromptData = replace(
+            data, reassigned=migrated.reassigned, num_wave_prompts=migrated.num_wave_prompts
+        )
         done = loaded.step
-        resume_versions(self.copies, done)
+        restore_versions(self.copies, done)
         self.steps = range(done, request.steps)
-        self.turns = self._program.turns(self.steps)
+        self.periods = self._program.periods(self.steps)
         self._batches: dict[int, StepExperience] = {}
-        self.began = _broadcast(lambda: steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0))
+        self.start_seconds = _broadcast(
+            lambda: steady_now() - (elapsed_seconds(request.out) if request.resume else 0.0)
+        )
         self._host_groups = [_gloo_group() for _ in range(5)]
         self._control, self._saver = self._host_groups[0], Saver(self._host_groups[1])
         reporting, transport, evaluating = map(Transport, self._host_groups[2:])
         self._reports = Reports(reporting, num_ranks=dist.get_world_size())
         observations_so_far = _broadcast(lambda: observations(request.out, self.steps.start))
-        self._controllers = Control(plan, reporting, self.turns, observations_so_far)
-        self._host_memory = HostMemory(plan, self.copies)
+        self._controllers = RunControllers(plan, reporting, self.periods, observations_so_far)
+        self._host_memory = OffloadedStages(plan, self.copies)
         actor = self.copies[plan.graph.train_stage[Role.ACTOR]]
         self._keeps_samples = self.data.tokenizer is not None and dist.get_rank() == actor.mesh.ranks[0]
         """True on the rank that writes sample responses; it holds every field that it trains on."""
         if self._keeps_samples:
             drop_samples(request.out, done)
-        scores_here = job.rewards and dist.get_rank() in owners(plan, GENERATE)
+        scores_here = job.rewards and dist.get_rank() in output_owners(plan, GENERATE)
         self._environment = build_environment(plan, job.rewards) if scores_here else None
         calls_tool = plan.facts.workload.turns and self.copies[plan.copy_of(GENERATE)].mesh.is_first_of_replica
-        self._tools = Tools(job.tool) if job.tool and calls_tool else None
-        self._actions = Actions(
+        self._tools = ToolWorkers(job.tool) if job.tool and calls_tool else None
+        self._actions = StageRunner(
             plan,
             job,
             self.data,
@@ -124,20 +128,22 @@ class RankRun:
             environment=self._environment,
             tools=self._tools,
         )
-        self._actions.carry(migrated.begun)
-        if loaded.underway is not None:
-            self._restore(loaded.underway)
+        self._actions.migrate(migrated.samples)
+        if loaded.in_flight is not None:
+            self._restore(loaded.in_flight)
         device = MegatronDevice(
             self._actions, build_refits(plan, self.copies), bytes_before=bytes_before, steps=self.steps
         )
-        self._watch = RunWatch(plan, request.out, self.began, away_seconds=away_seconds(plan, job.rewards, job.tool))
+        self._watch = RunWatch(
+            plan, request.out, self.start_seconds, timeout_seconds=failing_call_seconds(plan, job.rewards, job.tool)
+        )
         # Messages of an evaluation must not be mistaken for those of a later period, so it has a transport of its own.
         self._executor, self._evaluator = (self._executor_of(device, one) for one in (transport, evaluating))
         self._saved = done if request.resume else None
         """Number of updates in the newest checkpoint."""
         self._saved_at = time.monotonic()
-        self._consensus = Agreement(self._control, most_ahead=self._program.most_ahead)
-        self._agreed, self._waited, self._next_plan = Wish(), 0.0, NextPlan.of(request, done)
+        self._consensus = Consensus(self._control, most_ahead=self._program.most_ahead)
+        self._agreed, self._waited, self._next_plan = RankRequest(), 0.0, NextPlan.for_rank(request, done)
         dist.barrier(group=self._control)
         self._ended = time.perf_counter()
         """Time at which the last period ended, or the evaluation, checkpoint or export after it."""
@@ -152,56 +158,56 @@ class RankRun:
             ExperienceTransport(messages),
             self._batch_of,
             rank=dist.get_rank(),
-            began=self.began,
+            start_seconds=self.start_seconds,
             clock="measured",
-            watched=self._watch.instruction,
+            instruction_context=self._watch.instruction,
             hosts=self._environment,
             filling=selection.filling if selection else None,
         )
 
     def _recorder(self, request: RunRequest, notes: tuple[str, ...]) -> Recorder:
         """Return the recorder; its notes are those on checkpoints and data, and the job's changes on resume."""
-        run_file, is_writer = request.asked(self.data), dist.get_rank() == 0
+        run_file, is_writer = request.run_file(self.data), dist.get_rank() == 0
         return Recorder(
             request.plan,
             request.out,
             request.steps,
             is_writer=is_writer,
-            asked=run_file,
+            run_file=run_file,
             ends=self.data.ends,
-            kernels=self._kernels.told,
+            kernels=self._kernels.description,
             notes=(
                 *notes,
                 *self.data.notes,
-                *(notes_of(request.job.rewards) if is_writer else ()),
+                *(startup_notes(request.job.rewards) if is_writer else ()),
                 *(_changes(request.out, run_file) if request.resume and is_writer else ()),
             ),
         )
 
-    def turn(self, turn: int) -> StepExperience:
+    def run_period(self, period: int) -> StepExperience:
         """Execute one period; return what this rank holds of the experience that it trained on.
 
         It returns once the checkpoint that was started before it is on disk, so that a failure never loses more steps
         than lie between two checkpoints.
         """
-        outcome = self._executor.execute(self._program, turn, self.steps)
+        outcome = self._executor.execute(self._program, period, self.steps)
         ended = time.perf_counter()
-        self._watch.met(ended - self._ended)
+        self._watch.record_period(ended - self._ended)
         accounted = self._waited + sum(span.seconds for span in outcome.spans)
         overhead = 1 - accounted / (ended - self._ended)
-        self.wait_for_checkpoint(turn)
+        self.wait_for_checkpoint(period)
         self._ended = time.perf_counter()
         self._reports.send(replace(outcome, overhead=overhead))
-        with self._watch.waiting("the reports of a period", turn):
+        with self._watch.waiting("the reports of a period", period):
             outcomes = self._reports.take(behind=self._program.most_ahead)
         if outcomes:
             self._record(outcomes)
-        self._reach_consensus(turn)
+        self._reach_consensus(period)
         if self._environment:
-            self._environment.forget(turn)
-        batch = self._batches.pop(turn, None) or StepExperience(step=turn, rows=range(0))
-        if self._keeps_samples and _is_due(turn, self._request.sample_every) and batch.rows:
-            write_samples(self._request.out, samples_of(batch, self.data))
+            self._environment.drop_step(period)
+        batch = self._batches.pop(period, None) or StepExperience(step=period, rows=range(0))
+        if self._keeps_samples and _is_due(period, self._request.sample_every) and batch.rows:
+            write_samples(self._request.out, sample_responses(batch, self.data))
         return batch
 
     def _reach_consensus(self, turn: int) -> None:
@@ -209,12 +215,12 @@ class RankRun:
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
         done = max(turn + 1, self.steps.start)
-        mine = self._next_plan.wish(done, self._saver.seconds) if self._next_plan else Wish()
+        mine = self._next_plan.request(done, self._saver.seconds) if self._next_plan else RankRequest()
         with self._watch.waiting("the consensus after a period", turn):
-            self._agreed = self._consensus.behind_turn(mine._replace(save=mine.save or is_due, stop=is_asked()))
+            self._agreed = self._consensus.after_period(mine._replace(save=mine.save or is_due, stop=stop_requested()))
         self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 
-    def behind_turn(self, done: int) -> bool:
+    def after_period(self, done: int) -> bool:
         """Evaluate, checkpoint and export where due after `done` updates; return True if all ranks stop here.
 
         An evaluated policy is always checkpointed, so that the best one can be kept.
@@ -236,7 +242,7 @@ class RankRun:
 
         Messages sent ahead are dropped, except weights: they are received, or their sender would block.
         """
-        with self._watch.meeting("the end of the run", done):
+        with self._watch.collective("the end of the run", done):
             self._record_all()
             self._consensus.flush()
         moves = tuple(i for i in self._program.instructions if isinstance(i, MoveWeights))
@@ -246,38 +252,38 @@ class RankRun:
         if self._next_plan:
             self._next_plan.close()
             if continues:
-                self._next_plan.leave(done)
-        with self._watch.meeting("the end of the run", done):
+                self._next_plan.write(done)
+        with self._watch.collective("the end of the run", done):
             dist.barrier(group=self._control)
         self._watch.close()
         if self._tools:
             self._tools.close()  # otherwise the process would wait for every queued call
         self.recorder.stop()
-        return Stopped(done=max(done, self.steps.start), saved=self._saved, goes_on=continues)
+        return Stopped(done=max(done, self.steps.start), saved=self._saved, continues=continues)
 
     def save(self, done: int) -> None:
         """Checkpoint the trainers and the in-flight state after `done` updates; first complete the record up to it."""
         self._record_all()
         if self._environment:
-            with self._watch.meeting("the rewards of steps ahead", done):
+            with self._watch.collective("the rewards of steps ahead", done):
                 for batch in self._batches.values():
                     self._environment.put_scores(batch)
         experience = {step: batch.experience.fields() for step, batch in self._batches.items()}
-        in_flight = Underway(
-            draws_by=draws_by(self._request.plan, self._request.job),
+        in_flight = InFlightState(
+            digests=sampling_digests(self._request.plan, self._request.job),
             num_steps=self.steps.stop,
             experience=experience,
-            drawing=self._actions.drawing(),
-            dealt_again={step: samples for step, samples in self.data.dealt_again.items() if step >= done},
+            generation=self._actions.snapshot(),
+            reassigned={step: samples for step, samples in self.data.reassigned.items() if step >= done},
         )
-        with self._watch.meeting("the checkpoint", done), self._host_memory.trainers_reloaded():
+        with self._watch.collective("the checkpoint", done), self._host_memory.trainers_reloaded():
             save_step(self._saver, self._request.out, done, self.copies, in_flight, keep=self._request.keep)
         self._saved, self._saved_at = done, time.monotonic()
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def wait_for_checkpoint(self, done: int) -> None:
         """Wait until the last checkpoint that was started is on disk."""
-        with self._watch.meeting("the checkpoint", done):
+        with self._watch.collective("the checkpoint", done):
             self._saver.wait()
 
     def export(self, done: int) -> None:
@@ -291,21 +297,21 @@ class RankRun:
             TrainedModel(role=role, spec=plan.facts.models.spec(role), mesh=copy.mesh, model=copy.model)
             for role, copy in copies
         )
-        with self._watch.meeting("the export", done), self._host_memory.trainers_reloaded():
+        with self._watch.collective("the export", done), self._host_memory.trainers_reloaded():
             write_models(trained, self._request.job, self._request.directory, target)
         self._ended = time.perf_counter()
 
-    def _restore(self, in_flight: Underway) -> None:
+    def _restore(self, in_flight: InFlightState) -> None:
         for step, fields in in_flight.experience.items():
             for field, rows in fields.items():
                 for row, values in rows.items():
                     self._batch_of(step).experience.put(field, row, values)
-        self._actions.resume(in_flight.drawing, in_flight.num_steps)
+        self._actions.restore(in_flight.generation, in_flight.num_steps)
 
     def finish(self) -> None:
         """End the run on all ranks after its last step."""
         self.wait_for_checkpoint(self.steps.stop)
-        with self._watch.meeting("the end of the run", self.steps.stop):
+        with self._watch.collective("the end of the run", self.steps.stop):
             self._record_all()
             self._consensus.flush()
             self._reports.flush()
@@ -330,10 +336,10 @@ class RankRun:
         while outcomes := self._reports.take():
             self._record(outcomes)
 
-    def _record(self, outcomes: Sequence[Outcome]) -> None:
-        line = self.recorder.turn(outcomes)
+    def _record(self, outcomes: Sequence[PeriodResult]) -> None:
+        line = self.recorder.record_period(outcomes)
         if line and self._controllers.decides:
-            self._controllers.tell(observation(line))
+            self._controllers.send_observation(observation(line))
 
     def _batch_of(self, step: int) -> StepExperience:
         if step not in self._batches:
@@ -348,7 +354,7 @@ class RankRun:
         """Score responses to the held-out prompts under the present policy, always with the same random numbers."""
         if not self.data.held_out:
             return
-        start = steady_now() - self.began
+        start = steady_now() - self.start_seconds
         batch = StepExperience(step=step, rows=range(len(self.data.held_out)), held_out=True)
         batches_ahead, self._batches = self._batches, {step: batch}
         with self._watch.evaluation(len(batch.rows)):
@@ -358,11 +364,11 @@ class RankRun:
                 self._environment.put_scores(batch)
                 require_scores(batch.experience)
         self._batches = batches_ahead
-        with self._watch.meeting("the evaluation", step):
+        with self._watch.collective("the evaluation", step):
             gathered = self._gather(HeldOutPart.of(batch, self._request.job))
         if not gathered:
             return
-        end = steady_now() - self.began
+        end = steady_now() - self.start_seconds
         span = Span(
             step=step,
             instruction="evaluate",
@@ -373,7 +379,7 @@ class RankRun:
             clock="measured",
         )
         evaluation = evaluation_of(gathered, step, self._request.job)
-        self.recorder.evaluation(replace(evaluation, prompts=self.data.held_out_digest), span)
+        self.recorder.record_evaluation(replace(evaluation, prompts=self.data.held_out_digest), span)
         self._ended, self._waited = time.perf_counter(), 0.0
 
     def _gather(self, mine: T) -> list[T]:
@@ -391,13 +397,13 @@ def _changes(out: Path, run_file: RunFile) -> tuple[str, ...]:
 
 def _evaluation_stages(plan: Plan) -> list[str]:
     """Return the stages that an evaluation runs."""
-    return [plan.graph.writer[field] for field in EVALUATED if field in plan.graph.writer]
+    return [plan.graph.writer[field] for field in EVALUATED_FIELDS if field in plan.graph.writer]
 
 
 def _kernels(plan: Plan) -> ChosenKernels:
     """Return the kernels that all ranks compute with."""
     specs = map(plan.facts.models.spec, plan.graph.roles)
-    return agreed(own_kernels(abilities(host.device().type), plan.facts.precision, specs))
+    return agree_on_kernels(choose_kernels(device_capabilities(host.device().type), plan.facts.precision, specs))
 
 
 def _is_due(done: int, every: int) -> bool:
@@ -406,7 +412,7 @@ def _is_due(done: int, every: int) -> bool:
 
 def _gloo_group() -> dist.ProcessGroup:
     """Return a gloo group of all ranks, for messages between hosts."""
-    group = dist.new_group(backend="gloo", timeout=patience())
+    group = dist.new_group(backend="gloo", timeout=collective_timeout())
     assert group is not None
     return group
 

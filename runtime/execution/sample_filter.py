@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.runtime.execution.filling import PaidBy, put_rows
+from meshwright.runtime.execution.filling import SampleReward, put_rows
 from meshwright.runtime.messages.step_experience import StepExperience
 
 
@@ -22,9 +22,9 @@ class SampleFilter:
     """Selection of the best `num_kept` of `num_drawn` samples for each of `num_prompts` prompts, by reward (`paid`)."""
 
     num_prompts: int
-    num_drawn: int
+    num_sampled: int
     num_kept: int
-    paid: PaidBy = field(default_factory=PaidBy)
+    reward: SampleReward = field(default_factory=SampleReward)
 
     @classmethod
     def of(cls, plan: Plan, job: Job) -> SampleFilter | None:
@@ -34,9 +34,9 @@ class SampleFilter:
             return None
         return cls(
             num_prompts=workload.num_prompts,
-            num_drawn=workload.best_of,
+            num_sampled=workload.best_of,
             num_kept=workload.group_size,
-            paid=PaidBy.of(plan, job),
+            reward=SampleReward.of(plan, job),
         )
 
     def filling(self, step: int) -> FilterFilling:
@@ -64,13 +64,13 @@ class FilterFilling:
 
     def next_wave(self) -> StepExperience:
         """Return the empty wave."""
-        rows = range(self.samples.num_prompts * self.samples.num_drawn)
+        rows = range(self.samples.num_prompts * self.samples.num_sampled)
         return StepExperience(step=self.step, rows=rows, is_wave=True)
 
     def take(self, wave: StepExperience) -> None:
         """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
-        self._wave, self._scores = wave, self.samples.paid.scores(wave)
-        size, amounts = self.samples.num_drawn, self.samples.paid.paid(wave).amounts.tolist()
+        self._wave, self._scores = wave, self.samples.reward.scores(wave)
+        size, amounts = self.samples.num_sampled, self.samples.reward.rewards(wave).amounts.tolist()
         for first in range(0, len(wave.rows), size):
             rewards = amounts[first : first + size]
             chosen = best(rewards, self.samples.num_kept)

@@ -12,16 +12,16 @@ from functools import partial
 
 import torch.distributed as dist
 
-from meshwright.planner.program.deadlines import away_seconds, patience_seconds
+from meshwright.planner.program.deadlines import collective_timeout, failing_call_seconds
 from meshwright.runtime.execution.early_checks import require_nodes
-from meshwright.runtime.execution.planning_again import for_those_who_came
-from meshwright.runtime.execution.request import RunRequest, check, check_seat
-from meshwright.runtime.execution.restarting import again, with_restarts
+from meshwright.runtime.execution.planning_again import replan_for_joined_nodes
+from meshwright.runtime.execution.request import RunRequest, check, check_launched_rank
+from meshwright.runtime.execution.restarting import restart_request, with_restarts
 from meshwright.runtime.execution.resume import require_shared
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.launch.joining import NodePlace, Seat, join
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.joining import LaunchedRank, NodeOptions, join
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.lasting_output import lasting_output
 from meshwright.runtime.records.lock import locked
@@ -38,26 +38,28 @@ def run_plan(
     is the job's if it has been read already. Raises BadInput for whatever is found wrong before anything starts.
     """
     rendezvous = rendezvous or Rendezvous()
-    if seat := Seat.of(os.environ):
+    if seat := LaunchedRank.from_environment(os.environ):
         if seat.restarts:
-            request = again(request, seat.restarts)
-        place = NodePlace(
+            request = restart_request(request, seat.restarts)
+        place = NodeOptions(
             preparation=_preparation(request),
             node_rank=rendezvous.node_rank,
             work=request.digest,
             logs=request.out,
             token=rendezvous.token,
         )
-        return _outcome(join(seat, place, partial(check_seat, request, rendezvous, seat), _run_locked, request))
+        return _outcome(
+            join(seat, place, partial(check_launched_rank, request, rendezvous, seat), _run_locked, request)
+        )
     require_nodes(request.plan, rendezvous)
     check(request, rendezvous, data)
     return with_restarts(_launch_node, request, rendezvous)
 
 
-def _preparation(request: RunRequest) -> Preparation:
+def _preparation(request: RunRequest) -> ProcessSetup:
     plan, job = request.plan, request.job
-    away = away_seconds(plan, job.rewards, job.tool)
-    return Preparation(plan.facts.cluster.kind, patience_seconds(plan, away))
+    away = failing_call_seconds(plan, job.rewards, job.tool)
+    return ProcessSetup(plan.facts.cluster.kind, collective_timeout(plan, away))
 
 
 def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | Stopped | None:
@@ -65,9 +67,9 @@ def _launch_node(request: RunRequest, rendezvous: Rendezvous) -> RunSummary | St
     cluster = request.plan.facts.cluster
     results = launch(
         _run_locked,
-        replace(request, launched=time.monotonic()),
+        replace(request, launch_time=time.monotonic()),
         num_ranks=cluster.ranks_per_node,
-        preparation=_preparation(request),
+        setup=_preparation(request),
         rendezvous=rendezvous,
         logs=request.out,
         preload="meshwright.runtime.execution.train",
@@ -93,7 +95,7 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     """Run one rank from the first to the last step."""
     if request.plan.facts.cluster.nodes > 1:
         require_shared(request.out)
-    request = for_those_who_came(request)
+    request = replan_for_joined_nodes(request)
     run = RankRun(request)
     # Modules are never freed; without this each garbage collection scans them, a third of a second on every rank.
     gc.freeze()
@@ -101,9 +103,9 @@ def _run_rank(request: RunRequest) -> RunSummary | Stopped | None:
     if run.steps.start == 0:
         run.evaluate(0)
     if run.steps:
-        for turn in run.turns:
-            run.turn(turn)
-            if run.behind_turn(max(turn + 1, run.steps.start)):
+        for turn in run.periods:
+            run.run_period(turn)
+            if run.after_period(max(turn + 1, run.steps.start)):
                 return run.stop(turn + 1)
     elif request.export_every:  # the run ended between its last checkpoint and this
         run.export(request.steps)

@@ -22,21 +22,21 @@ _PEERS = ("source", "src", "dst", "peer")
 """Argument names for the other rank in functions that send and receive."""
 
 
-class Whereabouts(NamedTuple):
+class CodeLocation(NamedTuple):
     """The place in the code where a thread is, and whether it waits there for another rank."""
 
-    told: str
-    is_for_others: bool
+    description: str
+    waits_for_others: bool
 
 
-def main_wait() -> Whereabouts:
+def main_thread_location() -> CodeLocation:
     """Return where the main thread of this process is."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident) if ident is not None else None
-    return wait_of(frame) if frame is not None else Whereabouts("nowhere", is_for_others=False)
+    return location_of(frame) if frame is not None else CodeLocation("nowhere", waits_for_others=False)
 
 
-def wait_of(frame: FrameType) -> Whereabouts:
+def location_of(frame: FrameType) -> CodeLocation:
     """Return where the thread is whose innermost frame this is."""
     place = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
     stack, outer = [frame], frame
@@ -46,11 +46,11 @@ def wait_of(frame: FrameType) -> Whereabouts:
     # Collectives of objects call other collectives, so the outermost call is the one to name.
     calls = [one for one in stack if one.f_code.co_filename.endswith(_COLLECTIVES)]
     if calls:
-        return Whereabouts(f"{calls[-1].f_code.co_name} {_partners(calls[-1])}", is_for_others=True)
+        return CodeLocation(f"{calls[-1].f_code.co_name} {_partners(calls[-1])}", waits_for_others=True)
     message = next((one for one in stack[:2] if any(part in one.f_code.co_filename for part in _MESSAGES)), None)
     if message:
-        return Whereabouts(f"{place} {_partners(message)}".strip(), is_for_others=True)
-    return Whereabouts(place, is_for_others=False)
+        return CodeLocation(f"{place} {_partners(message)}".strip(), waits_for_others=True)
+    return CodeLocation(place, waits_for_others=False)
 
 
 def _partners(frame: FrameType) -> str:

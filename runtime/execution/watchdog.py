@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.runtime.execution.waiting import main_wait
+from meshwright.runtime.execution.waiting import main_thread_location
 
 STACKS = "stacks"
 """Directory in that of the run for the stacks of a run that hung, a file for each rank."""
@@ -34,20 +34,20 @@ _AFTER_PERIOD = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doing:
+class RankActivity:
     """The current activity of a rank. A rank is behind another if its (turn, place) is smaller.
 
     `turn` numbers the periods, `place` the instructions of one. `seconds` is the time since the activity began.
     """
 
     rank: int
-    turn: int = -(10**9)
-    place: int = 0
-    what: str = "starting"
+    period: int = -(10**9)
+    index: int = 0
+    activity: str = "starting"
     seconds: float = 0.0
-    waits: str = ""
+    location: str = ""
     """The place in the code where the rank is; empty until it has dumped its stacks."""
-    is_for_others: bool = False
+    waits_for_others: bool = False
     """True if the rank waits there for another rank."""
     beat: int = 0
     process: int = field(default_factory=os.getpid)
@@ -71,7 +71,7 @@ class Watchdog:
     ) -> None:
         """Start watching. All ranks pass the same store of torch, which holds nothing else."""
         self._store, self._out, self._num_ranks, self._end = store.clone(), out, num_ranks, end
-        self._doing, self._began, self._allowed = Doing(rank=rank), time.monotonic(), float("inf")
+        self._doing, self._began, self._allowed = RankActivity(rank=rank), time.monotonic(), float("inf")
         self._lock, self._closed, self._changed = threading.Lock(), threading.Event(), threading.Event()
         self._send_heartbeat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -88,7 +88,7 @@ class Watchdog:
 
     def _begin(self, what: str, turn: int, place: int, allowed: float) -> None:
         with self._lock:
-            self._doing = replace(self._doing, what=what, turn=turn, place=place)
+            self._doing = replace(self._doing, activity=what, period=turn, index=place)
             self._began, self._allowed = time.monotonic(), allowed
         self._changed.set()
 
@@ -114,7 +114,7 @@ class Watchdog:
                 if late and self._is_first_to_expire():
                     self._end(*self._diagnosis(self._all_doing()))
                     return
-                elif not self._doing.waits and self._store.check([_EXPIRED]):
+                elif not self._doing.location and self._store.check([_EXPIRED]):
                     self._dump_stacks()
 
     def _pause_seconds(self) -> float:
@@ -136,36 +136,38 @@ class Watchdog:
 
     def _dump_stacks(self) -> None:
         """Dump the stacks of all threads of this process, and send the place of the main thread."""
-        wait = main_wait()
+        wait = main_thread_location()
         with self._lock:
-            self._doing = replace(self._doing, waits=wait.told, is_for_others=wait.is_for_others)
+            self._doing = replace(self._doing, location=wait.description, waits_for_others=wait.waits_for_others)
         with suppress(OSError):
             (self._out / STACKS).mkdir(exist_ok=True)
             with (self._out / STACKS / f"rank-{self._doing.rank:05d}.txt").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
         self._send_heartbeat()
 
-    def _all_doing(self) -> list[tuple[Doing, bool]]:
+    def _all_doing(self) -> list[tuple[RankActivity, bool]]:
         """Return what every rank does and whether it is silent, once all have dumped their stacks or time is up."""
         self._dump_stacks()
         before, deadline = self._read(), time.monotonic() + _DUMP_SECONDS
         ranks = before
-        while not all(one.waits for one in ranks) and time.monotonic() < deadline:
+        while not all(one.location for one in ranks) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
             ranks = self._read()
-        return [(one, not one.waits and one.beat == before[one.rank].beat) for one in ranks]
+        return [(one, not one.location and one.beat == before[one.rank].beat) for one in ranks]
 
-    def _read(self) -> list[Doing]:
-        return [Doing(**json.loads(self._store.get(str(rank)))) for rank in range(self._num_ranks)]
+    def _read(self) -> list[RankActivity]:
+        return [RankActivity(**json.loads(self._store.get(str(rank)))) for rank in range(self._num_ranks)]
 
-    def _diagnosis(self, ranks: Sequence[tuple[Doing, bool]]) -> tuple[str, list[int]]:
+    def _diagnosis(self, ranks: Sequence[tuple[RankActivity, bool]]) -> tuple[str, list[int]]:
         """Return the error message and the process ids of this machine's silent ranks."""
         silent = [one for one, is_silent in ranks if is_silent]
         local = [one.process for one in silent if one.host == self._doing.host]
-        return told([one for one, _ in ranks], silent, self._doing, self._allowed, self._out / STACKS), local
+        return hang_message([one for one, _ in ranks], silent, self._doing, self._allowed, self._out / STACKS), local
 
 
-def told(ranks: Sequence[Doing], silent: Sequence[Doing], mine: Doing, allowed: float, stacks: Path) -> str:
+def hang_message(
+    ranks: Sequence[RankActivity], silent: Sequence[RankActivity], mine: RankActivity, allowed: float, stacks: Path
+) -> str:
     """Return the message that names the ranks that hang, where, and one that waits for them.
 
     `mine` is the activity of the rank that writes the message.
@@ -173,35 +175,37 @@ def told(ranks: Sequence[Doing], silent: Sequence[Doing], mine: Doing, allowed: 
     alive = [one for one in ranks if one.rank not in {other.rank for other in silent}]
     hanging = tuple(silent) or _furthest_behind(alive)
     hanging_ranks = {one.rank for one in hanging}
-    waiting = [one for one in alive if one.rank not in hanging_ranks and one.is_for_others]
+    waiting = [one for one in alive if one.rank not in hanging_ranks and one.waits_for_others]
     victim = next((one for one in waiting if one.rank == mine.rank), next(iter(waiting), None))
     hangs = "; ".join(_hanging(one, is_silent=one in silent) for one in hanging[:4])
     more = f", and {len(hanging) - 4} more ranks" if len(hanging) > 4 else ""
-    waits = f"; rank {victim.rank} waits in {victim.what}, in {victim.waits}" if victim else ""
+    waits = f"; rank {victim.rank} waits in {victim.activity}, in {victim.location}" if victim else ""
     return (
         f"{hangs}{more}{waits}; an instruction may take {allowed:.0f} s; the stacks of the ranks that answer are in "
         f"{stacks}: look there, then run again with --resume"
     )
 
 
-def _furthest_behind(ranks: Sequence[Doing]) -> tuple[Doing, ...]:
+def _furthest_behind(ranks: Sequence[RankActivity]) -> tuple[RankActivity, ...]:
     """Return the ranks furthest behind; if some of them wait for no other rank, only these."""
-    lowest = min((one.turn, one.place) for one in ranks)
-    last = [one for one in ranks if (one.turn, one.place) == lowest]
-    return tuple(one for one in last if not one.is_for_others) or tuple(last)
+    lowest = min((one.period, one.index) for one in ranks)
+    last = [one for one in ranks if (one.period, one.index) == lowest]
+    return tuple(one for one in last if not one.waits_for_others) or tuple(last)
 
 
-def _hanging(one: Doing, *, is_silent: bool) -> str:
+def _hanging(one: RankActivity, *, is_silent: bool) -> str:
     if not is_silent:
-        return f"rank {one.rank} hangs in {one.what} for {one.seconds:.0f} s, in {one.waits or 'an unknown place'}"
+        return (
+            f"rank {one.rank} hangs in {one.activity} for {one.seconds:.0f} s, in {one.location or 'an unknown place'}"
+        )
     state = _state(one)
     return (
-        f"rank {one.rank} gives no sign of life since {one.what} (process {one.process} of {one.host}"
+        f"rank {one.rank} gives no sign of life since {one.activity} (process {one.process} of {one.host}"
         f"{f', which is {state}' if state else ''})"
     )
 
 
-def _state(one: Doing) -> str:
+def _state(one: RankActivity) -> str:
     """Return the state of a process of this machine as in /proc; empty for one of another machine."""
     if one.host != socket.gethostname():
         return ""

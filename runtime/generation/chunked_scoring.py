@@ -18,7 +18,7 @@ class Scored:
     """The result of one period on one rank. `answers` maps a row of the batch to a tensor [S] fp32 with a value per
     token, for each delivered sequence of its replica; None before the last pipeline stage."""
 
-    answers: Mapping[int, Tensor | None]
+    values: Mapping[int, Tensor | None]
     num_tokens: int  # run through the model
     starved_seconds: float  # spent waiting for chunks
 
@@ -40,7 +40,7 @@ class ChunkedStage:
         scorer = self._scorer or self._build()
         num_tokens, starved_seconds, delivered = 0, 0.0, {}
         start = time.perf_counter()
-        for message in self._reader.passes():
+        for message in self._reader.messages():
             starved_seconds += time.perf_counter() - start
             scorer.extend({chunk.sequence: chunk.tokens for chunk in message.chunks})
             num_tokens += sum(len(chunk.tokens) for chunk in message.chunks)
@@ -52,4 +52,4 @@ class ChunkedStage:
             delivered = {row: self._ended.pop(sequence) for sequence, row in (message.delivered or {}).items()}
             start = time.perf_counter()
         self._scorer = scorer if self._in_flight else None
-        return Scored(answers=delivered, num_tokens=num_tokens, starved_seconds=starved_seconds)
+        return Scored(values=delivered, num_tokens=num_tokens, starved_seconds=starved_seconds)

@@ -22,7 +22,7 @@ class Chunk:
 class Listener(Protocol):
     """Receives every decode round of a group of slots."""
 
-    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
         """Receive the sequences that just got a token and are live, and the responses that ended with it."""
         ...
 
@@ -33,10 +33,10 @@ class Listeners:
 
     listeners: Sequence[Listener]
 
-    def tell(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
         """Pass the round to each of them, in order."""
         for listener in self.listeners:
-            listener.tell(live, ended)
+            listener.on_round(live, ended)
 
 
 class Chunker:
@@ -51,13 +51,13 @@ class Chunker:
         self.chunk_tokens, self._hand_over = chunk_tokens, hand_over
         self._num_sent: dict[tuple[int, int], int] = {}  # tokens handed over of each response that has not ended
 
-    def tell(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
+    def on_round(self, live: Sequence[LiveSequence], ended: Iterable[Response]) -> None:
         """Hand over the chunks that this round completes."""
         chunks = [self._chunk(response.prompt, response.tokens, response.finish) for response in ended]
         chunks += [
             self._chunk(sequence.prompt, sequence.tokens, None)
             for sequence in live
-            if sequence.num_drawn - self._num_sent.get(_key(sequence.prompt), 0) >= self.chunk_tokens
+            if sequence.num_sampled - self._num_sent.get(_key(sequence.prompt), 0) >= self.chunk_tokens
         ]
         if chunks:
             self._hand_over(chunks, len(live))

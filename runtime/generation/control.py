@@ -8,41 +8,43 @@ from collections.abc import Iterable
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.profiles.stages import GENERATE
-from meshwright.runtime.messages.transport import Transport, packed, unpacked
+from meshwright.runtime.messages.transport import Transport, pack, unpack
 
 _CHANNEL = 1
 """Channel of these messages, separate from the reports to rank 0."""
 
 
-class Control:
+class RunControllers:
     """The controllers on one rank; `transport` carries nothing else from rank 0."""
 
-    def __init__(self, plan: Plan, transport: Transport, turns: range, known: Iterable[StepObservation] = ()) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport, periods: range, observations: Iterable[StepObservation] = ()
+    ) -> None:
         """`known` are the observations of all steps before the first period, if the run is resumed."""
-        self._controllers, self._transport, self._turns = Controllers(plan), transport, turns
+        self._controllers, self._transport, self._turns = Controllers(plan), transport, periods
         self._listeners = plan.pool_of(GENERATE).ranks
-        for observation in known:
+        for observation in observations:
             self._controllers.observe(observation)
 
     @property
     def decides(self) -> bool:
         """True if the job asks for controllers and the plan leaves them a choice."""
-        return self._controllers.decides
+        return self._controllers.is_active
 
-    def tell(self, observation: StepObservation) -> None:
+    def send_observation(self, observation: StepObservation) -> None:
         """Send an observation from rank 0 to the ranks that generate, if a later period depends on it. Does not
         block."""
         if not self.decides or observation.step + self._controllers.delay not in self._turns:
             return
-        message = packed(observation)
+        message = pack(observation)
         for rank in self._listeners:
             self._transport.send(message, rank, _CHANNEL)
 
-    def setting(self, turn: int) -> Setting | None:
+    def setting(self, period: int) -> Setting | None:
         """Return the setting of a period, None if nothing is decided about it. Must be called for every period on a
         rank that generates."""
-        if not self.decides or turn not in self._turns:
+        if not self.decides or period not in self._turns:
             return None
-        for _ in self._controllers.needs(turn):
-            self._controllers.observe(unpacked(self._transport.receive(0, _CHANNEL)))
-        return self._controllers.setting(turn)
+        for _ in self._controllers.missing_steps(period):
+            self._controllers.observe(unpack(self._transport.receive(0, _CHANNEL)))
+        return self._controllers.setting(period)

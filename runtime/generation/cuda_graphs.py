@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.runtime.device.garbage import uncollected
+from meshwright.runtime.device.garbage import no_garbage_collection
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import StepReads, TableReads
 from meshwright.runtime.model.model_shard import Decoder
@@ -34,7 +34,7 @@ def can_replay(model: Decoder) -> bool:
     return next(model.parameters()).is_cuda and model.spec.experts is None
 
 
-class Replayed:
+class GraphedDecodeStep:
     """Decode steps with a CUDA graph for every shape that has occurred."""
 
     def __init__(self, step: DecodeStep, model: Decoder, record: Recorder | None = None) -> None:
@@ -43,9 +43,9 @@ class Replayed:
         self._max_blocks = step.cache.tables.table.shape[1]
         self._forget()
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         """Drop the graphs if weights are no longer where they read them."""
-        self._step.begin_turn()
+        self._step.refresh_weights()
         if self._weights != addresses(self._model):
             self._forget()
 
@@ -58,19 +58,19 @@ class Replayed:
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
         assert isinstance(reads, TableReads), "other reads are for a CPU"
         recording = self._recording(reads, inputs)
-        recording.take(inputs, reads)
+        recording.copy_inputs(inputs, reads)
         answer, num_rows = recording.work.run(self._record), len(reads.lengths)
         # The next stage may receive hidden states only after the next step has overwritten them.
-        return answer[:num_rows] if self._step.answers_with_logits else answer[:num_rows].clone()
+        return answer[:num_rows] if self._step.returns_logits else answer[:num_rows].clone()
 
-    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+    def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Return a function that maps tokens [B] on the device to logits [B, V / tp], one step after another."""
         num_rows = len(reads.lengths)
         recording = self._recording(reads, reads.lengths)
-        recording.take(torch.zeros(num_rows, dtype=torch.int32), reads)
+        recording.copy_inputs(torch.zeros(num_rows, dtype=torch.int32), reads)
 
         def step(tokens: Tensor) -> Tensor:
-            recording.feed(tokens)
+            recording.copy_tokens(tokens)
             answer = recording.work.run(self._record)[:num_rows]
             recording.lengthen(num_rows)
             return answer
@@ -115,7 +115,7 @@ class _RecordedStep:
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(rows, *like.shape[1:])
         self.work = RecordedWork(lambda: step(self._inputs, self._reads))
 
-    def feed(self, tokens: Tensor) -> None:
+    def copy_tokens(self, tokens: Tensor) -> None:
         """Copy in tokens [B] that are on the device."""
         self._inputs[: len(tokens)].copy_(tokens)
 
@@ -123,7 +123,7 @@ class _RecordedStep:
         """Count one more cached token for the first `num_rows` rows; padding rows have none."""
         self._reads.lengths[:num_rows].add_(1)
 
-    def take(self, inputs: Tensor, reads: TableReads) -> None:
+    def copy_inputs(self, inputs: Tensor, reads: TableReads) -> None:
         """Copy in the inputs and the reads of a step, padded with rows and blocks of zeros."""
         (rows, blocks), (num_rows, num_blocks) = self._reads.tables.shape, reads.tables.shape
         packed = np.zeros(len(self._packed), dtype=np.int32)
@@ -147,7 +147,7 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         # Other threads, which send and receive, may use the device meanwhile. If a graph is garbage-collected during a
         # recording, the recording fails.
-        with uncollected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with no_garbage_collection(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             answer = work()
 
         def replay() -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows
+from meshwright.runtime.model.adapted import AdaptedColumnParallelLinear, AdaptedRowParallelLinear
 from meshwright.runtime.model.layers import RMSNorm
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
@@ -39,7 +39,7 @@ class StepAttention(Protocol):
         without rotary embedding; the new keys and values are cached."""
 
 
-class TurnedAttention(Protocol):
+class RotatedAttention(Protocol):
     """Attention over the KV cache during a decode step, with heads to which the rotary embedding is applied."""
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
@@ -56,14 +56,14 @@ class Scratch:
         self.num_rows = len(tensors["normed"])
         self.norms, self.normed = tensors["norms"], tensors["normed"]
         # Megatron lays out the queries of a group, then its key, then its value.
-        self.heads, self.turned = tensors["heads"], tensors["turned"]
-        self.mixed = self.heads.flatten(1)
-        self.query, self.new = self.turned[:, :, :-2], self.turned[:, :, -2:]
+        self.heads, self.rotated = tensors["heads"], tensors["turned"]
+        self.projected = self.heads.flatten(1)
+        self.query, self.new = self.rotated[:, :, :-2], self.rotated[:, :, -2:]
         angles = tensors["angles"]
         self._angles, self.cos = angles[:, :, :-1], angles[:, :1]
         """Values are not rotated: their cosine is 1 and they have no sine."""
         low_sin, high_sin = angles[:, 1:, :-1].chunk(2, dim=-1)
-        targets, (low, high) = self.turned[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
+        targets, (low, high) = self.rotated[:, :, :-1].chunk(2, dim=-1), self.heads[:, :, :-1].chunk(2, dim=-1)
         self.halves = (targets[0], high, low_sin), (targets[1], low, high_sin)
         """For each half of the rotated heads: the half, the half of the projected heads that is added to it, and the
         factor of that: x cos + (x with its halves swapped) sin."""
@@ -72,31 +72,31 @@ class Scratch:
             self.gate, self.linear = self.up.chunk(2, dim=-1)
         self.gated = tensors.get("gated")
 
-    def first(self, num_rows: int) -> Scratch:
+    def first_rows(self, num_rows: int) -> Scratch:
         """A view on the first `num_rows` rows."""
         return Scratch({name: tensor[:num_rows] for name, tensor in self._tensors.items()})
 
-    def place(self, angles: Tensor) -> None:
+    def set_angles(self, angles: Tensor) -> None:
         """Copy in the rotary angles of the new tokens, cos and sin [B, 2, D]."""
         self._angles.copy_(angles.unsqueeze(2))
 
 
-class Turning:
+class RotaryAttention:
     """Applies the rotary embedding, whose angles are in the scratch tensors, and then attends."""
 
-    def __init__(self, room: Scratch, attention: TurnedAttention) -> None:
-        self._room, self._attention = room, attention
+    def __init__(self, scratch: Scratch, attention: RotatedAttention) -> None:
+        self._room, self._attention = scratch, attention
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D], as `StepAttention.attend` does."""
         room = self._room
-        torch.mul(heads, room.cos, out=room.turned)
+        torch.mul(heads, room.cos, out=room.rotated)
         for half, swapped, sin in room.halves:
             half.addcmul_(swapped, sin)
         return self._attention.attend(layer, room.query, room.new)
 
 
-def room_for(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
+def allocate_scratch(num_rows: int, model: Decoder, mesh: Mesh) -> Scratch:
     """Allocate scratch tensors for `num_rows` rows."""
     spec, like = model.spec, next(model.parameters())
     kv_heads, per_group = spec.num_kv_heads // mesh.layout.tp, spec.num_heads // spec.num_kv_heads + 2
@@ -135,21 +135,21 @@ class DecodeLayer:
         self._activation: Callable[[Tensor], Tensor] = model.config.activation_func
         self._multiply_gates = _gate_kernel() if self._is_silu and by_kernel else None
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         """Look up the weights again: they may have been updated or moved."""
-        self._input_norm.look()
-        self._mlp_norm.look()
+        self._input_norm.refresh_weight()
+        self._mlp_norm.refresh_weight()
         for linear in self.linears:
-            linear.look()
+            linear.refresh_weight()
 
-    def attend(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> None:
+    def attend(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> None:
         """Add the attention of layer `index` of this stage to `hidden` [B, hidden]."""
-        self.project(hidden, self.attended(hidden, room, index, cache))
+        self.project(hidden, self.attention_output(hidden, scratch, index, cache))
 
-    def attended(self, hidden: Tensor, room: Scratch, index: int, cache: StepAttention) -> Tensor:
+    def attention_output(self, hidden: Tensor, scratch: Scratch, index: int, cache: StepAttention) -> Tensor:
         """Return the output of the heads of layer `index` of this stage, before the projection, [B, heads * D]."""
-        self._qkv.into(room.mixed, self._input_norm(hidden, room))
-        heads = room.heads
+        self._qkv.into(scratch.projected, self._input_norm(hidden, scratch))
+        heads = scratch.heads
         if self._query_norm is not None:
             query, key = heads[:, :, :-2], heads[:, :, -2:-1]
             query.copy_(self._query_norm(query))
@@ -160,19 +160,19 @@ class DecodeLayer:
         """Add the projection of the heads' output [B, heads * D] to `hidden` [B, hidden]."""
         self._projection.add_to(hidden, attended)
 
-    def feed_forward(self, hidden: Tensor, room: Scratch) -> None:
+    def feed_forward(self, hidden: Tensor, scratch: Scratch) -> None:
         """Add the gated MLP, or megatron's own layer of experts, to `hidden` [B, hidden]."""
-        normed = self._mlp_norm(hidden, room)
+        normed = self._mlp_norm(hidden, scratch)
         if self._experts is not None:
             hidden.add_(self._experts(normed.unsqueeze(0))[0].squeeze(0))
             return
-        self._up.into(room.up, normed)
-        if self._multiply_gates is not None and room.gated is not None:
-            self._multiply_gates(room.up, room.gated)
-            self._down.add_to(hidden, room.gated)
+        self._up.into(scratch.up, normed)
+        if self._multiply_gates is not None and scratch.gated is not None:
+            self._multiply_gates(scratch.up, scratch.gated)
+            self._down.add_to(hidden, scratch.gated)
             return
-        gate = torch._C._nn.silu_(room.gate) if self._is_silu else self._activation(room.gate)
-        self._down.add_to(hidden, gate.mul_(room.linear))
+        gate = torch._C._nn.silu_(scratch.gate) if self._is_silu else self._activation(scratch.gate)
+        self._down.add_to(hidden, gate.mul_(scratch.linear))
 
 
 class Norm:
@@ -186,34 +186,34 @@ class Norm:
         self._is_decomposed = not weight.is_cuda and weight.dtype == torch.float32 and not module.offset
         self._by_kernel = _norm_kernel() if by_kernel and not module.offset else None
         self._floor = torch.tensor(math.sqrt(module.epsilon * len(weight)))
-        self.look()
+        self.refresh_weight()
 
-    def look(self) -> None:
+    def refresh_weight(self) -> None:
         """Look up the weight again, and scale it by the square root of the width n: sqrt(mean(x^2) + epsilon) is
         hypot(|x|, sqrt(n epsilon)) / sqrt(n)."""
         if self._is_decomposed:
             self._scaled = self._module.weight.detach() * math.sqrt(len(self._module.weight))
 
-    def __call__(self, hidden: Tensor, room: Scratch) -> Tensor:
+    def __call__(self, hidden: Tensor, scratch: Scratch) -> Tensor:
         """Return the normed states [B, hidden], valid until the next norm."""
         if self._by_kernel is not None:
-            self._by_kernel(hidden, self._module.weight, self._module.epsilon, room.normed)
-            return room.normed
+            self._by_kernel(hidden, self._module.weight, self._module.epsilon, scratch.normed)
+            return scratch.normed
         if not self._is_decomposed:
             return self._module.forward(hidden)
-        norms = torch.linalg.vector_norm(hidden, 2, -1, True, out=room.norms)
+        norms = torch.linalg.vector_norm(hidden, 2, -1, True, out=scratch.norms)
         torch.hypot(norms, self._floor, out=norms)
-        return torch.div(hidden, norms, out=room.normed).mul_(self._scaled)
+        return torch.div(hidden, norms, out=scratch.normed).mul_(self._scaled)
 
 
 class Weight:
     """A weight [outputs, inputs] at its present address."""
 
-    def __init__(self, weight: Tensor, *, is_fetched: bool) -> None:
+    def __init__(self, weight: Tensor, *, reads_ahead: bool) -> None:
         """If `is_fetched`, each piece of the weight is read in order before its product."""
         weight = weight.detach()
-        self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if is_fetched else len(weight)
-        self._read_ahead = weight.split(self._rows) if is_fetched else ()
+        self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if reads_ahead else len(weight)
+        self._read_ahead = weight.split(self._rows) if reads_ahead else ()
         self._transposed = [piece.t() for piece in weight.split(self._rows)]
 
     def into(self, output: Tensor, inputs: Tensor, bias: Tensor | None = None) -> None:
@@ -244,7 +244,7 @@ class Weight:
         return output.split(self._rows, dim=1)
 
 
-def are_fetched(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
+def set_read_ahead(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
     """Make the layers read each weight in order before its product if the weights, with those of the head [V, hidden],
     do not fit in the CPU's cache; return whether they do so.
 
@@ -256,8 +256,8 @@ def are_fetched(layers: Sequence[DecodeLayer], head: Tensor | None) -> bool:
     if head is not None and not head.is_cuda:
         num_bytes += head.nbytes
     for linear in linears:
-        linear.is_fetched = num_bytes > _CPU_CACHE_BYTES
-        linear.look()
+        linear.reads_ahead = num_bytes > _CPU_CACHE_BYTES
+        linear.refresh_weight()
     return num_bytes > _CPU_CACHE_BYTES
 
 
@@ -267,8 +267,8 @@ class _Linear:
     def __init__(self, module: Any) -> None:
         self._weight, self._bias, self._adapter = module.weight, module.bias, _adapter_of(module)
         self._is_quantised = isinstance(self._weight, QuantisedWeight)
-        self.is_fetched = False
-        self.look()
+        self.reads_ahead = False
+        self.refresh_weight()
 
     @property
     def num_bytes(self) -> int:
@@ -276,10 +276,10 @@ class _Linear:
         product reads another tensor."""
         return 0 if self._is_quantised or self._weight.is_cuda else self._weight.nbytes
 
-    def look(self) -> None:
+    def refresh_weight(self) -> None:
         """Look up the present address of the weight."""
         if not self._is_quantised:
-            self._product = Weight(self._weight, is_fetched=self.is_fetched)
+            self._product = Weight(self._weight, reads_ahead=self.reads_ahead)
 
 
 class _ColumnParallel(_Linear):
@@ -330,7 +330,7 @@ class _RowParallel(_Linear):
 class _Adapter:
     """This rank's part of the low-rank product beside a linear."""
 
-    def __init__(self, module: AdaptedColumns | AdaptedRows) -> None:
+    def __init__(self, module: AdaptedColumnParallelLinear | AdaptedRowParallelLinear) -> None:
         self._down, self._up, self._scale = module.adapter_down, module.adapter_up, module.adapter.scale
 
     def add_to(self, output: Tensor, inputs: Tensor) -> None:
@@ -346,10 +346,10 @@ def _norm_kernel() -> Callable[[Tensor, Tensor, float, Tensor], None]:
 
 
 def _gate_kernel() -> Callable[[Tensor, Tensor], None]:
-    from meshwright.runtime.kernels.gates import multiply_gates  # noqa: PLC0415 - Triton is installed where kernels are chosen
+    from meshwright.runtime.kernels.gates import silu_and_mul_into  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
-    return multiply_gates
+    return silu_and_mul_into
 
 
 def _adapter_of(module: Any) -> _Adapter | None:
-    return _Adapter(module) if isinstance(module, AdaptedColumns | AdaptedRows) else None
+    return _Adapter(module) if isinstance(module, AdaptedColumnParallelLinear | AdaptedRowParallelLinear) else None

@@ -16,27 +16,27 @@ from torch import Tensor
 from meshwright.runtime.generation.decode_layer import (
     DecodeLayer,
     Norm,
+    RotaryAttention,
+    RotatedAttention,
     Scratch,
     StepAttention,
-    TurnedAttention,
-    Turning,
     Weight,
-    are_fetched,
-    room_for,
+    allocate_scratch,
+    set_read_ahead,
 )
 from meshwright.runtime.generation.table_attention import GatheredAttention, PagedAttention, StepReads, TableReads
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import block_reads
+from meshwright.runtime.model.block_reads import plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 from meshwright.runtime.model.padded_attention import PaddedAttention, PaddedReads
 
 
-class Decoding(Protocol):
+class DecodeRunner(Protocol):
     """A pipeline stage's part of the decode steps; each computes one more token for every row of a group."""
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         """Prepare for the steps of a period, before which weights may have moved; to be called before the first."""
 
     def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
@@ -46,7 +46,7 @@ class Decoding(Protocol):
         stage on the others; `reads` is what they read of the cache, on the host. Logits are valid until the next step.
         """
 
-    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+    def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Return a function that runs successive steps of the same rows on the only stage: it takes tokens [B] on the
         device and returns logits [B, V / tp]. `reads` is what the first step reads, with the blocks of all steps."""
 
@@ -62,7 +62,7 @@ class DecodeStep:
         self._layers = [DecodeLayer(layer, model, mesh) for layer in model.decoder.layers]
         by_kernel = model.kernels.decode == "paged"
         self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
-        self._are_fetched = are_fetched(self._layers, self._head_weight() if mesh.is_last_stage else None)
+        self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
         cos, sin = (angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, next(model.parameters())))
         low, high = sin.chunk(2, dim=-1)
         self._signed_angles = torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
@@ -72,22 +72,22 @@ class DecodeStep:
         self._largest_scratch: Scratch | None = None
         self._padded_attention = PaddedAttention(cache, self._queries_per_group)
         self._block_attention: BlockAttention | None = None
-        self.begin_turn()
+        self.refresh_weights()
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         """Look up the weights again: a parameter that moved is the same object at another address."""
-        self._padded_attention.forget()
+        self._padded_attention.reset()
         for layer in self._layers:
-            layer.begin_turn()
+            layer.refresh_weights()
         if self._mesh.is_first_stage:
             self._embedding: Tensor = self._model.embedding.word_embeddings.weight.detach()
         if self._norm is not None:
-            self._norm.look()
+            self._norm.refresh_weight()
             weight = self._head_weight()
-            self._head_product, self._num_logits = Weight(weight, is_fetched=self._are_fetched), len(weight)
+            self._head_product, self._num_logits = Weight(weight, reads_ahead=self._are_fetched), len(weight)
 
     @property
-    def answers_with_logits(self) -> bool:
+    def returns_logits(self) -> bool:
         """True on the last pipeline stage."""
         return self._norm is not None
 
@@ -102,7 +102,7 @@ class DecodeStep:
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
 
-    def successive(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+    def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
         """Return a function that maps tokens [B] on the device to logits [B, V / tp], one step after another."""
         reads = reads.to(self.cache.keys.device)
 
@@ -119,17 +119,17 @@ class DecodeStep:
             reads = reads.to(self.cache.keys.device)
             if self._model.kernels.decode == "paged":
                 return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
-        room.place(self._signed_angles.index_select(0, reads.lengths))
-        return Turning(room, self._rotated_attention(reads))
+        room.set_angles(self._signed_angles.index_select(0, reads.lengths))
+        return RotaryAttention(room, self._rotated_attention(reads))
 
-    def _rotated_attention(self, reads: StepReads) -> TurnedAttention:
+    def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
         """Return the attention for heads that are already rotated."""
         if isinstance(reads, TableReads):
             return GatheredAttention(self.cache, reads)
         if isinstance(reads, PaddedReads):
-            return self._padded_attention.at(reads)
-        if self._block_attention is None or not self._block_attention.goes_on(reads):
-            self._block_attention = BlockAttention(self.cache, block_reads(self.cache.tables, reads))
+            return self._padded_attention.prepare(reads)
+        if self._block_attention is None or not self._block_attention.advance_to(reads):
+            self._block_attention = BlockAttention(self.cache, plan_block_reads(self.cache.tables, reads))
         return self._block_attention
 
     @property
@@ -142,9 +142,9 @@ class DecodeStep:
         rows; on a GPU new ones, which a CUDA graph keeps."""
         num_rows = len(hidden)
         if self._largest_scratch is None or self._largest_scratch.num_rows < num_rows or hidden.is_cuda:
-            self._largest_scratch = self._scratch = room_for(num_rows, self._model, self._mesh)
+            self._largest_scratch = self._scratch = allocate_scratch(num_rows, self._model, self._mesh)
         elif self._scratch.num_rows != num_rows:
-            self._scratch = self._largest_scratch.first(num_rows)
+            self._scratch = self._largest_scratch.first_rows(num_rows)
         return self._scratch
 
     def _head(self, normed: Tensor) -> Tensor:

@@ -15,38 +15,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.simulation.flight import Delivery, Everything, Flight
+from meshwright.planner.simulation.flight import AllSequences, DeliveryRule, Flight
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import blocks_of, most_packed
+from meshwright.profiles.packing import max_prefill_tokens, num_blocks_for
 from meshwright.runtime.generation.chunking import Listener
-from meshwright.runtime.generation.cuda_graphs import Replayed, can_replay
-from meshwright.runtime.generation.decoding import Decoding
-from meshwright.runtime.generation.in_flight_state import InFlight
+from meshwright.runtime.generation.cuda_graphs import GraphedDecodeStep, can_replay
+from meshwright.runtime.generation.decoding import DecodeRunner
+from meshwright.runtime.generation.in_flight_state import SequencesInFlight
 from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
-from meshwright.runtime.generation.recorded_prefills import Prefills, RecordedPrefills
+from meshwright.runtime.generation.passes import NO_STEPS, ForwardPasses, StepRows
+from meshwright.runtime.generation.recorded_prefills import GraphedPrefills, Prefills
 from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.rounds_ahead import RoundsAhead
+from meshwright.runtime.generation.rounds_ahead import MultiStepDecoding
 from meshwright.runtime.generation.sampling import Sampling, Uniforms
-from meshwright.runtime.generation.seating import NOBODY, Part, Seated, Seating
+from meshwright.runtime.generation.seating import NOTHING_SCHEDULED, PrefillPart, ScheduledBatch, Scheduler
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
 from meshwright.runtime.generation.slots import (
-    Beginning,
     Finish,
     LiveGroup,
     LiveSequence,
-    Partial,
+    PartialResponse,
     Prompt,
     Response,
-    packs,
+    ResumedSample,
+    split_into_batches,
 )
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
-from meshwright.runtime.generation.tool_turns import ToolTurnTaking
-from meshwright.runtime.model.expert_sync import Lockstep
+from meshwright.runtime.generation.tool_turns import ToolTurns
+from meshwright.runtime.model.expert_sync import ExpertLockstep
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 
 
 class Generator:
@@ -69,9 +69,9 @@ class Generator:
         top_p: float = 1.0,
         stop_strings: StopStrings | None = None,
         recomputes_cache: bool = False,
-        records_steps: bool = True,
+        use_cuda_graphs: bool = True,
         group_size: int = 1,
-        tool_turns: ToolTurnTaking | None = None,
+        tool_turns: ToolTurns | None = None,
     ) -> None:
         """At most `num_slots` sequences are decoded at a time, each at most `max_tokens` long including its prompt, in
         a cache of `num_blocks` KV blocks. The default is enough blocks for every slot to hold the longest sequence; the
@@ -83,20 +83,20 @@ class Generator:
         prefilled, the others share its blocks. With `tool_turns` rollouts have several turns, between which a tool
         answers.
         """
-        blocks_per_row = blocks_of(max_tokens)
+        blocks_per_row = num_blocks_for(max_tokens)
         num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
         assert num_blocks >= blocks_per_row, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
         self._recomputes_cache, self._cached_version = recomputes_cache, -1
-        self._max_prefill_tokens = most_packed(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
+        self._max_prefill_tokens = max_prefill_tokens(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
         parameter = next(model.parameters())
         self._model, self._spec, self._mesh = model, spec, mesh
         call_end = tool_turns.call_end if tool_turns else None
         self._stopping = Stopping(
-            eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, calls=call_end
+            eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, call_end=call_end
         )
         self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
         self._uniforms = Uniforms(seed, num_slots)
-        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, mesh.layout.pp))
+        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
             num_blocks=num_blocks,
@@ -107,20 +107,25 @@ class Generator:
             dtype=parameter.dtype,
             device=parameter.device,
         )
-        step, replays = PackedStep(model, mesh, self._cache), records_steps and can_replay(model)
-        self._step: Decoding = Replayed(step, model) if replays else step
-        self._prefills = (RecordedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
-        self._relay = Relay(mesh, parameter.device)
-        self._passes = Passes(step, self._step, model, mesh, self._relay, prefills=self._prefills)
-        self._prompts, self._lockstep = SharedPrompts(group_size), Lockstep(model, mesh)
+        step, replays = PackedStep(model, mesh, self._cache), use_cuda_graphs and can_replay(model)
+        self._step: DecodeRunner = GraphedDecodeStep(step, model) if replays else step
+        self._prefills = (GraphedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
+        self._relay = PipelineLink(mesh, parameter.device)
+        self._passes = ForwardPasses(step, self._step, model, mesh, self._relay, prefills=self._prefills)
+        self._prompts, self._lockstep = SharedPrompts(group_size), ExpertLockstep(model, mesh)
         self._sampled: dict[int, Tensor | None] = {}
         """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
         where the last stage has not sent them yet."""
-        self.seating = Seating(self._cache.tables, self._prompts, self._flight)
+        self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
         self._tool_turns = tool_turns
         self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings)
-        self._ahead = RoundsAhead(
-            self._passes, self.seating, self._stopping, self._uniforms, self._sample, looks=not parameter.is_cuda
+        self._ahead = MultiStepDecoding(
+            self._passes,
+            self.scheduler,
+            self._stopping,
+            self._uniforms,
+            self._sample,
+            checks_each=not parameter.is_cuda,
         )
 
     def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
@@ -129,50 +134,50 @@ class Generator:
         Every rank of the replica must call with the same prompts.
         """
         assert not self.in_flight, "a period has left sequences in flight"
-        return self.turn(prompts, version=version, delivery=Everything())
+        return self.run_period(prompts, version=version, delivery=AllSequences())
 
     @property
     def in_flight(self) -> tuple[Prompt, ...]:
         """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
         ended, live = ([sequence.prompt for sequence in sequences] for sequences in (self._flight.ended, self._live()))
-        return (*ended, *live, *(sequence.prompt for sequence in self.seating.paused), *self._flight.waiting)
+        return (*ended, *live, *(sequence.prompt for sequence in self.scheduler.paused), *self._flight.waiting)
 
-    def kept(self) -> InFlight:
+    def snapshot(self) -> SequencesInFlight:
         """Return a snapshot of everything in flight; only valid between two periods."""
         flight, live = self._flight, self._live()
-        return InFlight(
-            turn=flight.turn,
-            live=tuple(tuple(sequence.kept() for sequence in group.live) for group in flight.groups),
-            paused=tuple(self.seating.paused),
+        return SequencesInFlight(
+            period=flight.turn,
+            live=tuple(tuple(sequence.to_partial() for sequence in group.live) for group in flight.groups),
+            paused=tuple(self.scheduler.paused),
             waiting=tuple(flight.waiting),
             ended=tuple(flight.ended),
-            blocks=tuple(tuple(self._cache.tables.held(sequence.slot).tolist()) for sequence in live),
+            blocks=tuple(tuple(self._cache.tables.blocks_of_row(sequence.slot).tolist()) for sequence in live),
             cached=tuple(self._cache.read(sequence.slot, sequence.num_cached) for sequence in live),
         )
 
-    def resume(self, kept: InFlight) -> None:
+    def restore(self, snapshot: SequencesInFlight) -> None:
         """Restore a snapshot of a generator of the same kind; every live sequence gets the same KV blocks."""
-        for group, live in zip(self._flight.groups, kept.live, strict=True):
+        for group, live in zip(self._flight.groups, snapshot.live, strict=True):
             for partial in live:
-                group.seat(partial)
-        self.seating.paused = list(kept.paused)
-        self._flight.resume(kept.turn, kept.waiting, kept.ended, kept.paused)
-        for sequence, blocks, (keys, values) in zip(self._live(), kept.blocks, kept.cached, strict=True):
+                group.add(partial)
+        self.scheduler.paused = list(snapshot.paused)
+        self._flight.resume(snapshot.period, snapshot.waiting, snapshot.ended, snapshot.paused)
+        for sequence, blocks, (keys, values) in zip(self._live(), snapshot.blocks, snapshot.cached, strict=True):
             self._cache.tables.restore(sequence.slot, blocks)
             self._cache.write(sequence.slot, keys, values)
 
     def _live(self) -> list[LiveSequence]:
         return [sequence for group in self._flight.groups for sequence in group.live]
 
-    def turn(
+    def run_period(
         self,
         admitted: Sequence[Prompt],
         *,
         version: int,
-        delivery: Delivery,
-        least_rounds: int = 0,
+        delivery: DeliveryRule,
+        min_rounds: int = 0,
         stream: Listener | None = None,
-        begun: Mapping[int, Beginning] | None = None,
+        resumed: Mapping[int, ResumedSample] | None = None,
     ) -> tuple[Response, ...]:
         """Sample with policy `version` until `delivery` is satisfied, and for at least `least_rounds` decode rounds
         while anything is left to sample. Return what was delivered, in order of step and row.
@@ -182,43 +187,45 @@ class Generator:
         was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
         every replica that holds experts together with this one must call too, with its own.
         """
-        waiting = self._resume_admitted(admitted, begun or {})
+        waiting = self._resume_admitted(admitted, resumed or {})
         self._model.eval()
-        self._step.begin_turn()
+        self._step.refresh_weights()
         if self._prefills:
-            self._prefills.begin_turn()
+            self._prefills.refresh_weights()
         self._prompts.forget()
         if self._tool_turns:
-            self._tool_turns.begin()
+            self._tool_turns.begin_period()
         if self._recomputes_cache and version != self._cached_version:
             self._recompute_cache()
         self._cached_version = version
-        delivered = self._flight.play(
+        delivered = self._flight.run_period(
             waiting,
             delivery,
-            learn=lambda group: self._process_sampled(group, version, stream),
-            advance=self._step_group,
-            skip=lambda most: 0 if stream else self._multi_step(most, version),
-            least_rounds=least_rounds,
+            process_sampled=lambda group: self._process_sampled(group, version, stream),
+            step=self._step_group,
+            multi_step=lambda most: 0 if stream else self._multi_step(most, version),
+            min_rounds=min_rounds,
         )
         self._relay.flush()
         if self._tool_turns:
-            self._tool_turns.end()
+            self._tool_turns.end_period()
         self._lockstep.finish()
         return delivered
 
-    def prefills(self, lengths: Sequence[int]) -> Callable[[], object]:
+    def prefill_pass(self, lengths: Sequence[int]) -> Callable[[], object]:
         """Return a function that samples the first tokens of prompts with these lengths in tokens, with nothing else in
         flight. It may be called any number of times; the profiler times it."""
         [group] = self._flight.groups
         sequences = []
         for row, length in enumerate(lengths):
-            self._cache.tables.take(group.next_slot, length + 1)
-            sequences.append(group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1,) * length))))
-        batch, no_rows = Seated(sequences, list(range(len(sequences))), {}, len(sequences), {}), group.rows[:0]
-        return lambda: _to_host(self.draw_next(group, no_rows, batch, batch.parts(self._max_prefill_tokens)))
+            self._cache.tables.allocate(group.next_slot, length + 1)
+            sequences.append(group.add(PartialResponse(prompt=Prompt(row=row, sample_id=row, tokens=(1,) * length))))
+        batch, no_rows = ScheduledBatch(sequences, list(range(len(sequences))), {}, len(sequences), {}), group.rows[:0]
+        return lambda: _to_host(
+            self.sample_next(group, no_rows, batch, batch.prefill_batches(self._max_prefill_tokens))
+        )
 
-    def steps(self, cached: Sequence[int], shortest: int, longest: int, at_once: int = 1) -> Callable[[], object]:
+    def decode_pass(self, cached: Sequence[int], shortest: int, longest: int, at_once: int = 1) -> Callable[[], object]:
         """Return a function that runs one decode step of rows that have `cached` tokens each in the cache, or `at_once`
         steps without a synchronisation between them, with nothing else in flight. It may be called any number of times;
         the profiler times it.
@@ -229,25 +236,27 @@ class Generator:
         [group] = self._flight.groups
         prompt = (1,) * shortest
         for row in range(len(cached)):
-            group.seat(
-                Partial(prompt=Prompt(row=row, draw=row, tokens=prompt), tokens=(1,), logprobs=(0,), versions=(0,))
+            group.add(
+                PartialResponse(
+                    prompt=Prompt(row=row, sample_id=row, tokens=prompt), tokens=(1,), logprobs=(0,), versions=(0,)
+                )
             )
         records, rows = group.records, group.rows
-        records.num_drawn[rows] = np.array(cached) - shortest + 1
-        self.seating.grow(group)
+        records.num_sampled[rows] = np.array(cached) - shortest + 1
+        self.scheduler.allocate_next(group)
 
         def step() -> object:
             tokens = (
                 self._decode_several(group, at_once)
                 if at_once > 1
-                else _to_host(self.draw_next(group, rows, NOBODY, ()))
+                else _to_host(self.sample_next(group, rows, NOTHING_SCHEDULED, ()))
             )
             if shortest < longest:
-                records.num_drawn[rows] += at_once
+                records.num_sampled[rows] += at_once
                 ended = rows[records.cached(rows) > longest]
-                self.seating.release((group.first_slot + ended).tolist())
-                records.num_drawn[ended] = 1
-                self.seating.grow(group)
+                self.scheduler.release((group.first_slot + ended).tolist())
+                records.num_sampled[ended] = 1
+                self.scheduler.allocate_next(group)
             return tokens
 
         return step
@@ -257,25 +266,25 @@ class Generator:
         the host."""
         records, rows = group.records, group.rows
         slots, cached = group.first_slot + rows, records.cached(rows)
-        num_covered = self.seating.grow_ahead(slots, cached, count)
+        num_covered = self.scheduler.allocate_ahead(slots, cached, count)
         assert num_covered == count, f"{num_covered} of {count} rounds have blocks"
-        uniforms = self._uniforms.of(slots, records.draws[rows], records.num_drawn[rows])
+        uniforms = self._uniforms.at(slots, records.sample_ids[rows], records.num_sampled[rows])
         first = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
-        sampled, _ = self._ahead.together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
+        sampled, _ = self._ahead.run_together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
         return sampled.tolist()
 
-    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, Beginning]) -> list[Prompt]:
+    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, ResumedSample]) -> list[Prompt]:
         """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
         been pre-empted, or have ended; `sampled_before` is by sample id."""
         for prompt in admitted:
-            if prompt.draw in sampled_before:
-                resumed = sampled_before[prompt.draw].of(prompt, self._flight.turn + 1)
+            if prompt.sample_id in sampled_before:
+                resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.turn + 1)
                 if isinstance(resumed, Response):
                     self._flight.ended.append(resumed)
                 else:
-                    self.seating.pause(resumed)
-                    self._flight.carry(resumed)
-        return [prompt for prompt in admitted if prompt.draw not in sampled_before]
+                    self.scheduler.pause(resumed)
+                    self._flight.add_started(resumed)
+        return [prompt for prompt in admitted if prompt.sample_id not in sampled_before]
 
     def _process_sampled(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
         """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""
@@ -283,14 +292,14 @@ class Generator:
             return ()
         sampled = self._sampled.pop(group.first_slot)
         if sampled is None:
-            sampled = self._relay.receive_drawn(len(group.live))
+            sampled = self._relay.receive_sampled(len(group.live))
         tokens, logprobs = sampled.cpu().numpy()
         responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
-        self.seating.release(freed)
+        self.scheduler.release(freed)
         if self._tool_turns:
-            self._tool_turns.begin_calls(group, self.seating)
+            self._tool_turns.begin_calls(group, self.scheduler)
         if stream is not None:
-            stream.tell(group.live, responses)
+            stream.on_round(group.live, responses)
         return responses
 
     def _finish(self, group: LiveGroup) -> dict[int, Finish]:
@@ -301,41 +310,41 @@ class Generator:
 
     def _step_group(self, group: LiveGroup) -> int:
         """Run one decode round of the group and the prefill of what it admits; return how many sequences are new."""
-        self.seating.grow(group)
+        self.scheduler.allocate_next(group)
         continuing = group.rows
-        answered = self._tool_turns.answered(group, self.seating) if self._tool_turns else ()
-        scheduled = self.seating.admit(group, answered)
+        answered = self._tool_turns.resume_answered(group, self.scheduler) if self._tool_turns else ()
+        scheduled = self.scheduler.schedule(group, answered)
         if self._tool_turns:
             self._tool_turns.limit(group, scheduled.sequences)
-        batches, sampled = scheduled.parts(self._max_prefill_tokens), None
+        batches, sampled = scheduled.prefill_batches(self._max_prefill_tokens), None
         with self._lockstep.passes(self._passes.count(len(continuing), len(batches))):
             if group.live:
-                sampled = self._sampled[group.first_slot] = self.draw_next(group, continuing, scheduled, batches)
+                sampled = self._sampled[group.first_slot] = self.sample_next(group, continuing, scheduled, batches)
         self._prompts.keep_for(self._flight.waiting)
         if sampled is not None:
-            self._relay.send_drawn(sampled)
+            self._relay.send_sampled(sampled)
         elif self._tool_turns and not self._sampled:
-            self._tool_turns.wait()
-        return scheduled.num_begun
+            self._tool_turns.wait_for_answer()
+        return scheduled.num_new
 
     def _multi_step(self, max_rounds: int | None, version: int) -> int:
         """Run decode rounds in which nothing can be admitted and no sequence reaches its length limit; return how many.
         A round that samples an end token is the last, and is left to `_process_sampled`."""
         group = self._flight.groups[0]
-        if not self._can_multi_step or not group.live or self.seating.may_admit(group):
+        if not self._can_multi_step or not group.live or self.scheduler.can_schedule(group):
             return 0
         sampled = self._sampled[group.first_slot]
         assert sampled is not None, "a single stage has what it sampled"
-        count, self._sampled[group.first_slot] = self._ahead.draw(group, sampled, max_rounds, version)
+        count, self._sampled[group.first_slot] = self._ahead.run(group, sampled, max_rounds, version)
         return count
 
     @torch.no_grad()
-    def draw_next(
-        self, group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]
+    def sample_next(
+        self, group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
         then of what was admitted, whose tokens are prefilled in these batches. None before the last stage."""
-        records, prefilled = group.records, [admitted.sequences[index] for index in admitted.fed]
+        records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
         steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
         logits = self._passes(
             steps, [(sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)) for sequence in prefilled], parts
@@ -344,16 +353,16 @@ class Generator:
             logits = self._all_logits(logits, len(continuing), admitted)
         return None if logits is None else self._sample_group(logits, group)
 
-    def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: Seated) -> Tensor | None:
+    def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: ScheduledBatch) -> Tensor | None:
         """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
         that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
         sample. None before the last stage."""
-        for index, source in admitted.sources.items():
+        for index, source in admitted.shared_from.items():
             sequence = admitted.sequences[index]
             self._cache.share(source, sequence.slot, len(sequence.prompt.tokens))
         prefilled = None if logits is None else logits[num_continuing:]
-        admitted_logits = self._prompts.of_all(admitted.sequences, admitted.fed, prefilled)
-        if logits is None or admitted_logits is None or not admitted.sources:
+        admitted_logits = self._prompts.all_logits(admitted.sequences, admitted.prefilled, prefilled)
+        if logits is None or admitted_logits is None or not admitted.shared_from:
             return admitted_logits if logits is None else logits
         return torch.cat((logits[:num_continuing], admitted_logits))
 
@@ -365,7 +374,7 @@ class Generator:
         texts = [
             (sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)[: sequence.num_cached]) for sequence in live
         ]
-        batches = list(packs([len(text) for _, text in texts], self._max_prefill_tokens))
+        batches = list(split_into_batches([len(text) for _, text in texts], self._max_prefill_tokens))
         with self._lockstep.passes(self._passes.count(0, len(batches))):
             self._passes(NO_STEPS, texts, batches)
         self._relay.flush()
@@ -373,7 +382,7 @@ class Generator:
     def _sample_group(self, logits: Tensor, group: LiveGroup) -> Tensor:
         """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]."""
         records, rows = group.records, group.rows
-        uniforms = self._uniforms.of(group.first_slot + rows, records.draws[rows], records.num_drawn[rows])
+        uniforms = self._uniforms.at(group.first_slot + rows, records.sample_ids[rows], records.num_sampled[rows])
         return self._sample(logits, uniforms)
 
     @torch.inference_mode()
@@ -381,7 +390,7 @@ class Generator:
         """Return tokens and log-probabilities [2, B] float64, sampled from logits [B, V / tp] with uniform numbers [B].
         Runs on the last stage."""
         logits = _gather_vocabulary(shards, self._mesh)[:, : self._spec.vocab_size]
-        tokens, logprobs = self._sampling.draw(logits, uniforms.to(logits.device))
+        tokens, logprobs = self._sampling.sample(logits, uniforms.to(logits.device))
         return torch.stack([tokens.double(), logprobs.double()])
 
 

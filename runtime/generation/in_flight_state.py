@@ -20,8 +20,8 @@ from torch import Tensor
 from meshwright.profiles.documents import write_bytes_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import json_value, require_file
-from meshwright.runtime.generation.slots import Beginning, Finish, Partial, Prompt, Response
-from meshwright.runtime.messages.packed_tensors import packed
+from meshwright.runtime.generation.slots import Finish, PartialResponse, Prompt, Response, ResumedSample
+from meshwright.runtime.messages.packed_tensors import safetensors_bytes
 
 _FORMAT, _METADATA_KEY = "meshwright underway 3", "underway"
 """Format of the files, and the key of their metadata."""
@@ -31,13 +31,13 @@ _CACHED = "cached/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InFlight:
+class SequencesInFlight:
     """The sequences in flight of a replica, and this rank's keys and values of the live ones."""
 
-    turn: int
-    live: tuple[tuple[Partial, ...], ...]
+    period: int
+    live: tuple[tuple[PartialResponse, ...], ...]
     """The live sequences of each group of slots, in the order in which they were scheduled."""
-    paused: tuple[Partial, ...]
+    paused: tuple[PartialResponse, ...]
     """Pre-empted sequences, the oldest first."""
     waiting: tuple[Prompt, ...]
     ended: tuple[Response, ...]
@@ -49,27 +49,27 @@ class InFlight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class GenerationState:
     """The state of a replica's generation between two periods."""
 
     num_admitted: int
     """Prompts that the replica has admitted since step 0."""
     mean_response_tokens: float
-    batches_in_part: tuple[tuple[int, int, int], ...] = ()
+    partial_batches: tuple[tuple[int, int, int], ...] = ()
     """Partly delivered prompt batches: step, how many of the replica's responses were delivered, and their tokens."""
-    in_flight: InFlight | None
-    begun: Mapping[int, Beginning] = field(default_factory=dict)
+    in_flight: SequencesInFlight | None
+    resumed: Mapping[int, ResumedSample] = field(default_factory=dict)
     """Samples made under another plan for prompts that wait or are not admitted yet, by sample id."""
     delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Sample ids of delivered responses, by step that is not trained yet and by row."""
-    left: tuple[int, ...] = ()
+    unadmitted: tuple[int, ...] = ()
     """The sample ids of the replica's prompts before step `until` that are not admitted."""
-    until: int = 0
-    num_dealt: int = 0
+    end_step: int = 0
+    num_wave_prompts: int = 0
     """Prompts that waves of dynamic sampling have used since step 0."""
 
 
-class DrawsBy(NamedTuple):
+class SamplingDigests(NamedTuple):
     """Digests of the plan and of the sampling parameters. If both are the same, a resumed run continues with everything
     in flight; under another plan, with the sampled tokens only."""
 
@@ -78,73 +78,73 @@ class DrawsBy(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Underway:
+class InFlightState:
     """Everything in flight on one rank. `experience` is by step, field and row; `drawing` is None on a rank that does
     not generate."""
 
-    draws_by: DrawsBy
+    digests: SamplingDigests
     num_steps: int
     """Steps of the run that wrote it; it has done nothing for a later step."""
     experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
-    drawing: Drawing | None
-    dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    generation: GenerationState | None
+    reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Sample ids of batches that differ from those of the seed's order, by step."""
 
 
-def packed_underway(underway: Underway) -> bytes:
+def pack_in_flight_state(state: InFlightState) -> bytes:
     """Serialize what is in flight on one rank as safetensors, with everything that is not a list of numbers as JSON in
     the metadata."""
     tensors: dict[str, Tensor] = {}
-    for step, fields in underway.experience.items():
+    for step, fields in state.experience.items():
         for kind, rows in fields.items():
             name = f"experience/{step}/{kind}"
             tensors[name] = torch.cat(tuple(rows.values()))
             tensors[f"{name}/rows"] = torch.tensor([[*rows], [*map(len, rows.values())]])
     metadata: dict[str, Any] = {
         "format": _FORMAT,
-        "draws_by": underway.draws_by,
-        "num_steps": underway.num_steps,
-        "dealt_again": underway.dealt_again,
+        "draws_by": state.digests,
+        "num_steps": state.num_steps,
+        "dealt_again": state.reassigned,
         "drawing": None,
     }
-    if drawing := underway.drawing:
+    if drawing := state.generation:
         metadata["drawing"] = {
             "num_admitted": drawing.num_admitted,
             "mean_response_tokens": drawing.mean_response_tokens,
-            "batches_in_part": drawing.batches_in_part,
+            "batches_in_part": drawing.partial_batches,
             "in_flight": drawing.in_flight and _pack_in_flight(drawing.in_flight, tensors),
             "begun": [
-                (sample_id, resumed.finish and resumed.finish.value) for sample_id, resumed in drawing.begun.items()
+                (sample_id, resumed.finish and resumed.finish.value) for sample_id, resumed in drawing.resumed.items()
             ],
             "delivered": drawing.delivered,
-            "left": drawing.left,
-            "until": drawing.until,
-            "num_dealt": drawing.num_dealt,
+            "left": drawing.unadmitted,
+            "until": drawing.end_step,
+            "num_dealt": drawing.num_wave_prompts,
         }
-        _pack_sampled("begun", list(drawing.begun.values()), tensors)
-    return packed(tensors, {_METADATA_KEY: json.dumps(metadata)})
+        _pack_sampled("begun", list(drawing.resumed.values()), tensors)
+    return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
 
 
-def write_underway(directory: Path, rank: int, content: bytes) -> None:
+def write_in_flight_state(directory: Path, rank: int, content: bytes) -> None:
     """Write the serialized state of a rank into the directory of a checkpoint; every rank writes its own file."""
     write_bytes_atomically(_path(directory, rank), content)
 
 
-def read_underway(directory: Path, rank: int, draws_by: DrawsBy) -> Underway | None:
+def read_in_flight_state(directory: Path, rank: int, digests: SamplingDigests) -> InFlightState | None:
     """Read what the rank wrote; None if the plan or the sampling was another. Raises BadInput for a file of another
     kind."""
     path = _path(directory, rank)
-    return _read(path, draws_by) if path.exists() else None
+    return _read(path, digests) if path.exists() else None
 
 
-def read_all_underway(directory: Path) -> tuple[Underway, ...]:
+def read_all_in_flight_states(directory: Path) -> tuple[InFlightState, ...]:
     """Read what every rank wrote, under whatever plan, without keys and values. Raises BadInput for a file of another
     kind."""
     states = (_read(path, None) for path in sorted(directory.glob("underway-*.safetensors")))
     return tuple(state for state in states if state is not None)
 
 
-def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
+def _read(path: Path, draws_by: SamplingDigests | None) -> InFlightState | None:
     """Read one file. With no digests to compare, read it whatever they are, without keys and values."""
     require_file(path, "sequences in flight", _MAX_BYTES)
     try:
@@ -155,7 +155,7 @@ def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
                     f"{path} is {metadata['format']!r} and not {_FORMAT!r}; remove it, and the responses are sampled "
                     "again."
                 )
-            if draws_by not in (None, DrawsBy(*metadata["draws_by"])):
+            if draws_by not in (None, SamplingDigests(*metadata["draws_by"])):
                 return None
             names = [name for name in file.keys() if draws_by or not name.startswith(_CACHED)]  # noqa: SIM118
             tensors = {name: file.get_tensor(name) for name in names}
@@ -167,7 +167,7 @@ def _read(path: Path, draws_by: DrawsBy | None) -> Underway | None:
         ) from None
 
 
-def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Underway:
+def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlightState:
     experience: dict[int, dict[str, dict[int, Tensor]]] = {}
     for name, values in tensors.items():
         part, step, kind, *more = name.split("/")
@@ -177,36 +177,36 @@ def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Und
             experience.setdefault(int(step), {})[kind] = dict(zip(rows, parts, strict=True))
     state, drawing = metadata["drawing"], None
     if state is not None:
-        drawing = Drawing(
+        drawing = GenerationState(
             num_admitted=state["num_admitted"],
             mean_response_tokens=state["mean_response_tokens"],
-            batches_in_part=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
+            partial_batches=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
             in_flight=state["in_flight"] and _unpack_in_flight(state["in_flight"], tensors),
-            begun=dict(_unpack_resumed(state["begun"], tensors)),
+            resumed=dict(_unpack_resumed(state["begun"], tensors)),
             delivered={
                 int(s): {int(row): sample_id for row, sample_id in d.items()} for s, d in state["delivered"].items()
             },
-            left=tuple(state["left"]),
-            until=state["until"],
-            num_dealt=state.get("num_dealt", 0),  # there were no waves before it was written
+            unadmitted=tuple(state["left"]),
+            end_step=state["until"],
+            num_wave_prompts=state.get("num_dealt", 0),  # there were no waves before it was written
         )
-    return Underway(
-        draws_by=DrawsBy(*metadata["draws_by"]),
+    return InFlightState(
+        digests=SamplingDigests(*metadata["draws_by"]),
         num_steps=metadata["num_steps"],
         experience=experience,
-        drawing=drawing,
-        dealt_again={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
+        generation=drawing,
+        reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
     )
 
 
 def _unpack_resumed(
     headers: Sequence[tuple[int, str | None]], tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[int, Beginning]]:
+) -> Iterator[tuple[int, ResumedSample]]:
     for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("begun", tensors), strict=True):
-        yield sample_id, Beginning(**sampled, finish=Finish(finish) if finish else None)
+        yield sample_id, ResumedSample(**sampled, finish=Finish(finish) if finish else None)
 
 
-def _pack_in_flight(state: InFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Put the lists of numbers of the sequences in flight into `tensors`; return the rest."""
     live = [sequence for group in state.live for sequence in group]
     for number, (keys, values) in enumerate(state.cached):
@@ -219,22 +219,22 @@ def _pack_in_flight(state: InFlight, tensors: dict[str, Tensor]) -> dict[str, An
     _pack_prompts("ended", [sequence.prompt for sequence in state.ended], tensors)
     _pack_sampled("ended", state.ended, tensors)
     return {
-        "turn": state.turn,
+        "turn": state.period,
         "groups": [len(group) for group in state.live],
         "blocks": state.blocks,
         "finishes": [response.finish.value for response in state.ended],
     }
 
 
-def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlight:
+def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SequencesInFlight:
     sequences = iter(_unpack_partials("live", tensors))
     responses = (
         Response(**vars(partial), finish=Finish(finish))
         for partial, finish in zip(_unpack_partials("ended", tensors), header["finishes"], strict=True)
     )
     numbers = range(len(header["blocks"]) if f"{_CACHED}0/keys" in tensors else 0)
-    return InFlight(
-        turn=header["turn"],
+    return SequencesInFlight(
+        period=header["turn"],
         live=tuple(tuple(itertools.islice(sequences, size)) for size in header["groups"]),
         paused=tuple(_unpack_partials("paused", tensors)),
         waiting=tuple(_unpack_prompts("waiting", tensors)),
@@ -247,7 +247,7 @@ def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
 def _pack_prompts(name: str, prompts: Sequence[Prompt], tensors: dict[str, Tensor]) -> None:
     """Put in numbers [5, P] of the prompts and their tokens end to end; -1 stands for no limit of the response."""
     numbers = [
-        (p.row, p.draw, p.step, -1 if p.max_response is None else p.max_response, len(p.tokens)) for p in prompts
+        (p.row, p.sample_id, p.step, -1 if p.max_response is None else p.max_response, len(p.tokens)) for p in prompts
     ]
     tensors[f"{name}/prompt/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 5).T
     tensors[f"{name}/prompt/tokens"] = torch.tensor([t for p in prompts for t in p.tokens], dtype=torch.int64)
@@ -259,7 +259,7 @@ def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
     return [
         Prompt(
             row=row,
-            draw=sample_id,
+            sample_id=sample_id,
             step=step,
             tokens=tuple(tokens.tolist()),
             max_response=None if max_response < 0 else max_response,
@@ -268,11 +268,12 @@ def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
     ]
 
 
-def _pack_sampled(name: str, sequences: Sequence[Partial | Beginning], tensors: dict[str, Tensor]) -> None:
+def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample], tensors: dict[str, Tensor]) -> None:
     """Put in the first periods (0 for what was resumed under another plan) and lengths [2, R], and tokens,
     log-probabilities and versions end to end."""
     numbers = [
-        (sequence.first_turn if isinstance(sequence, Partial) else 0, len(sequence.tokens)) for sequence in sequences
+        (sequence.first_period if isinstance(sequence, PartialResponse) else 0, len(sequence.tokens))
+        for sequence in sequences
     ]
     tensors[f"{name}/drawn/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 2).T
     tensors[f"{name}/drawn/tokens"] = torch.tensor(
@@ -286,9 +287,9 @@ def _pack_sampled(name: str, sequences: Sequence[Partial | Beginning], tensors: 
     )
 
 
-def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[Partial]:
+def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialResponse]:
     pairs = zip(_unpack_prompts(name, tensors), _unpack_sampled(name, tensors), strict=True)
-    return [Partial(prompt=prompt, first_turn=first, **sampled) for prompt, (first, sampled) in pairs]
+    return [PartialResponse(prompt=prompt, first_period=first, **sampled) for prompt, (first, sampled) in pairs]
 
 
 def _unpack_sampled(name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -13,12 +13,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.decode_layer import Scratch, StepAttention, TurnedAttention, Turning, room_for
+from meshwright.runtime.generation.decode_layer import (
+    RotaryAttention,
+    RotatedAttention,
+    Scratch,
+    StepAttention,
+    allocate_scratch,
+)
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.packed_attention import PackedAttention, PackedReads
 from meshwright.runtime.generation.prefill import PrefillAttention, PrefillReads
 from meshwright.runtime.generation.table_attention import StepReads
-from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_kernel
+from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_varlen_kernel
 
 
 class PackedStep(DecodeStep):
@@ -40,29 +46,31 @@ class PackedStep(DecodeStep):
         and the reads are on the device.
         """
         hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
-        room = room_for(len(hidden), self._model, self._mesh)
+        room = allocate_scratch(len(hidden), self._model, self._mesh)
         cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
-        return self._through_layers(hidden, room, cache, reads.asked)
+        return self._through_layers(hidden, room, cache, reads.output_tokens)
 
     def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
         """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
         before it."""
         for index, layer in enumerate(self._layers):
-            attended = layer.attended(hidden, room, index, cache)
+            attended = layer.attention_output(hidden, room, index, cache)
             if self._norm is not None and layer is self._layers[-1]:
                 # All keys and values are cached by now, and no logits of other tokens are needed.
                 hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
-                room = room.first(len(outputs))
+                room = room.first_rows(len(outputs))
             layer.project(hidden, attended)
             layer.feed_forward(hidden, room)
         return hidden if self._norm is None else self._head(self._norm(hidden, room))
 
     @cached_property
     def _varlen(self) -> VarlenKernel:
-        return torch_kernel()
+        return torch_varlen_kernel()
 
     @torch.inference_mode()
-    def packed(self, inputs: Tensor, reads: PackedReads, asked: Tensor, step: StepReads | None = None) -> Tensor:
+    def packed(
+        self, inputs: Tensor, reads: PackedReads, output_positions: Tensor, step: StepReads | None = None
+    ) -> Tensor:
         """Run S tokens of packed rows, after the C single tokens of a decode step. Return logits [C + A, V / tp] of the
         padded vocabulary for all C tokens and for those at the positions `asked` [A] among the S, on the last stage;
         hidden states [C + S, hidden] before it.
@@ -74,20 +82,20 @@ class PackedStep(DecodeStep):
         positions, attention = reads.positions, None
         if step is not None:
             positions, attention = torch.cat((step.lengths, positions)), self._rotated_attention(step)
-            asked = torch.cat((torch.arange(len(step.lengths)), asked + len(step.lengths)))
-        room = room_for(len(hidden), self._model, self._mesh)
-        room.place(self._signed_angles.index_select(0, positions))
-        packed = PackedAttention(self.cache, reads, room.turned[len(hidden) - len(reads.positions) :])
+            output_positions = torch.cat((torch.arange(len(step.lengths)), output_positions + len(step.lengths)))
+        room = allocate_scratch(len(hidden), self._model, self._mesh)
+        room.set_angles(self._signed_angles.index_select(0, positions))
+        packed = PackedAttention(self.cache, reads, room.rotated[len(hidden) - len(reads.positions) :])
         rotated_attention = (
             packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
         )
-        return self._through_layers(hidden, room, Turning(room, rotated_attention), asked)
+        return self._through_layers(hidden, room, RotaryAttention(room, rotated_attention), output_positions)
 
 
 class _StepThenPacked:
     """Attention in a pass in which the single tokens of a decode step come before packed rows."""
 
-    def __init__(self, step: TurnedAttention, packed: PackedAttention, num_stepped: int) -> None:
+    def __init__(self, step: RotatedAttention, packed: PackedAttention, num_stepped: int) -> None:
         self._step, self._packed, self._num_step_tokens = step, packed, num_stepped
 
     def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.decoding import Decoding
+from meshwright.runtime.generation.decoding import DecodeRunner
 from meshwright.runtime.generation.packed_attention import packed_reads
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.prefill import prefill_reads
 from meshwright.runtime.generation.recorded_prefills import Prefills
-from meshwright.runtime.generation.seating import Part
+from meshwright.runtime.generation.seating import PrefillPart
 from meshwright.runtime.generation.table_attention import StepReads, step_reads, table_reads
 from meshwright.runtime.model.cache_blocks import Numbers
-from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.cached_forward import forward_cached
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 
-Text: TypeAlias = tuple[int, Sequence[int]]
+SlotTokens: TypeAlias = tuple[int, Sequence[int]]
 """A slot, and the tokens of its sequence."""
 
 
@@ -53,30 +53,30 @@ class _PrefillBatch(NamedTuple):
     lengths: tuple[int, ...]
     tokens: Numbers
     """The tokens [S]."""
-    whole: list[int]
+    complete: list[int]
     """The indices of the parts that reach the end of their sequence."""
 
     @classmethod
-    def of(cls, parts: Sequence[Part], texts: Sequence[Text]) -> _PrefillBatch:
+    def of(cls, parts: Sequence[PrefillPart], texts: Sequence[SlotTokens]) -> _PrefillBatch:
         return cls(
             slots=tuple(texts[row][0] for row, _, _ in parts),
             cached=tuple(first for _, first, _ in parts),
             lengths=tuple(end - first for _, first, end in parts),
             tokens=np.array([token for row, first, end in parts for token in texts[row][1][first:end]], dtype=np.int64),
-            whole=[index for index, (row, _, end) in enumerate(parts) if end == len(texts[row][1])],
+            complete=[index for index, (row, _, end) in enumerate(parts) if end == len(texts[row][1])],
         )
 
 
-class Passes:
+class ForwardPasses:
     """The forward passes of one rank."""
 
     def __init__(
         self,
         step: PackedStep,
-        decoding: Decoding,
+        decoding: DecodeRunner,
         model: Decoder,
         mesh: Mesh,
-        relay: Relay,
+        relay: PipelineLink,
         *,
         prefills: Prefills | None = None,
     ) -> None:
@@ -89,17 +89,19 @@ class Passes:
         self._uses_modules = parameter.is_cuda
         self._queries_per_group = model.spec.num_heads // model.spec.num_kv_heads
 
-    def count(self, num_steps: int, num_packs: int) -> int:
+    def count(self, num_steps: int, num_batches: int) -> int:
         """Return how often the layers are run for these steps and prefill batches."""
-        return num_packs + bool(num_steps) if self._uses_modules else max(num_packs, bool(num_steps))
+        return num_batches + bool(num_steps) if self._uses_modules else max(num_batches, bool(num_steps))
 
-    def __call__(self, steps: StepRows, texts: Sequence[Text], packs: Sequence[Sequence[Part]]) -> Tensor | None:
+    def __call__(
+        self, steps: StepRows, texts: Sequence[SlotTokens], batches: Sequence[Sequence[PrefillPart]]
+    ) -> Tensor | None:
         """Cache the keys and values of the steps' tokens and of the texts, which are split over prefill batches. Return
         logits [B, V / tp] of the steps' tokens and of the last token of each text on the last stage; None before it, or
         if there are no rows."""
-        joined = None if self._uses_modules or not packs or not len(steps.slots) else steps
+        joined = None if self._uses_modules or not batches or not len(steps.slots) else steps
         outputs = [] if joined or not len(steps.slots) else [self._run_steps(steps)]
-        for parts in packs:
+        for parts in batches:
             batch = _PrefillBatch.of(parts, texts)
             if self._prefills is not None and not any(batch.cached):
                 outputs.append(self._run_prefill(self._prefills, batch))
@@ -110,11 +112,11 @@ class Passes:
             return None
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def successive(self, steps: StepRows, count: int) -> Callable[[Tensor], Tensor]:
+    def multi_step(self, steps: StepRows, count: int) -> Callable[[Tensor], Tensor]:
         """Return a function that runs decode steps of the same rows, `count` at most, one after the other, for a model
         with one stage that reads the cache by block tables: it takes the next tokens [B] on the device and returns
         logits [B, V / tp]."""
-        return self._decoding.successive(table_reads(self._cache.tables, steps.slots, steps.cached, count))
+        return self._decoding.multi_step(table_reads(self._cache.tables, steps.slots, steps.cached, count))
 
     def _run_steps(self, steps: StepRows) -> Tensor:
         return self._send(self._decoding(self._inputs(steps.tokens), self._reads(steps)))
@@ -123,19 +125,19 @@ class Passes:
         """Run a prefill batch directly on the weights, after the steps."""
         reads_of_steps = None if steps is None else self._reads(steps)  # first, since it may move blocks
         reads = packed_reads(self._cache, batch.slots, batch.cached, batch.lengths, self._queries_per_group)
-        ends = torch.from_numpy(np.cumsum(batch.lengths)[batch.whole] - 1)
+        ends = torch.from_numpy(np.cumsum(batch.lengths)[batch.complete] - 1)
         tokens = batch.tokens if steps is None else np.concatenate([steps.tokens, batch.tokens])
         return self._send(self._step.packed(self._inputs(tokens), reads, ends, reads_of_steps))
 
     def _run_prefill(self, prefills: Prefills, batch: _PrefillBatch) -> Tensor:
-        reads = prefill_reads(self._cache.tables, batch.slots, batch.lengths, batch.whole)
+        reads = prefill_reads(self._cache.tables, batch.slots, batch.lengths, batch.complete)
         return self._send(prefills(self._inputs(batch.tokens), reads))
 
     def _run_modules(self, batch: _PrefillBatch) -> Tensor:
         rows = self._cache.continue_rows(batch.slots, batch.cached, batch.lengths)
         tokens = torch.from_numpy(batch.tokens).to(self._device)
-        output = forward_continued(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
-        return self._send(output.squeeze(1)[batch.whole] if self._mesh.is_last_stage else output)
+        output = forward_cached(self._model, self._mesh, self._relay, tokens, rows, ends_only=True)
+        return self._send(output.squeeze(1)[batch.complete] if self._mesh.is_last_stage else output)
 
     def _reads(self, steps: StepRows) -> StepReads:
         return step_reads(self._cache, steps.slots, steps.cached)

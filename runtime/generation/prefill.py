@@ -27,9 +27,9 @@ class PrefillReads:
     """[S] int32: the positions of the tokens in their rows."""
     blocks: Tensor
     """[S] int32: the blocks that cache their keys and values."""
-    begins: Tensor
+    row_starts: Tensor
     """[N + 1] int32: the first token of each row, and the end."""
-    asked: Tensor
+    output_tokens: Tensor
     """[A] int32: the tokens whose logits are returned."""
     longest: int
     """Tokens of the longest row, or an upper bound."""
@@ -39,21 +39,21 @@ class PrefillReads:
         return PrefillReads(
             self.positions.to(device),
             self.blocks.to(device),
-            self.begins.to(device),
-            self.asked.to(device),
+            self.row_starts.to(device),
+            self.output_tokens.to(device),
             self.longest,
         )
 
 
 def prefill_reads(
-    tables: BlockTables, rows: Sequence[int], lengths: Sequence[int], asked: Sequence[int]
+    tables: BlockTables, rows: Sequence[int], lengths: Sequence[int], output_rows: Sequence[int]
 ) -> PrefillReads:
     """Compute the indices for the first `lengths[b]` tokens of each of `rows`, which hold blocks for them. Logits are
     returned for the last token of the rows with the indices `asked`."""
     begins = np.cumsum([0, *lengths])
     positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
     blocks = tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
-    arrays = positions, blocks, begins, begins[1:][list(asked)] - 1
+    arrays = positions, blocks, begins, begins[1:][list(output_rows)] - 1
     token_positions, token_blocks, bounds, ends = (torch.from_numpy(array.astype(np.int32)) for array in arrays)
     return PrefillReads(token_positions, token_blocks, bounds, ends, max(lengths))
 
@@ -73,11 +73,11 @@ class PrefillAttention:
         from meshwright.runtime.kernels import paged  # noqa: PLC0415 - Triton is installed where kernels are chosen
 
         num_tokens, (_, _, kv_heads, _, size) = len(reads.positions), cache.keys.shape
-        self._turn_and_keep, self._kernel = paged.turn_and_keep, kernel
+        self._turn_and_keep, self._kernel = paged.rotate_and_store_packed, kernel
         self._cache, self._angles, self._places = cache, angles, (reads.positions, reads.blocks)
         self._query = cache.keys.new_empty(num_tokens, kv_heads, num_queries, size)
         self._key, self._value = cache.keys.new_empty(2, num_tokens, kv_heads, size).unbind()
-        self._bounds = RowBounds(reads.begins, reads.longest)
+        self._bounds = RowBounds(reads.row_starts, reads.longest)
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [S, heads * D] from queries, key and value [S, kv_heads, heads / kv_heads + 2, D] as projected; the

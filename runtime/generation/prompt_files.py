@@ -14,13 +14,13 @@ from typing import Any
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import (
-    DoubledKeyError,
+    DuplicateKeyError,
     is_file_name,
     json_value,
     load_json,
     read_text,
     require_file,
-    whole_characters,
+    require_no_surrogates,
 )
 
 _MAX_BYTES = 64 * 2**30
@@ -98,11 +98,11 @@ def _json_line(line: bytes, place: str) -> Any:
         row = load_json(text)
     except UnicodeDecodeError as error:
         raise BadInput(f"{place} cannot be read: {error}.") from None
-    except DoubledKeyError as error:
+    except DuplicateKeyError as error:
         raise BadInput(f"{place}: {error}.") from None
     except (ValueError, RecursionError):
         raise BadInput(f"{place} is not a JSON object; write one on every line.") from None
-    return whole_characters(row, text, place)
+    return require_no_surrogates(row, text, place)
 
 
 def _table_rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:

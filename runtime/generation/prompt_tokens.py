@@ -13,14 +13,14 @@ from tokenizers import Encoding, Tokenizer
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.generation.time_limit import TimeLimited
 
-MOST_CHARACTERS = 4 * 2**20
+MAX_CHARACTERS = 4 * 2**20
 """Maximum characters of a prompt; a tokenizer takes about seventy bytes of memory for each."""
 
 _TEMPLATE_SECONDS = 10.0
 """Seconds that a chat template may take for one prompt; one that takes longer is assumed not to end."""
 
 
-class Encoder:
+class PromptEncoder:
     """Encodes prompts with the tokenizer of a directory, or of a tokenizer.json alone, which has no chat template."""
 
     def __init__(self, tokenizer: Tokenizer, directory: Path, *, chat: bool) -> None:
@@ -56,7 +56,7 @@ class Encoder:
     def _encode_text(self, text: str, place: str) -> tuple[int, ...]:
         """Encode a text with the special tokens that the tokenizer puts around it, unless the text itself starts or
         ends with them. Return () for a text without tokens of its own."""
-        encoding = encoded(self._tokenizer, text, place, special=True)
+        encoding = encode_text(self._tokenizer, text, place, special=True)
         ids, is_added = tuple(encoding.ids), [bool(added) for added in encoding.special_tokens_mask]
         first = is_added.index(False) if False in is_added else len(ids)
         last = len(ids) - (is_added[::-1].index(False) if False in is_added else 0)
@@ -93,7 +93,7 @@ class Encoder:
         except Exception as error:  # a template raises whatever Python does
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"{place}: the chat template refuses the messages: {why}") from None
-        return tuple(encoded(self._tokenizer, text, place, special=False).ids)
+        return tuple(encode_text(self._tokenizer, text, place, special=False).ids)
 
     @cached_property
     def _template(self) -> Any:
@@ -107,12 +107,12 @@ class Encoder:
         return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, text: str, place: str, *, special: bool) -> Encoding:
+def encode_text(tokenizer: Tokenizer, text: str, place: str, *, special: bool) -> Encoding:
     """Encode a text, with the tokenizer's special tokens around it if `special`. Raises BadInput, with a message that
     starts with `place`, for a text that cannot be encoded or is too long."""
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise BadInput(
-            f"{place} has {len(text)} characters, and {MOST_CHARACTERS} are the most that are encoded; shorten it, or "
+            f"{place} has {len(text)} characters, and {MAX_CHARACTERS} are the most that are encoded; shorten it, or "
             "take the row out."
         )
     try:

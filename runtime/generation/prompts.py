@@ -19,10 +19,10 @@ from meshwright.profiles.documents import read_text
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.stages import Role
 from meshwright.runtime.generation.prompt_files import read_rows
-from meshwright.runtime.generation.prompt_tokens import MOST_CHARACTERS, Encoder, encoded, load_with_settings
+from meshwright.runtime.generation.prompt_tokens import MAX_CHARACTERS, PromptEncoder, encode_text, load_with_settings
 from meshwright.runtime.generation.slots import Prompt
 from meshwright.runtime.generation.stopping import StopStrings
-from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
+from meshwright.runtime.model.end_tokens import StopConditions, read_end_tokens
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
@@ -33,7 +33,7 @@ class PromptData:
 
     train: tuple[tuple[int, ...], ...]
     held_out: tuple[tuple[int, ...], ...]
-    ends: ResponseEnds
+    ends: StopConditions
     stop: StopStrings | None
     batch_size: int
     seed: int
@@ -44,10 +44,10 @@ class PromptData:
     """Samples of each prompt of a training batch."""
     notes: tuple[str, ...] = ()
     """Sentences that report what was done with prompts that are too long."""
-    dealt_again: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Sample ids, by step, of batches that differ from those of the seed's order, because a run was resumed under
     another plan."""
-    num_dealt: int = 0
+    num_wave_prompts: int = 0
     """Prompts that waves had used before this run started or was resumed."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
@@ -58,19 +58,19 @@ class PromptData:
         """Return the prompts of a step, each repeated for every sample of its group, with a sample id of its own.
         Batches are consecutive slices of shuffled passes over the training prompts."""
         first, size = step * self.batch_size, self.group_size
-        sample_ids = self.dealt_again.get(step, range(first, first + self.batch_size))
+        sample_ids = self.reassigned.get(step, range(first, first + self.batch_size))
         return tuple(
-            Prompt(step=step, row=row, draw=sample_id, tokens=self._training_prompt(sample_id // size))
+            Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
             for row, sample_id in enumerate(sample_ids)
         )
 
-    def wave(self, step: int, rows: range, num_dealt: int) -> tuple[Prompt, ...]:
+    def wave(self, step: int, rows: range, num_wave_prompts: int) -> tuple[Prompt, ...]:
         """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group: the next
         ones after the first `num_dealt` of the passes, however many the steps before have kept of those."""
         size = self.group_size
         return tuple(
-            Prompt(step=step, row=row, draw=sample_id, tokens=self._training_prompt(sample_id // size))
-            for sample_id, row in enumerate(rows, start=num_dealt * size)
+            Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
+            for sample_id, row in enumerate(rows, start=num_wave_prompts * size)
         )
 
     @property
@@ -85,13 +85,13 @@ class PromptData:
 
     def held_out_batch(self) -> tuple[Prompt, ...]:
         """Return every held-out prompt; each evaluation samples it with the same random numbers."""
-        return tuple(Prompt(row=row, draw=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
+        return tuple(Prompt(row=row, sample_id=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
 
-    def columns_of(self, draw: int) -> Mapping[str, Any]:
+    def columns_of(self, sample_id: int) -> Mapping[str, Any]:
         """Return the columns that the job names beside the prompt, for the prompt with this sample id."""
-        if draw < 0:
-            return self.held_out_columns[-1 - draw]
-        return self.train_columns[self._training_index(draw // self.group_size)]
+        if sample_id < 0:
+            return self.held_out_columns[-1 - sample_id]
+        return self.train_columns[self._training_index(sample_id // self.group_size)]
 
     @property
     def has_answers(self) -> bool:
@@ -100,7 +100,7 @@ class PromptData:
 
     def answer(self, prompt: Prompt) -> str | None:
         """Return the answer of a prompt of `batch` or `held_out_batch` as a text."""
-        answer = self.columns_of(prompt.draw).get(ANSWER)
+        answer = self.columns_of(prompt.sample_id).get(ANSWER)
         return None if answer is None else str(answer)
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -113,7 +113,7 @@ class PromptData:
         longer than any response is truncated. Raises RunFailed if the tokenizer fails."""
         assert self.tokenizer is not None
         try:
-            return tuple(encoded(self.tokenizer, text[:MOST_CHARACTERS], "the answer of a tool", special=False).ids)
+            return tuple(encode_text(self.tokenizer, text[:MAX_CHARACTERS], "the answer of a tool", special=False).ids)
         except BadInput as error:
             raise RunFailed(str(error)) from None
 
@@ -148,7 +148,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         raise BadInput("job: there is no data section; run needs data.prompts and data.tokenizer.")
     data, tokenizer_path = job.data, directory / job.data.tokenizer
     tokenizer = read_tokenizer(tokenizer_path)
-    encoder = Encoder(tokenizer, tokenizer_path, chat=data.chat)
+    encoder = PromptEncoder(tokenizer, tokenizer_path, chat=data.chat)
     train = _read_prompts(directory / data.prompts, data.split, encoder, job)
     held_out = _PromptFile()
     if data.held_out:
@@ -160,7 +160,7 @@ def read_data(job: Job, directory: Path) -> PromptData:
         held_out_columns=held_out.columns,
         notes=tuple(file.note for file in (train, held_out) if file.note),
         tokenizer=tokenizer,
-        ends=ResponseEnds(
+        ends=StopConditions(
             tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
         ),
         stop=StopStrings(tokenizer, job.settings.stop) if job.settings.stop else None,
@@ -213,7 +213,7 @@ class _PromptFile:
     note: str = ""
 
 
-def _read_prompts(path: Path, split: str, encoder: Encoder, job: Job) -> _PromptFile:
+def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _PromptFile:
     """Read the prompts of a file. One longer than `prompt.max` is treated as the job says; a truncated one keeps its
     last tokens."""
     assert job.data is not None

@@ -29,7 +29,7 @@ class Prefills:
     def __init__(self, step: PackedStep) -> None:
         self._step = step
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         """Prepare for the passes of a period, before which weights may have moved; to be called before the first."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
@@ -38,7 +38,7 @@ class Prefills:
         return self._step.prefill(inputs.to(device), reads.to(device))
 
 
-class RecordedPrefills(Prefills):
+class GraphedPrefills(Prefills):
     """Prefills with a CUDA graph for every shape that has occurred."""
 
     def __init__(self, step: PackedStep, model: Decoder, record: Recorder | None = None) -> None:
@@ -47,7 +47,7 @@ class RecordedPrefills(Prefills):
         self._model, self._custom_record = model, record
         self._forget()
 
-    def begin_turn(self) -> None:
+    def refresh_weights(self) -> None:
         if self._weights != addresses(self._model):
             self._forget()
 
@@ -58,17 +58,17 @@ class RecordedPrefills(Prefills):
         """The recordings by number of tokens, of rows and of tokens of the longest row."""
 
     def __call__(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
-        num_tokens, num_rows = len(reads.positions), len(reads.begins) - 1
+        num_tokens, num_rows = len(reads.positions), len(reads.row_starts) - 1
         if num_tokens > _MAX_RECORDED_TOKENS:
             return super().__call__(inputs, reads)
         shape = _rounded_tokens(num_tokens), power_of_two(num_rows), max(_MIN_TOKENS, power_of_two(reads.longest))
         if shape not in self._recordings:
             self._recordings[shape] = _RecordedPrefill(self._step, shape, inputs)
         recording = self._recordings[shape]
-        recording.take(inputs, reads)
+        recording.copy_inputs(inputs, reads)
         answer = recording.work.run(self._record)
         # Others may read it only after the next pass has overwritten it.
-        return answer[: len(reads.asked) if self._step.answers_with_logits else num_tokens].clone()
+        return answer[: len(reads.output_tokens) if self._step.returns_logits else num_tokens].clone()
 
 
 class _RecordedPrefill:
@@ -85,15 +85,15 @@ class _RecordedPrefill:
         self._inputs = tokens if like.dim() == 1 else like.new_zeros(num_tokens, *like.shape[1:])
         self.work = RecordedWork(lambda: step.prefill(self._inputs, reads))
 
-    def take(self, inputs: Tensor, reads: PrefillReads) -> None:
+    def copy_inputs(self, inputs: Tensor, reads: PrefillReads) -> None:
         """Copy in the inputs and the reads of a pass. The padding is tokens of no row, which write to the spare block,
         and rows without tokens."""
         packed = np.zeros(len(self._packed), dtype=np.int32)
         tokens, positions, blocks, begins, asked = np.split(packed, np.cumsum(self._sizes)[:-1])
         num_tokens = len(reads.positions)
         positions[:num_tokens], blocks[:num_tokens] = reads.positions.numpy(), reads.blocks.numpy()
-        begins[: len(reads.begins)], begins[len(reads.begins) :] = reads.begins.numpy(), num_tokens
-        asked[: len(reads.asked)] = reads.asked.numpy()
+        begins[: len(reads.row_starts)], begins[len(reads.row_starts) :] = reads.row_starts.numpy(), num_tokens
+        asked[: len(reads.output_tokens)] = reads.output_tokens.numpy()
         if inputs.dim() == 1:
             tokens[:num_tokens] = inputs.numpy()
         else:

@@ -24,45 +24,50 @@ class Records:
         self._logprobs: Reals = np.zeros((num_rows, _INITIAL_CAPACITY))
         self._versions: Numbers = np.zeros((num_rows, _INITIAL_CAPACITY), dtype=np.int64)
         self.num_prompt: Numbers = np.zeros(num_rows, dtype=np.int64)
-        self.num_drawn: Numbers = np.zeros(num_rows, dtype=np.int64)
-        self.most: Numbers = np.zeros(num_rows, dtype=np.int64)
+        self.num_sampled: Numbers = np.zeros(num_rows, dtype=np.int64)
+        self.max_tokens: Numbers = np.zeros(num_rows, dtype=np.int64)
         """Length limit of each response in tokens, from its prompt."""
-        self.draws: Numbers = np.zeros(num_rows, dtype=np.int64)
+        self.sample_ids: Numbers = np.zeros(num_rows, dtype=np.int64)
         """The sample ids, which seed each row's sampling."""
         self._last: Numbers = np.zeros(num_rows, dtype=np.int64)
 
-    def begin(self, row: int, *, num_prompt: int, most: int, draw: int) -> None:
+    def start(self, row: int, *, num_prompt: int, max_tokens: int, sample_id: int) -> None:
         """Give the row to another sequence, for which nothing has been sampled."""
-        self.num_prompt[row], self.most[row], self.draws[row], self.num_drawn[row] = num_prompt, most, draw, 0
+        self.num_prompt[row], self.max_tokens[row], self.sample_ids[row], self.num_sampled[row] = (
+            num_prompt,
+            max_tokens,
+            sample_id,
+            0,
+        )
 
     def extend(self, row: int, tokens: tuple[int, ...], logprobs: tuple[float, ...], versions: tuple[int, ...]) -> None:
         """Append several tokens to a row."""
-        first = int(self.num_drawn[row])
+        first = int(self.num_sampled[row])
         end = first + len(tokens)
         self._reserve(end)
         self._tokens[row, first:end], self._logprobs[row, first:end] = tokens, logprobs
-        self._versions[row, first:end], self.num_drawn[row] = versions, end
+        self._versions[row, first:end], self.num_sampled[row] = versions, end
         self._last[row] = tokens[-1]
 
     def add(self, rows: Numbers, tokens: Numbers, logprobs: Reals, version: int) -> None:
         """Append one token to each of the rows."""
-        places = self.num_drawn[rows]
+        places = self.num_sampled[rows]
         self._reserve(int(places.max(initial=0)) + 1)
         self._tokens[rows, places], self._logprobs[rows, places] = tokens, logprobs
         self._versions[rows, places] = version
-        self.num_drawn[rows], self._last[rows] = places + 1, tokens
+        self.num_sampled[rows], self._last[rows] = places + 1, tokens
 
-    def add_several(self, rows: Numbers, drawn: Reals, version: int) -> None:
+    def add_several(self, rows: Numbers, sampled: Reals, version: int) -> None:
         """Append the tokens and log-probabilities of several rounds, [rounds, 2, rows]."""
-        count = len(drawn)
+        count = len(sampled)
         if not count:
             return
-        places = self.num_drawn[rows] + np.arange(count)[:, None]
+        places = self.num_sampled[rows] + np.arange(count)[:, None]
         self._reserve(int(places.max()) + 1)
-        self._tokens[rows, places], self._logprobs[rows, places] = drawn[:, 0], drawn[:, 1]
+        self._tokens[rows, places], self._logprobs[rows, places] = sampled[:, 0], sampled[:, 1]
         self._versions[rows, places] = version
-        self.num_drawn[rows] += count
-        self._last[rows] = drawn[-1, 0]
+        self.num_sampled[rows] += count
+        self._last[rows] = sampled[-1, 0]
 
     def last(self, rows: Numbers) -> Numbers:
         """Return the last sampled token of each of the rows."""
@@ -71,7 +76,7 @@ class Records:
 
     def cached(self, rows: Numbers) -> Numbers:
         """Return the number of tokens of each row whose keys and values are cached: all but the last one sampled."""
-        counts: Numbers = self.num_prompt[rows] + self.num_drawn[rows] - 1
+        counts: Numbers = self.num_prompt[rows] + self.num_sampled[rows] - 1
         return counts
 
     def tokens(self, row: int) -> list[int]:
@@ -84,7 +89,7 @@ class Records:
         return self._values(self._versions, row)
 
     def _values(self, values: Numbers | Reals, row: int) -> list:  # type: ignore[type-arg]
-        return values[row, : self.num_drawn[row]].tolist()
+        return values[row, : self.num_sampled[row]].tolist()
 
     def _reserve(self, num_tokens: int) -> None:
         capacity = self._tokens.shape[1]

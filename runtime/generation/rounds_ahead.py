@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.passes import Passes, StepRows
+from meshwright.runtime.generation.passes import ForwardPasses, StepRows
 from meshwright.runtime.generation.records import NO_LIMIT, Reals
 from meshwright.runtime.generation.sampling import Uniforms
-from meshwright.runtime.generation.seating import Seating
+from meshwright.runtime.generation.seating import Scheduler
 from meshwright.runtime.generation.slots import LiveGroup
 from meshwright.runtime.generation.stopping import Stopping
 from meshwright.runtime.model.cache_blocks import Numbers
 
-Choose = Callable[[Tensor, Tensor], Tensor]
+SampleTokens = Callable[[Tensor, Tensor], Tensor]
 """Samples tokens and log-probabilities [2, B] float64 from logits [B, V / tp] and random numbers [B]."""
 
 
-class Pace:
+class StepsPerSync:
     """The number of rounds launched between two synchronisations.
 
     With an end token every n rounds, launching k at a time drops (k - 1) / 2 of them at each end and saves all but one
@@ -48,43 +48,54 @@ class Pace:
             return self._MAX_ROUNDS
         return max(1, min(self._MAX_ROUNDS, isqrt(self._num_rounds // (4 * (1 + self._num_ends)))))
 
-    def note(self, num_rounds: int, *, ended: bool) -> None:
+    def record(self, num_rounds: int, *, ended: bool) -> None:
         """Record that an end token was sampled after `num_rounds` rounds, or none in these rounds."""
         self._num_rounds += num_rounds
         self._num_ends += ended
 
 
-class RoundsAhead:
+class MultiStepDecoding:
     """Multi-step decoding of a generator with one pipeline stage, for which nothing else waits."""
 
     def __init__(
-        self, passes: Passes, seating: Seating, stopping: Stopping, uniforms: Uniforms, choose: Choose, *, looks: bool
+        self,
+        passes: ForwardPasses,
+        seating: Scheduler,
+        stopping: Stopping,
+        uniforms: Uniforms,
+        sample: SampleTokens,
+        *,
+        checks_each: bool,
     ) -> None:
         """If `looks`, every round is checked before the next, as on a CPU."""
         self._passes, self._seating, self._stopping = passes, seating, stopping
-        self._uniforms, self._sample, self._checks_each = uniforms, choose, looks
-        self.pace = Pace(may_end=bool(stopping.eos_tokens))
+        self._uniforms, self._sample, self._checks_each = uniforms, sample, checks_each
+        self.pace = StepsPerSync(may_end=bool(stopping.eos_tokens))
 
-    def draw(self, group: LiveGroup, drawn: Tensor, most: int | None, version: int) -> tuple[int, Tensor]:
+    def run(self, group: LiveGroup, sampled: Tensor, max_rounds: int | None, version: int) -> tuple[int, Tensor]:
         """Sample until an end token, at most `most` rounds if given. Return how many rounds were recorded, as sampled
         by policy `version`, and the tokens and log-probabilities [2, B] sampled last, which are not recorded yet, as
         `drawn` were before."""
         records, rows, slots = group.records, group.rows, group.first_slot + group.rows
-        cached, positions = records.cached(rows) + 1, records.num_drawn[rows] + 1
-        limits = self._stopping.left(group) - 1, Uniforms.left(positions), NO_LIMIT if most is None else most
+        cached, positions = records.cached(rows) + 1, records.num_sampled[rows] + 1
+        limits = (
+            self._stopping.num_tokens_left(group) - 1,
+            Uniforms.num_hashed(positions),
+            NO_LIMIT if max_rounds is None else max_rounds,
+        )
         if self._checks_each:
-            count = min(*limits, self._seating.left(slots, cached))
+            count = min(*limits, self._seating.num_tokens_covered(slots, cached))
         else:
-            count = self._seating.grow_ahead(slots, cached, min(*limits, self.pace.rounds))
+            count = self._seating.allocate_ahead(slots, cached, min(*limits, self.pace.rounds))
         if count <= 0:
-            return 0, drawn
-        uniforms = self._uniforms.ahead(slots, records.draws[rows], positions, count)
-        decode = self._one_by_one if self._checks_each else self.together
-        recorded, drawn = decode(StepRows(slots, cached, cached), drawn, uniforms)
+            return 0, sampled
+        uniforms = self._uniforms.ahead(slots, records.sample_ids[rows], positions, count)
+        decode = self._one_by_one if self._checks_each else self.run_together
+        recorded, sampled = decode(StepRows(slots, cached, cached), sampled, uniforms)
         records.add_several(rows, recorded, version)
         if not self._checks_each:
-            self._seating.give_back(slots, cached + len(recorded))
-        return len(recorded), drawn
+            self._seating.free_ahead(slots, cached + len(recorded))
+        return len(recorded), sampled
 
     def _one_by_one(self, rows: StepRows, sampled: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
         """Check every round: return what was sampled before the first end token [rounds, 2, B], and what was sampled
@@ -100,16 +111,16 @@ class RoundsAhead:
             sampled = self._sample(logits, uniforms[len(recorded) - 1])
         return np.array(recorded), sampled
 
-    def together(self, rows: StepRows, drawn: Tensor, numbers: Tensor) -> tuple[Reals, Tensor]:
+    def run_together(self, rows: StepRows, drawn: Tensor, uniforms: Tensor) -> tuple[Reals, Tensor]:
         """Check once after the last round: return what was sampled before the first end token [rounds, 2, B], and what
         was sampled next."""
-        step, rounds = self._passes.successive(rows, len(numbers)), [drawn]
-        for number in numbers.to(drawn.device):
+        step, rounds = self._passes.multi_step(rows, len(uniforms)), [drawn]
+        for number in uniforms.to(drawn.device):
             rounds.append(self._sample(step(rounds[-1][0].long()), number))
         sampled = torch.stack(rounds).cpu()
         on_host: Reals = sampled.numpy()
         first_end = self._first_end(on_host[:-1, 0].astype(int))
-        self.pace.note(first_end, ended=first_end < len(numbers))
+        self.pace.record(first_end, ended=first_end < len(uniforms))
         return on_host[:first_end], sampled[first_end]
 
     def _first_end(self, tokens: Numbers) -> int:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from meshwright.runtime.device.abilities import has_kernels
+from meshwright.runtime.device.abilities import runs_triton_kernels
 from meshwright.runtime.generation.records import Numbers, Reals
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
@@ -49,7 +49,7 @@ class Sampling:
     """Sample only from the fewest most likely tokens whose probabilities reach p, with ties, after top_k and
     renormalised."""
 
-    def draw(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return tokens [B] int64 and their log-probabilities [B] fp32, from logits [B, V] and uniform numbers [B] in
         [0, 1).
 
@@ -58,10 +58,10 @@ class Sampling:
         if self.temperature == 0.0:
             tokens = logits.argmax(dim=-1)
             return tokens, torch.zeros_like(tokens, dtype=torch.float32)
-        if has_kernels(logits.device) and not self.is_filtered(logits.shape[-1]):
-            from meshwright.runtime.kernels.token_draws import draw  # noqa: PLC0415 - needs Triton
+        if runs_triton_kernels(logits.device) and not self.is_filtered(logits.shape[-1]):
+            from meshwright.runtime.kernels.token_draws import sample_tokens  # noqa: PLC0415 - needs Triton
 
-            return draw(logits, uniform, self.temperature)
+            return sample_tokens(logits, uniform, self.temperature)
         scaled = logits.float() if self.temperature == 1.0 else logits.float() / self.temperature
         left, last = self._filtered(scaled), scaled.shape[-1] - 1
         policy = scaled.softmax(dim=-1)
@@ -108,26 +108,28 @@ class Uniforms:
         """The key of the numbers hashed for each row: its sample id, and its first position divided by
         `_HASHED_AT_ONCE`, in one number."""
 
-    def of(self, rows: Numbers, draws: Numbers, positions: Numbers) -> Tensor:
+    def at(self, rows: Numbers, sample_ids: Numbers, positions: Numbers) -> Tensor:
         """Return the numbers [B] at these positions, for sequences that are identified by their sample ids `draws`."""
-        return self.ahead(rows, draws, positions, 1)[0]
+        return self.ahead(rows, sample_ids, positions, 1)[0]
 
     @staticmethod
-    def left(positions: Numbers) -> int:
+    def num_hashed(positions: Numbers) -> int:
         """Return how many consecutive numbers are hashed for every row from these positions on."""
         return _HASHED_AT_ONCE - int((positions % _HASHED_AT_ONCE).max())
 
-    def ahead(self, rows: Numbers, draws: Numbers, positions: Numbers, count: int) -> Tensor:
+    def ahead(self, rows: Numbers, sample_ids: Numbers, positions: Numbers, count: int) -> Tensor:
         """Return the numbers [count, B] for `count` consecutive positions from these on, at most as many as `left`
         returns."""
         parts, places = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
-        keys = (draws << _BLOCK_BITS) + parts
+        keys = (sample_ids << _BLOCK_BITS) + parts
         stale = self._keys[rows] != keys
         if stale.any():
             new = parts[stale, None]
             # Sequences that start together have the same positions, whose part of the hash is then computed once.
             first = (new if (new != new[0]).any() else new[:1]) * _HASHED_AT_ONCE
-            self._hashed[rows[stale]] = uniforms(self._seed, draws[stale, None], first + np.arange(_HASHED_AT_ONCE))
+            self._hashed[rows[stale]] = uniforms(
+                self._seed, sample_ids[stale, None], first + np.arange(_HASHED_AT_ONCE)
+            )
             self._keys[rows[stale]] = keys[stale]
         return torch.from_numpy(self._hashed[rows, places + np.arange(count)[:, None]])
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshwright.profiles.packing import blocks_of
-from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.profiles.packing import num_blocks_for
+from meshwright.runtime.model.cached_forward import forward_cached
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 
 
 @dataclass
@@ -56,7 +56,7 @@ class ChunkScorer:
         self._device, self._dtype = parameter.device, parameter.dtype
         self._cache = PagedCache(
             num_layers=len(model.decoder.layers),
-            num_blocks=max_rows * blocks_of(max_tokens),
+            num_blocks=max_rows * num_blocks_for(max_tokens),
             num_rows=max_rows,
             num_kv_heads=model.spec.num_kv_heads // mesh.layout.tp,
             max_tokens=max_tokens,
@@ -64,7 +64,7 @@ class ChunkScorer:
             dtype=self._dtype,
             device=self._device,
         )
-        self._relay = Relay(mesh, self._device)
+        self._relay = PipelineLink(mesh, self._device)
         self._free = list(range(max_rows))
         """The free slots, a heap."""
         self._rows: dict[int, _Row] = {}
@@ -118,9 +118,9 @@ class ChunkScorer:
         lengths = [len(tokens) for tokens in inputs]
         slots, cached = [state.slot for state in states], [state.num_cached for state in states]
         for slot, start, length in zip(slots, cached, lengths, strict=True):
-            self._cache.tables.take(slot, start + length)
+            self._cache.tables.allocate(slot, start + length)
         view = self._cache.continue_rows(slots, cached, lengths)
-        output = forward_continued(self._model, self._mesh, self._relay, torch.cat(inputs).to(self._device), view)
+        output = forward_cached(self._model, self._mesh, self._relay, torch.cat(inputs).to(self._device), view)
         for state, length in zip(states, lengths, strict=True):
             state.num_cached += length
         if not self._mesh.is_last_stage:

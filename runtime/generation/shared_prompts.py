@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshwright.runtime.generation.slots import LiveSequence, Prompt
 
-Group = tuple[int, int]
+PromptGroup = tuple[int, int]
 """The step of a prompt batch, and the index of the prompt in it."""
 
 
@@ -23,9 +23,9 @@ class SharedPrompts:
 
     def __init__(self, group_size: int) -> None:
         self._group_size = group_size
-        self._slots: dict[Group, list[int]] = {}
+        self._slots: dict[PromptGroup, list[int]] = {}
         """Slots of live samples, by group, whose prompt is cached with the weights of this period."""
-        self._prompt_logits: dict[Group, Tensor | None] = {}
+        self._prompt_logits: dict[PromptGroup, Tensor | None] = {}
         """Logits [V / tp] of the last prompt token, by group; None before the last pipeline stage."""
 
     @property
@@ -43,12 +43,12 @@ class SharedPrompts:
         slots = self._slots.get(self._group(prompt))
         return slots[0] if slots else None
 
-    def seat(self, prompt: Prompt, slot: int) -> None:
+    def add(self, prompt: Prompt, slot: int) -> None:
         """Record that a sample of the prompt starts in the slot, prefilled or sharing."""
         if self.are_shared:
             self._slots.setdefault(self._group(prompt), []).append(slot)
 
-    def leave(self, slots: Iterable[int]) -> None:
+    def remove(self, slots: Iterable[int]) -> None:
         """Forget the sequences in these slots, which have ended or been pre-empted."""
         for slot in slots:
             for group, live in list(self._slots.items()):
@@ -58,13 +58,13 @@ class SharedPrompts:
                     del self._slots[group]
                     self._prompt_logits.pop(group, None)
 
-    def of_all(self, admitted: Sequence[LiveSequence], fed: Sequence[int], logits: Tensor | None) -> Tensor | None:
+    def all_logits(self, admitted: Sequence[LiveSequence], fed: Sequence[int], logits: Tensor | None) -> Tensor | None:
         """Return logits [B, V / tp] of all admitted sequences, given those of the prefilled ones, whose indices are
         `fed`; None before the last stage."""
         prefilled = dict.fromkeys(fed) if logits is None else dict(zip(fed, logits, strict=True))
         for index in fed if self._slots else ():
             group = self._group(admitted[index].prompt)
-            if not admitted[index].num_drawn and admitted[index].slot in self._slots.get(group, ()):
+            if not admitted[index].num_sampled and admitted[index].slot in self._slots.get(group, ()):
                 self._prompt_logits[group] = prefilled[index]
         if len(fed) == len(admitted):
             return logits
@@ -82,5 +82,5 @@ class SharedPrompts:
             for group in [group for group in by_group if group != front]:
                 del by_group[group]
 
-    def _group(self, prompt: Prompt) -> Group:
+    def _group(self, prompt: Prompt) -> PromptGroup:
         return prompt.step, prompt.row // self._group_size

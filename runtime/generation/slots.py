@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from meshwright.planner.simulation.slot_groups import SlotGroup
-from meshwright.profiles.stages import TOLD
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.generation.records import NO_LIMIT, Numbers, Reals, Records
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Prompt:
     over all steps, which seeds its sampling on whatever rank it runs."""
 
     row: int
-    draw: int
+    sample_id: int
     tokens: tuple[int, ...]
     step: int = 0
     max_response: int | None = None
@@ -53,7 +53,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partial:
+class PartialResponse:
     """The tokens sampled so far for a prompt, without a slot. Tokens, log-probabilities and versions have the same
     length."""
 
@@ -64,7 +64,7 @@ class Partial:
     """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOLD`. If the cache is kept
     over a weight update, a token attends to keys and values of older weights: its log-probability is the one it was
     sampled with, and belongs to no single version."""
-    first_turn: int = 0
+    first_period: int = 0
     """The period of the generator in which the first token was sampled."""
 
     @property
@@ -73,9 +73,9 @@ class Partial:
         return self.prompt.row
 
     @property
-    def num_drawn(self) -> int:
+    def num_sampled(self) -> int:
         """The number of tokens without tool tokens."""
-        return len(self.versions) - self.versions.count(TOLD)
+        return len(self.versions) - self.versions.count(TOOL_TOKEN_VERSION)
 
     @property
     def step(self) -> int:
@@ -84,18 +84,18 @@ class Partial:
 
     @property
     def age(self) -> Age:
-        return self.first_turn, self.step, self.row
+        return self.first_period, self.step, self.row
 
 
 @dataclass(frozen=True, kw_only=True)
-class Response(Partial):
+class Response(PartialResponse):
     """The tokens sampled for a prompt, and why the response ended."""
 
     finish: Finish
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class ResumedSample:
     """The tokens sampled for a prompt before the run was resumed under another plan. The tuples have the same length,
     as in a response."""
 
@@ -105,11 +105,11 @@ class Beginning:
     finish: Finish | None
     """None if the response has not ended."""
 
-    def of(self, prompt: Prompt, turn: int) -> Partial | Response:
+    def with_prompt(self, prompt: Prompt, period: int) -> PartialResponse | Response:
         """Return the response if it has ended, else the partial that continues with its prompt, which is admitted again
         in period `turn` of the generator."""
-        partial = Partial(
-            prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_turn=turn
+        partial = PartialResponse(
+            prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_period=period
         )
         return Response(**vars(partial), finish=self.finish) if self.finish else partial
 
@@ -123,7 +123,7 @@ class LiveSequence:
     records: Records
     row: int
     """Its row of the records."""
-    first_turn: int = 0
+    first_period: int = 0
     texts: dict[StopStrings, DecodedText] = field(default_factory=dict)
     """The decoded text for each set of stop strings; rebuilt from the tokens where it is missing."""
 
@@ -132,8 +132,8 @@ class LiveSequence:
         return self.prompt.step
 
     @property
-    def num_drawn(self) -> int:
-        return int(self.records.num_drawn[self.row])
+    def num_sampled(self) -> int:
+        return int(self.records.num_sampled[self.row])
 
     @property
     def tokens(self) -> list[int]:
@@ -146,24 +146,24 @@ class LiveSequence:
     @property
     def num_cached(self) -> int:
         """The number of tokens whose keys and values are in the cache: all but the last one sampled."""
-        return len(self.prompt.tokens) + self.num_drawn - 1
+        return len(self.prompt.tokens) + self.num_sampled - 1
 
     @property
     def age(self) -> Age:
-        return self.first_turn, self.prompt.step, self.prompt.row
+        return self.first_period, self.prompt.step, self.prompt.row
 
-    def kept(self) -> Partial:
+    def to_partial(self) -> PartialResponse:
         """Return what remains of it when it loses its slot."""
-        return Partial(**self._fields())
+        return PartialResponse(**self._fields())
 
-    def ended(self, finish: Finish) -> Response:
+    def to_response(self, finish: Finish) -> Response:
         return Response(**self._fields(), finish=finish)
 
     def _fields(self) -> dict[str, Any]:
         records = self.records
         columns = (tuple(values(self.row)) for values in (records.tokens, records.logprobs, records.versions))
         names = "tokens", "logprobs", "versions"
-        return {"prompt": self.prompt, "first_turn": self.first_turn, **dict(zip(names, columns, strict=True))}
+        return {"prompt": self.prompt, "first_period": self.first_period, **dict(zip(names, columns, strict=True))}
 
 
 class LiveGroup(SlotGroup[LiveSequence]):
@@ -193,11 +193,11 @@ class LiveGroup(SlotGroup[LiveSequence]):
         """The slot that the next sequence gets."""
         return self.first_slot + self._free[0]
 
-    def seat(self, partial: Partial) -> LiveSequence:
+    def add(self, partial: PartialResponse) -> LiveSequence:
         """Start or resume a sequence in the next free slot."""
         row, prompt = heapq.heappop(self._free), partial.prompt
         max_tokens = NO_LIMIT if prompt.max_response is None else prompt.max_response
-        self.records.begin(row, num_prompt=len(prompt.tokens), most=max_tokens, draw=prompt.draw)
+        self.records.start(row, num_prompt=len(prompt.tokens), max_tokens=max_tokens, sample_id=prompt.sample_id)
         if partial.tokens:
             self.records.extend(row, partial.tokens, partial.logprobs, partial.versions)
         sequence = LiveSequence(
@@ -205,7 +205,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
             slot=self.first_slot + row,
             records=self.records,
             row=row,
-            first_turn=partial.first_turn,
+            first_period=partial.first_period,
         )
         self.live.append(sequence)
         self._added.append(row)
@@ -228,29 +228,29 @@ class LiveGroup(SlotGroup[LiveSequence]):
         finished = finish(self)
         if not finished:
             return [], []
-        responses = [self.live[index].ended(why) for index, why in sorted(finished.items())]
-        return responses, self.leave(finished)
+        responses = [self.live[index].to_response(why) for index, why in sorted(finished.items())]
+        return responses, self.remove(finished)
 
-    def leave(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
+    def remove(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
         """Remove live sequences by their index among them; return the slots that are free again."""
         rows = self._remove(indices)
         for row in rows:
             heapq.heappush(self._free, row)
         return [self.first_slot + row for row in rows]
 
-    def park(self, sequence: LiveSequence) -> None:
+    def suspend(self, sequence: LiveSequence) -> None:
         """Suspend a live sequence: it keeps its slot and samples nothing until `go_on`."""
         self._remove([self.live.index(sequence)])
 
-    def go_on(self, parked: LiveSequence) -> None:
+    def resume(self, suspended: LiveSequence) -> None:
         """Make a parked sequence live again, after the other live ones."""
-        self.live.append(parked)
-        self._added.append(parked.row)
+        self.live.append(suspended)
+        self._added.append(suspended.row)
 
-    def free(self, parked: LiveSequence) -> int:
+    def free_slot(self, suspended: LiveSequence) -> int:
         """Free the slot of a parked sequence and return it."""
-        heapq.heappush(self._free, parked.row)
-        return parked.slot
+        heapq.heappush(self._free, suspended.row)
+        return suspended.slot
 
     def _remove(self, indices: Mapping[int, object] | Sequence[int]) -> list[int]:
         """Remove live sequences by their index among them; return their rows."""
@@ -262,13 +262,13 @@ class LiveGroup(SlotGroup[LiveSequence]):
         return removed
 
 
-def packs(rows: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]]:
+def split_into_batches(rows: Sequence[int], max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
     """Split rows of these lengths over batches of at most `most` tokens: (row, first, end) of every part of a row.
 
     A row that does not fit continues in the next batch.
     """
     batch: list[tuple[int, int, int]] = []
-    room = most
+    room = max_tokens
     for row, length in enumerate(rows):
         first = 0
         while first < length:
@@ -278,6 +278,6 @@ def packs(rows: Sequence[int], most: int) -> Iterator[list[tuple[int, int, int]]
             first = end
             if not room:
                 yield batch
-                batch, room = [], most
+                batch, room = [], max_tokens
     if batch:
         yield batch

@@ -33,8 +33,8 @@ class StopStrings:
         if text is None:
             text = sequence.texts[self] = DecodedText(self._tokenizer)
             for token in sequence.tokens[:-1]:  # a sequence that was pre-empted or resumed
-                text.grow(token, self._strings, self._num_kept)
-        return text.grow(sequence.last_token, self._strings, self._num_kept)
+                text.append(token, self._strings, self._num_kept)
+        return text.append(sequence.last_token, self._strings, self._num_kept)
 
 
 class DecodedText:
@@ -45,7 +45,7 @@ class DecodedText:
         self._stream = DecodeStream(skip_special_tokens=False)
         self._end = ""
 
-    def grow(self, token: int, strings: Sequence[str], kept: int) -> bool:
+    def append(self, token: int, strings: Sequence[str], kept: int) -> bool:
         """Append a token; return True if it completes one of `strings`. Keep the last `kept` characters for the next
         token."""
         piece = self._stream.step(self._tokenizer, token)
@@ -64,15 +64,15 @@ class Stopping:
     eos_tokens: frozenset[int]
     max_response: int
     strings: StopStrings | None = None
-    calls: StopStrings | None = None
+    call_end: StopStrings | None = None
 
     def finish(self, group: LiveGroup) -> dict[int, Finish]:
         """Return which live sequences of a group end with the last sampled tokens, by index, and why."""
         rows, records = group.rows, group.records
         finished = _finish_where(
-            records.num_drawn[rows] >= np.minimum(records.most[rows], self.max_response), Finish.LENGTH
+            records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
         )
-        for strings, why in ((self.calls, Finish.CALL), (self.strings, Finish.STOP)):
+        for strings, why in ((self.call_end, Finish.CALL), (self.strings, Finish.STOP)):
             if strings is not None:
                 complete = map(strings.complete, group.live)
                 finished |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
@@ -80,10 +80,10 @@ class Stopping:
             finished |= _finish_where((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
         return finished
 
-    def left(self, group: LiveGroup) -> int:
+    def num_tokens_left(self, group: LiveGroup) -> int:
         """Return how many more tokens all live sequences of a group may sample."""
         rows, records = group.rows, group.records
-        left = np.minimum(records.most[rows], self.max_response) - records.num_drawn[rows]
+        left = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
         return int(left.min())
 
     def is_end(self, tokens: Numbers) -> bool:

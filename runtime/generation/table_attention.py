@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import RowReads
+from meshwright.runtime.model.block_reads import DecodeRows
 from meshwright.runtime.model.cache_blocks import BlockTables, Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.padded_attention import padded_reads
@@ -36,7 +36,7 @@ class TableReads:
         return TableReads(self.lengths.to(device), self.tables.to(device))
 
 
-StepReads = TableReads | RowReads
+StepReads = TableReads | DecodeRows
 """The indices by which a decode step reads the cache, in the form that its attention takes."""
 
 
@@ -53,7 +53,7 @@ def step_reads(cache: PagedCache, rows: Numbers, lengths: Numbers) -> StepReads:
     which blocks may be moved."""
     if cache.keys.is_cuda:
         return table_reads(cache.tables, rows, lengths)
-    reads = RowReads(rows, lengths)
+    reads = DecodeRows(rows, lengths)
     padded = padded_reads(cache, reads)
     if padded is not None:
         return padded
@@ -100,14 +100,14 @@ class PagedAttention:
         self._cache, self._angles, self._reads = cache, angles, (reads.lengths, reads.tables)
         self._query = cache.keys.new_empty(len(reads.lengths), kv_heads, num_queries, size)
         num_tokens = reads.tables.shape[1] * BLOCK_TOKENS
-        self._scratch = paged.PartsOfRows(self._query, num_tokens, _num_processors(cache.keys.device))
+        self._scratch = paged.KeySplit(self._query, num_tokens, _num_processors(cache.keys.device))
 
     def attend(self, layer: int, heads: Tensor) -> Tensor:
         """Return [B, heads * D] from queries, key and value [B, kv_heads, heads / kv_heads + 2, D] as projected; the
         new keys and values are cached."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._kernels.turn_and_store(heads, self._query, keys, values, self._angles, self._reads)
-        return self._kernels.attend(self._query, keys, values, self._reads, self._scratch)
+        self._kernels.rotate_and_store(heads, self._query, keys, values, self._angles, self._reads)
+        return self._kernels.paged_attention(self._query, keys, values, self._reads, self._scratch)
 
 
 @cache

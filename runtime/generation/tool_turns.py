@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import TOLD
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import RewardError, ToolCall
-from meshwright.runtime.environment.tools import ToolAnswer, Tools
-from meshwright.runtime.generation.seating import Seating
-from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence, Partial, Prompt
+from meshwright.runtime.environment.tools import ToolAnswer, ToolWorkers
+from meshwright.runtime.generation.seating import Scheduler
+from meshwright.runtime.generation.slots import Finish, LiveGroup, LiveSequence, PartialResponse, Prompt
 from meshwright.runtime.generation.stopping import StopStrings
 from meshwright.runtime.model.mesh import Mesh
 
@@ -32,19 +32,19 @@ class TurnLimits:
     """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and tokens after the prompt in all."""
 
     num_turns: int
-    drawn: int
+    sampled: int
     answer: int
     response: int
 
 
-class CallingTurn(NamedTuple):
+class RolloutTurn(NamedTuple):
     """The turn that a rollout is in: its number from 1, and the index of its first token after the prompt."""
 
     number: int = 1
     first: int = 0
 
 
-Describe: TypeAlias = Callable[[Prompt, Sequence[int], CallingTurn], ToolCall]
+Describe: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
 """Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
 
 
@@ -56,14 +56,14 @@ class _Parked(NamedTuple):
     num_cached: int
 
 
-class ToolTurnTaking:
+class ToolTurns:
     """The tool turns on one rank; `tools` is None on the ranks of a replica that do not call the tool."""
 
     def __init__(
         self,
         mesh: Mesh,
         device: torch.device,
-        tools: Tools | None,
+        tools: ToolWorkers | None,
         *,
         call_end: StopStrings,
         limits: TurnLimits,
@@ -79,66 +79,69 @@ class ToolTurnTaking:
         self._tools, self._limits, self._keeps_cache = tools, limits, keeps_cache
         self._describe, self._encode = describe, encode
         self._new_calls: list[LiveSequence] = []
-        self._turns: dict[int, CallingTurn] = {}
+        self._turns: dict[int, RolloutTurn] = {}
         """The turn of rollouts that are past their first, by sample id."""
         self._pending: set[int] = set()
         """The sample ids whose tool has not answered."""
         self._parked: dict[int, _Parked] = {}
-        self._without_slot: dict[int, Partial] = {}
+        self._without_slot: dict[int, PartialResponse] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
         """Answers for sequences whose group has not had a decode round since, by sample id."""
         self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
         self._waits = False
         self._messages = _Messages(mesh, device)
 
-    def begin(self) -> None:
+    def begin_period(self) -> None:
         """Start a period of the generator, with no rollout in flight."""
         assert not self._pending, "multi-turn rollouts are delivered in the period that starts them"
         self._turns.clear()
 
-    def end(self) -> None:
+    def end_period(self) -> None:
         """Complete all sends, at the end of a period."""
         self._messages.flush()
 
-    def limit(self, group: LiveGroup, seated: Sequence[LiveSequence]) -> None:
+    def limit(self, group: LiveGroup, sequences: Sequence[LiveSequence]) -> None:
         """Limit the sampled tokens of sequences that have just been scheduled to those of one turn."""
-        max_tokens = group.records.most
-        for sequence in seated:
-            end = self._turn(sequence).first + self._limits.drawn
+        max_tokens = group.records.max_tokens
+        for sequence in sequences:
+            end = self._turn(sequence).first + self._limits.sampled
             max_tokens[sequence.row] = (
                 end if sequence.prompt.max_response is None else min(end, sequence.prompt.max_response)
             )
 
-    def take_calls(self, group: LiveGroup, found: dict[int, Finish]) -> dict[int, Finish]:
+    def take_calls(self, group: LiveGroup, finished: dict[int, Finish]) -> dict[int, Finish]:
         """Return which live sequences end, by index. One that calls a tool and has turns and tokens left is removed
         from `found` and waits from `begin_calls` on; another one is truncated."""
-        for index in [index for index, why in found.items() if why is Finish.CALL]:
+        for index in [index for index, why in finished.items() if why is Finish.CALL]:
             sequence = group.live[index]
-            if self._turn(sequence).number < self._limits.num_turns and sequence.num_drawn + 1 < self._limits.response:
+            if (
+                self._turn(sequence).number < self._limits.num_turns
+                and sequence.num_sampled + 1 < self._limits.response
+            ):
                 self._new_calls.append(sequence)
-                del found[index]
+                del finished[index]
             else:
-                found[index] = Finish.LENGTH
-        for index in found:
-            self._turns.pop(group.live[index].prompt.draw, None)
-        return found
+                finished[index] = Finish.LENGTH
+        for index in finished:
+            self._turns.pop(group.live[index].prompt.sample_id, None)
+        return finished
 
-    def begin_calls(self, group: LiveGroup, seating: Seating) -> None:
+    def begin_calls(self, group: LiveGroup, seating: Scheduler) -> None:
         """Call the tool for the sequences that `take_calls` removed, which stop being live."""
         for sequence in self._new_calls:
-            sample_id, turn, tokens = sequence.prompt.draw, self._turn(sequence), sequence.tokens
+            sample_id, turn, tokens = sequence.prompt.sample_id, self._turn(sequence), sequence.tokens
             if self._keeps_cache:
-                group.park(sequence)
+                group.suspend(sequence)
                 self._parked[sample_id] = _Parked(group, sequence, sequence.num_cached)
             else:
-                self._without_slot[sample_id] = sequence.kept()
-                seating.release(group.leave([group.live.index(sequence)]))
+                self._without_slot[sample_id] = sequence.to_partial()
+                seating.release(group.remove([group.live.index(sequence)]))
             self._pending.add(sample_id)
             if self._tools:
                 self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
         self._new_calls.clear()
 
-    def answered(self, group: LiveGroup, seating: Seating) -> list[tuple[LiveSequence, int]]:
+    def resume_answered(self, group: LiveGroup, seating: Scheduler) -> list[tuple[LiveSequence, int]]:
         """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. One
         that has left its slot is queued for another."""
         for sample_id, tokens in self._exchange():
@@ -157,39 +160,41 @@ class ToolTurnTaking:
             if parked.group is group and sample_id in self._answers
         ]:
             _, sequence, cached = self._parked.pop(sample_id)
-            tool_tokens = self._accept_answer(sample_id, sequence.num_drawn, self._answers.pop(sample_id))
-            sequence.records.extend(sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOLD,) * len(tool_tokens))
+            tool_tokens = self._accept_answer(sample_id, sequence.num_sampled, self._answers.pop(sample_id))
+            sequence.records.extend(
+                sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOOL_TOKEN_VERSION,) * len(tool_tokens)
+            )
             sequence.texts.clear()
-            if seating.go_on(group, sequence):
+            if seating.resume_suspended(group, sequence):
                 resumed.append((sequence, cached))
         return resumed
 
-    def wait(self) -> None:
+    def wait_for_answer(self) -> None:
         """Let the next exchange wait for an answer, since nothing can be sampled before."""
         self._waits = bool(self._pending) and not self._answers
 
-    def _turn(self, sequence: LiveSequence) -> CallingTurn:
-        return self._turns.get(sequence.prompt.draw, CallingTurn())
+    def _turn(self, sequence: LiveSequence) -> RolloutTurn:
+        return self._turns.get(sequence.prompt.sample_id, RolloutTurn())
 
     def _accept_answer(self, sample_id: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
         """Return the part of an answer that fits after `num_tokens` tokens with room for one more token, and start the
         next turn after it."""
         tool_tokens = answer[: self._limits.response - num_tokens - 1]
-        self._turns[sample_id] = CallingTurn(
-            self._turns.get(sample_id, CallingTurn()).number + 1, num_tokens + len(tool_tokens)
+        self._turns[sample_id] = RolloutTurn(
+            self._turns.get(sample_id, RolloutTurn()).number + 1, num_tokens + len(tool_tokens)
         )
         return tool_tokens
 
     @staticmethod
-    def _with_tool_tokens(partial: Partial, tool_tokens: tuple[int, ...]) -> Partial:
+    def _with_tool_tokens(partial: PartialResponse, tool_tokens: tuple[int, ...]) -> PartialResponse:
         return replace(
             partial,
             tokens=partial.tokens + tool_tokens,
             logprobs=partial.logprobs + (0.0,) * len(tool_tokens),
-            versions=partial.versions + (TOLD,) * len(tool_tokens),
+            versions=partial.versions + (TOOL_TOKEN_VERSION,) * len(tool_tokens),
         )
 
-    def _call(self, tools: Tools, sample_id: int, call: ToolCall) -> None:
+    def _call(self, tools: ToolWorkers, sample_id: int, call: ToolCall) -> None:
         answer = tools.call(call)
         answer.add_done_callback(lambda done: self._answered_calls.put((sample_id, done)))
 

@@ -12,16 +12,16 @@ from torch import Tensor
 _TILE = 1024
 
 
-def gated(up: Tensor) -> Tensor:
+def silu_and_mul(up: Tensor) -> Tensor:
     """Return silu(gate) * linear [..., F] from `up` [..., 2 F], whose first half is the gate; differentiable."""
     output: Tensor = _Gated.apply(up)
     return output
 
 
-def multiply_gates(up: Tensor, found: Tensor) -> None:
+def silu_and_mul_into(up: Tensor, output: Tensor) -> None:
     """Write silu(gate) * linear of `up` [B, 2 F] to `found` [B, F], without a gradient."""
-    num_rows, width = found.shape
-    _multiply_gates[num_rows, triton.cdiv(width, _TILE)](up, found, width, TILE=_TILE, num_warps=4)
+    num_rows, width = output.shape
+    _multiply_gates[num_rows, triton.cdiv(width, _TILE)](up, output, width, TILE=_TILE, num_warps=4)
 
 
 class _Gated(torch.autograd.Function):
@@ -30,7 +30,7 @@ class _Gated(torch.autograd.Function):
         up = up.contiguous()
         ctx.save_for_backward(up)
         output = up.new_empty(*up.shape[:-1], up.shape[-1] // 2)
-        multiply_gates(up.flatten(0, -2), output.flatten(0, -2))
+        silu_and_mul_into(up.flatten(0, -2), output.flatten(0, -2))
         return output
 
     @staticmethod

@@ -33,7 +33,7 @@ _MIN_QUERIES = 16
 _LOG2_E = 1.4426950408889634
 
 
-def turn_and_store(
+def rotate_and_store(
     heads: Tensor,
     query: Tensor,
     keys: Tensor,
@@ -53,9 +53,9 @@ def turn_and_store(
     )  # fmt: skip
 
 
-def turn_and_keep(
+def rotate_and_store_packed(
     heads: Tensor,
-    turned: tuple[Tensor, Tensor, Tensor],
+    rotated: tuple[Tensor, Tensor, Tensor],
     cached: tuple[Tensor, Tensor],
     angles: tuple[Tensor, Tensor],
     places: tuple[Tensor, Tensor],
@@ -63,7 +63,7 @@ def turn_and_keep(
     """Do the same as `turn_and_store` for packed tokens [S]: `places` are their positions [S] and the blocks [S] that
     cache them, in the keys and values `cached`. Queries, keys and values are written to `turned` too: [S, kv_heads,
     queries, D], and [S, kv_heads, D] twice."""
-    (query, key, value), (keys, values), (cos, sin), (positions, blocks) = turned, cached, angles, places
+    (query, key, value), (keys, values), (cos, sin), (positions, blocks) = rotated, cached, angles, places
     num_tokens, kv_heads, per_group, size = heads.shape
     _rotate_and_store[num_tokens, kv_heads](
         heads, query, keys, values, cos, sin, positions, blocks, 1, key, value,
@@ -72,7 +72,9 @@ def turn_and_keep(
     )  # fmt: skip
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Tensor], room: PartsOfRows) -> Tensor:
+def paged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Tensor], split: KeySplit
+) -> Tensor:
     """Return [B, heads * D] from rotated queries [B, kv_heads, queries, D]; the new tokens must be in the blocks."""
     lengths, tables = reads
     num_rows, kv_heads, queries, size = query.shape
@@ -82,19 +84,19 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, reads: tuple[Tensor, Ten
         "SIZE": size,
         "SIZE_TILE": triton.next_power_of_2(size),
     }
-    _attend_part[num_rows, kv_heads, room.num_parts](
-        query, keys, values, lengths, tables, tables.stride(0), room.sums, room.scores, room.answer,
-        size**-0.5 * _LOG2_E, room.tokens, room.num_parts,
-        **shape, TOKENS=BLOCK_TOKENS, TILE=_TILE, IS_WHOLE=room.num_parts == 1, num_warps=_WARPS, num_stages=_STAGES,
+    _attend_part[num_rows, kv_heads, split.num_parts](
+        query, keys, values, lengths, tables, tables.stride(0), split.sums, split.scores, split.answer,
+        size**-0.5 * _LOG2_E, split.tokens, split.num_parts,
+        **shape, TOKENS=BLOCK_TOKENS, TILE=_TILE, IS_WHOLE=split.num_parts == 1, num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
-    if room.num_parts > 1:
+    if split.num_parts > 1:
         _join_parts[num_rows, kv_heads](
-            lengths, room.sums, room.scores, room.answer, room.tokens, room.num_parts, **shape, num_warps=4
+            lengths, split.sums, split.scores, split.answer, split.tokens, split.num_parts, **shape, num_warps=4
         )
-    return room.answer.view(num_rows, -1)
+    return split.answer.view(num_rows, -1)
 
 
-class PartsOfRows:
+class KeySplit:
     """The split of attention into parts of rows, with buffers for their results, which the layers of a step use one
     after the other."""
 

@@ -11,7 +11,7 @@ _ELEMENTS_PER_WARP = 512
 """Elements of a row per warp: 16 for each of its threads."""
 
 
-def round_rows(rows: Tensor, largest: float, least: float) -> tuple[Tensor, Tensor]:
+def quantise_rows(rows: Tensor, max_code: float, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return rows [N, K] divided by their scales and rounded to the nearest float8_e4m3fn, and the scales [N, 1] in
     fp32. A row's scale is its largest magnitude divided by `largest`, plus `least`."""
     num_rows, width = rows.shape
@@ -19,7 +19,7 @@ def round_rows(rows: Tensor, largest: float, least: float) -> tuple[Tensor, Tens
     scales = torch.empty(num_rows, 1, dtype=torch.float32, device=rows.device)
     tile = triton.next_power_of_2(width)
     num_warps = min(max(tile // _ELEMENTS_PER_WARP, 4), 32)
-    _round_row[(num_rows,)](rows.contiguous(), codes, scales, width, largest, least, WIDTH=tile, num_warps=num_warps)
+    _round_row[(num_rows,)](rows.contiguous(), codes, scales, width, max_code, epsilon, WIDTH=tile, num_warps=num_warps)
     return codes.view(torch.float8_e4m3fn), scales
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 _SAMPLING_TILE = 2048
 
 
-def draw(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return tokens [B] int64 and their log-probabilities [B] fp32 under softmax(logits / temperature).
 
     `logits` [B, V] must have a dense last dimension; `uniform` [B] fp64 is in [0, 1).

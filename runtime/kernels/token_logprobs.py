@@ -13,7 +13,7 @@ from torch import Tensor
 _LOGPROB_TILE = 4096
 
 
-def sums_of_rows(logits: Tensor, targets: Tensor, real: int, temperature: float) -> tuple[Tensor, Tensor]:
+def softmax_sums(logits: Tensor, targets: Tensor, real: int, temperature: float) -> tuple[Tensor, Tensor]:
     """Return, in fp32, the maximum m [N] of z = logits / temperature, and [3, N]: the sum of exp(z - m), the target's z
     - m, and the sum of exp(z - m) (z - m).
 
@@ -29,14 +29,14 @@ def sums_of_rows(logits: Tensor, targets: Tensor, real: int, temperature: float)
     return highest, sums
 
 
-def gradient(
-    logits: Tensor, targets: Tensor, real: int, temperature: float, of_rows: tuple[Tensor, Tensor, Tensor, Tensor]
+def logits_gradient(
+    logits: Tensor, targets: Tensor, real: int, temperature: float, row_values: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> Tensor:
     """Return the gradient of logits [N, V]. `of_rows` are [N] fp32 each: the gradients of the log-probabilities and of
     the entropies, the log-normalizers of exp(z), and the entropies."""
     result = torch.empty_like(logits)
     num_rows, width = logits.shape
-    of_logprobs, of_entropies, normalizers, entropies = (one.contiguous() for one in of_rows)
+    of_logprobs, of_entropies, normalizers, entropies = (one.contiguous() for one in row_values)
     _gradient_of_row[num_rows, triton.cdiv(width, _LOGPROB_TILE)](
         logits, logits.stride(0), targets, real, width, 1.0 / temperature,
         of_logprobs, of_entropies, normalizers, entropies, result, TILE=_LOGPROB_TILE, num_warps=8,

@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.1
 """Python runs signal handlers only between two bytecode instructions, so the wait is cut into pieces."""
 
 
-def aside(call: Callable[[], T], seconds: float | None = None) -> T:
+def call_in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
     """Return or raise what `call` does, made in another thread.
 
     Raises TimeoutError if it takes longer than `seconds`; the thread then continues, as it does when a signal ends the

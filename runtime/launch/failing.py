@@ -22,18 +22,18 @@ from meshwright.profiles.printable import printable
 _record_paths: list[Path] = []
 
 
-def keep_record(path: Path) -> None:
+def set_record_path(path: Path) -> None:
     """Set the path at which this process leaves its failure record."""
     _record_paths[:] = [path]
 
 
-def record(error: BaseException) -> None:
+def write_record(error: BaseException) -> None:
     """Write the failure record of an error that ends this rank."""
     is_own = isinstance(error, MeshwrightError)
     _write(str(error) if is_own else f"{type(error).__name__}: {error}", traceback.format_exc(), error)
 
 
-def end(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
+def end_process(sentence: str, silent: Iterable[int] = ()) -> NoReturn:
     """End this process at once, whatever its other threads wait for; `sentence` is the error of the whole run.
 
     `silent` are unresponsive processes of the run on this machine, which are killed.

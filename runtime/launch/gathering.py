@@ -27,23 +27,23 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch.aside import aside
+from meshwright.runtime.launch.aside import call_in_thread
 from meshwright.runtime.launch.interruption import nothing_to_finish
 from meshwright.runtime.launch.rendezvous import (
     Arrival,
     Rendezvous,
-    address_towards,
-    is_here,
-    listening,
+    is_local_address,
+    listening_socket,
     node_order,
+    route_address,
 )
-from meshwright.runtime.launch.wait_notes import note_of, notes_on_standard_error
+from meshwright.runtime.launch.wait_notes import waiting_message, waiting_messages
 
 BACKEND = "meshwright"
 
 _STORE_TIMEOUT = timedelta(seconds=60)
 """A store that takes longer to answer is lost."""
-PULSE_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 """Seconds between two heartbeats of a node."""
 _LAST_CALL = timedelta(seconds=20)
 """Time that nodes wait for each missing node when they meet again."""
@@ -54,19 +54,19 @@ _STATE, _GATHERS, _HAS_MET = "state of meshwright", "gathers", "has met"
 """Key and values in the store that identify it as ours: its nodes still gather, or have met."""
 _stores: dict[str, TCPStore] = {}
 """Stores by endpoint; a process that hosts one does so as long as it lives."""
-SILENCE_SECONDS = 40.0
+HEARTBEAT_TIMEOUT_SECONDS = 40.0
 """Seconds without a heartbeat after which a node is lost; heartbeats have a thread, so computing does not delay them.
 It is shorter than the deadline of a rank (`planner.program.deadlines`), which could only report that it waits."""
 
 
-class Gathering(DynamicRendezvousHandler):
+class NodeRendezvousHandler(DynamicRendezvousHandler):
     """The rendezvous handler of one node. torch elastic creates it, once per agent."""
 
     rendezvous: Rendezvous
     arrival: Arrival
     store: Any
     """A TCPStore; torch's type stubs lack its `clone`."""
-    watch: Watch | None = None
+    watch: HeartbeatThread | None = None
 
     def get_backend(self) -> str:
         """Return the name under which torch elastic knows this handler."""
@@ -82,25 +82,25 @@ class Gathering(DynamicRendezvousHandler):
 
     def _meet(self, meet: Callable[[], RendezvousInfo]) -> RendezvousInfo:
         place = self.rendezvous
-        aside(self._announce)
+        call_in_thread(self._announce)
         began, store = time.time(), self.store.clone()
         try:
-            with notes_on_standard_error(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
-                met = aside(meet)
-            arrivals = aside(lambda: _exchange(met.store, met.rank, met.world_size, self.arrival, place.token))
+            with waiting_messages(lambda: _note(place, began, store, self.arrival.node_rank is not None)):
+                met = call_in_thread(meet)
+            arrivals = call_in_thread(lambda: _exchange(met.store, met.rank, met.world_size, self.arrival, place.token))
         except RendezvousTimeoutError:
             raise RunFailed(_too_few(place, self.store.add("came", 0))) from None
         except (RendezvousError, DistError):
             raise RunFailed(_lost_message(place)) from None
         except BaseException:
             with contextlib.suppress(TimeoutError, DistError):  # the node that hosts the store may be gone
-                aside(lambda: self.store.add("came", -1), _LEAVE_SECONDS)
+                call_in_thread(lambda: self.store.add("came", -1), _LEAVE_SECONDS)
             raise
-        aside(lambda: self.store.set(_STATE, _HAS_MET))
+        call_in_thread(lambda: self.store.set(_STATE, _HAS_MET))
         order = node_order(arrivals, some_are_lost=place.attempt > 0)
         if met.world_size > 1:
             hosts = [arrivals[order.index(node)].host for node in range(met.world_size)]
-            self.watch = Watch(Pulse(met.store, order[met.rank], hosts))
+            self.watch = HeartbeatThread(Heartbeat(met.store, order[met.rank], hosts))
         bootstrap = met.bootstrap_store_info
         assert bootstrap is not None, "nodes that have met share a store"
         return RendezvousInfo(met.store, order[met.rank], met.world_size, bootstrap)
@@ -124,7 +124,8 @@ class Gathering(DynamicRendezvousHandler):
             raise RunFailed(_lost_message(self.rendezvous))
         if self.watch and self.watch.silent:
             raise RunFailed(
-                f"no sign of life for {SILENCE_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see what "
+                f"no sign of life for {HEARTBEAT_TIMEOUT_SECONDS:.0f} s from {' and '.join(self.watch.silent)}; see "
+                f"what "
                 "happened there, then run again with --resume."
             )
         return 0
@@ -138,7 +139,7 @@ class Gathering(DynamicRendezvousHandler):
         return super().shutdown()
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeats between the nodes: counters in the store that each node increments every few seconds."""
 
     def __init__(self, store: Store, node: int, hosts: Sequence[str]) -> None:
@@ -156,27 +157,27 @@ class Pulse:
             count = self._store.get(key) if self._store.check([key]) else b""
             if count != before:
                 self._seen[other] = (count, now)
-        lost = [other for other, (_, since) in self._seen.items() if now - since > SILENCE_SECONDS]
+        lost = [other for other, (_, since) in self._seen.items() if now - since > HEARTBEAT_TIMEOUT_SECONDS]
         return [f"node {other} ({self._hosts[other]})" for other in lost]
 
 
-class Watch:
+class HeartbeatThread:
     """A thread that beats the pulse; a store that the network has lost blocks for minutes."""
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: Heartbeat) -> None:
         self.silent: list[str] = []
         self._pulse, self._answered, self._closed = pulse, time.monotonic(), threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with contextlib.suppress(DistError):  # the store is gone
-            while not self._closed.wait(PULSE_SECONDS):
+            while not self._closed.wait(HEARTBEAT_SECONDS):
                 self.silent = self._pulse.beat()
                 self._answered = time.monotonic()
 
     def is_cut_off(self) -> bool:
         """Return True if the store has not answered for too long."""
-        return time.monotonic() - self._answered > SILENCE_SECONDS
+        return time.monotonic() - self._answered > HEARTBEAT_TIMEOUT_SECONDS
 
     def end(self) -> None:
         """Let the thread end at its next beat."""
@@ -197,7 +198,7 @@ def _exchange(store: Store, index: int, nodes: int, arrival: Arrival, token: str
 def _note(place: Rendezvous, began: float, store: Any, have_ranks: bool) -> str:
     """Return the message of a node that waits for others."""
     missing = [node for node in range(place.nodes) if have_ranks and not store.check([f"here/{node}"])]
-    return note_of(place, began, store.add("came", 0), missing)
+    return waiting_message(place, began, store.add("came", 0), missing)
 
 
 def _too_few(place: Rendezvous, came: int) -> str:
@@ -207,7 +208,7 @@ def _too_few(place: Rendezvous, came: int) -> str:
             "give each run a port of its own."
         )
     return (
-        f"{came} of {place.nodes} nodes came to {place.endpoint} within {place.patience_seconds:g} s; start "
+        f"{came} of {place.nodes} nodes came to {place.endpoint} within {place.timeout_seconds:g} s; start "
         f"`meshwright run` on every node, with the same --rendezvous."
     )
 
@@ -232,14 +233,14 @@ def _store_at(place: Rendezvous, timeout: float) -> Store:
 
 
 def _new_store_at(place: Rendezvous, timeout: float) -> TCPStore:
-    if is_here(place.address):
+    if is_local_address(place.address):
         with contextlib.suppress(OSError):  # another node of this machine hosts it, or another program has the port
             store = _hosted_at(place.address, place.port)
             store.set(_STATE, _GATHERS)
             return store
     _wait_for_server(place, timeout)
     try:
-        store, state = aside(lambda: _connected_to(place), _PROBE_SECONDS)
+        store, state = call_in_thread(lambda: _connected_to(place), _PROBE_SECONDS)
     except (RuntimeError, TimeoutError):  # torch raises the first if the answer is not a store's
         raise BadInput(
             f"--rendezvous {place.endpoint} is in use by another program; give a free port of that "
@@ -272,7 +273,7 @@ def _wait_for_server(place: Rendezvous, timeout: float) -> None:
             if time.monotonic() > deadline:
                 raise RunFailed(
                     f"1 of {place.nodes} nodes came, this one: nothing answered at {place.endpoint} within "
-                    f"{place.patience_seconds:g} s ({error.strerror or error}); start `meshwright run` on that "
+                    f"{place.timeout_seconds:g} s ({error.strerror or error}); start `meshwright run` on that "
                     "machine, or correct --rendezvous."
                 ) from None
         time.sleep(_RETRY_SECONDS)
@@ -280,7 +281,7 @@ def _wait_for_server(place: Rendezvous, timeout: float) -> None:
 
 def _hosted_at(address: str, port: int) -> TCPStore:
     """Return a store that this process hosts, listening on this one address of the machine."""
-    server = listening(address, port)
+    server = listening_socket(address, port)
     bound_port = server.getsockname()[1]
     return TCPStore(
         address,
@@ -292,22 +293,22 @@ def _hosted_at(address: str, port: int) -> TCPStore:
     )
 
 
-def _create(params: RendezvousParameters) -> Gathering:
+def _create(params: RendezvousParameters) -> NodeRendezvousHandler:
     place: Rendezvous = params.config["rendezvous"]
-    timeout = timedelta(seconds=place.patience_seconds)
+    timeout = timedelta(seconds=place.timeout_seconds)
     began, arrival = time.time(), params.config["arrival"]
-    with nothing_to_finish(), notes_on_standard_error(lambda: note_of(place, began, 1, ())):
-        store = _store_at(place, place.patience_seconds)
-    handler = Gathering.from_backend(
+    with nothing_to_finish(), waiting_messages(lambda: waiting_message(place, began, 1, ())):
+        store = _store_at(place, place.timeout_seconds)
+    handler = NodeRendezvousHandler.from_backend(
         run_id=params.run_id,
         store=store,
         backend=C10dRendezvousBackend(store, params.run_id),
         min_nodes=1 if place.attempt else place.nodes,
         max_nodes=place.nodes,
-        local_addr=address_towards(place.address),
+        local_addr=route_address(place.address),
         timeout=RendezvousTimeout(join=timeout, last_call=_LAST_CALL),
     )
-    assert isinstance(handler, Gathering)
+    assert isinstance(handler, NodeRendezvousHandler)
     handler.rendezvous, handler.arrival, handler.store = place, arrival, store
     return handler
 

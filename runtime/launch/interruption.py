@@ -34,13 +34,13 @@ _waits_for_nodes = threading.Event()
 """Set while the launcher waits for other nodes: there is no step to finish."""
 
 
-def listen(launcher: int | None = None, mark: Path | None = None) -> None:
+def listen(launcher: int | None = None, stop_file: Path | None = None) -> None:
     """Start to treat signals, except those of the launcher, and the appearance of `mark` as requests to stop.
 
     Call it in the main thread before other threads exist, which would otherwise receive the signals.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _stop_signals())
-    _stop_files[:] = [mark] if mark else []
+    _stop_files[:] = [stop_file] if stop_file else []
     threading.Thread(target=_wait, args=(launcher,), name="signals", daemon=True).start()
 
 
@@ -49,12 +49,12 @@ def _stop_signals() -> tuple[signal.Signals, ...]:
     return tuple(one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN)
 
 
-def is_asked() -> bool:
+def stop_requested() -> bool:
     """Return True if this process has been asked to stop."""
     return _stop_requested.is_set() or any(path.exists() for path in _stop_files)
 
 
-def is_asked_within(seconds: float) -> bool:
+def stop_requested_within(seconds: float) -> bool:
     """Wait in a launcher without ranks; return True if it is asked to stop within `seconds`.
 
     Outside the main thread, which alone receives signals, it only waits.
@@ -105,13 +105,13 @@ def shield_helpers() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def heed_again() -> None:
+def unblock_signals() -> None:
     """Unblock the stop signals in a process that was forked from such a helper and does not call `listen`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
-def passed_on(mark: Path) -> Iterator[None]:
+def forwarded_signals(stop_file: Path) -> Iterator[None]:
     """Context in which a signal to the launcher creates the stop file `mark`, and a second one ends the ranks.
 
     Only a terminating signal counts as a second one; it raises torch's SignalException. Within `nothing_to_finish` the
@@ -126,13 +126,13 @@ def passed_on(mark: Path) -> Iterator[None]:
 
     def request_stop(number: int, _: FrameType | None) -> None:
         nonlocal first
-        is_first, now = not mark.exists(), time.monotonic()
+        is_first, now = not stop_file.exists(), time.monotonic()
         if number in _ENDING and _waits_for_nodes.is_set():
             raise SignalException(f"asked to stop by {signal.Signals(number).name}", signal.SIGTERM)
         first = min(first, now) if number in _ENDING else first
         if number in _ENDING and now - first > _AGAIN_SECONDS:
             raise SignalException(f"asked to stop twice, by {signal.Signals(number).name}", signal.SIGKILL)
-        mark.touch()
+        stop_file.touch()
         if is_first:
             sys.stderr.write("stopping after the current step, with a checkpoint; signal again to stop at once.\n")
 

@@ -17,10 +17,10 @@ from typing import Any, Self, TypeVar
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from meshwright.planner.search.child_process import end_with
+from meshwright.planner.search.child_process import end_with_process
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.launch.interruption import listen
-from meshwright.runtime.launch.launch import Preparation, take_part
+from meshwright.runtime.launch.launch import ProcessSetup, run_in_group
 from meshwright.runtime.launch.rendezvous import Arrival, is_launched_rank, node_order
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class LaunchedRank:
     """This process's rank and world, from the launcher's environment variables. Ranks of a node are consecutive."""
 
     rank: int
@@ -42,7 +42,7 @@ class Seat:
     """Number of times that the launcher has restarted the ranks."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Self | None:
+    def from_environment(cls, environment: Mapping[str, str]) -> Self | None:
         """Read the environment variables; None if no launcher has started this process."""
         if not is_launched_rank(environment):
             return None
@@ -81,20 +81,22 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodePlace:
+class NodeOptions:
     """The settings of this process from the user's command line.
 
     `work` is a digest of its work, `logs` the directory for tracebacks, `token` that of the run.
     """
 
-    preparation: Preparation
+    preparation: ProcessSetup
     node_rank: int | None
     work: str
     logs: Path
     token: str = field(default="", repr=False)
 
 
-def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callable[..., T], *args: Any) -> dict[int, T]:
+def join(
+    launched_rank: LaunchedRank, options: NodeOptions, check: Callable[[], None], entry: Callable[..., T], *args: Any
+) -> dict[int, T]:
     """Call `check()` on the first rank of each node, then `entry(*args)` on every rank, inside the group of all ranks.
 
     This process ends with its parent, and a terminating signal asks it to stop. Returns the result keyed by this
@@ -102,20 +104,20 @@ def join(seat: Seat, place: NodePlace, check: Callable[[], None], entry: Callabl
     written to a file.
     """
     listen()
-    end_with(os.getppid())
-    rank = seat.rank
+    end_with_process(os.getppid())
+    rank = launched_rank.rank
     try:
         store = _store()
-        if seat.local_rank == 0:
+        if launched_rank.local_rank == 0:
             check()
-        rank = _node_number(store, seat, place) * seat.ranks_per_node + seat.local_rank
-        group = {"store": PrefixStore("group", store), "rank": rank, "world_size": seat.num_ranks}
-        return {rank: take_part(place.preparation, entry, args, towards=seat.address, **group)}
+        rank = _node_number(store, launched_rank, options) * launched_rank.ranks_per_node + launched_rank.local_rank
+        group = {"store": PrefixStore("group", store), "rank": rank, "world_size": launched_rank.num_ranks}
+        return {rank: run_in_group(options.preparation, entry, args, reachable_host=launched_rank.address, **group)}
     except MeshwrightError:
         raise
     except Exception as error:
-        path = place.logs / f"failure-{rank}.log"
-        place.logs.mkdir(parents=True, exist_ok=True)
+        path = options.logs / f"failure-{rank}.log"
+        options.logs.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")
         lines = str(error).splitlines() or [""]
         raise RunFailed(
@@ -130,7 +132,7 @@ def _store() -> Store:
     return PrefixStore(f"meshwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _node_number(store: Store, seat: Seat, place: NodePlace) -> int:
+def _node_number(store: Store, seat: LaunchedRank, place: NodeOptions) -> int:
     """Return this node's number in the plan, once the first ranks of all nodes have compared their arrivals."""
     nodes = range(seat.num_nodes)
     if seat.local_rank == 0:

@@ -23,15 +23,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from meshwright.planner.search.child_process import end_with
+from meshwright.planner.search.child_process import end_with_process
 from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime.device.patience import have_patience, patience
+from meshwright.runtime.device.patience import collective_timeout, set_collective_timeout
 from meshwright.runtime.launch import failing
 from meshwright.runtime.launch.gathering import BACKEND
-from meshwright.runtime.launch.interruption import heed_again, listen, passed_on, shield_helpers
-from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, address_towards, interface_of
-from meshwright.runtime.launch.scratch import scratch
+from meshwright.runtime.launch.interruption import forwarded_signals, listen, shield_helpers, unblock_signals
+from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, interface_of, route_address
+from meshwright.runtime.launch.scratch import scratch_directory
 
 T = TypeVar("T")
 
@@ -49,12 +49,12 @@ _STAY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Preparation:
+class ProcessSetup:
     """The device and the collective timeout that a process sets up before its work."""
 
     kind: str | None
     """Device that the process computes on, cpu or cuda; None for a process that only sends messages."""
-    patience_seconds: float = 900.0
+    timeout_seconds: float = 900.0
     """Timeout of collectives."""
 
     @property
@@ -62,7 +62,7 @@ class Preparation:
         """False on CUDA, which cannot be used in a fork of a process that has initialised it."""
         return self.kind != "cuda"
 
-    def make_ready(self) -> str:
+    def set_up(self) -> str:
         """Set up the device in the rank's process and return the backend of its collectives."""
         if self.kind is None:
             return "gloo"
@@ -73,14 +73,14 @@ class Preparation:
         return host.backend()
 
 
-MESSAGES_ONLY = Preparation(None)
+MESSAGES_ONLY = ProcessSetup(None)
 
 
 def launch(
     entry: Callable[..., T],
     *args: Any,
     num_ranks: int,
-    preparation: Preparation,
+    setup: ProcessSetup,
     rendezvous: Rendezvous | None = None,
     logs: Path | None = None,
     preload: str | None = None,
@@ -96,10 +96,10 @@ def launch(
 
     Raises a rank's BadInput unchanged, RunFailed for any other failure, and KeyboardInterrupt when a signal ends it.
     """
-    are_forked = preload is not None and preparation.may_be_forked
+    are_forked = preload is not None and setup.may_be_forked
     if preload:
         multiprocessing.set_forkserver_preload([_WITH_LAUNCHER, preload])
-    parent = scratch()  # before multiprocessing makes a directory of its own
+    parent = scratch_directory()  # before multiprocessing makes a directory of its own
     if are_forked:
         shield_helpers()
     rendezvous = rendezvous or Rendezvous()
@@ -129,8 +129,8 @@ def launch(
         )
         launcher = _Launcher(os.getpid(), rendezvous.address, failures, stop_file)
         try:
-            with passed_on(stop_file) if stop_file else nullcontext():
-                results: dict[int, T] = elastic_launch(config, _rank_main)(launcher, preparation, entry, args)
+            with forwarded_signals(stop_file) if stop_file else nullcontext():
+                results: dict[int, T] = elastic_launch(config, _rank_main)(launcher, setup, entry, args)
         except SignalException:
             raise KeyboardInterrupt from None
         except ChildFailedError as error:
@@ -138,18 +138,18 @@ def launch(
         return results
 
 
-def take_part(
-    preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...], *, towards: str, **group: Any
+def run_in_group(
+    preparation: ProcessSetup, entry: Callable[..., T], args: tuple[Any, ...], *, reachable_host: str, **group: Any
 ) -> T:
     """Join the process group that `group` describes, call the entry, and leave. A rank uses one CPU thread.
 
     gloo uses the interface on the route to `towards`, unless the user has set GLOO_SOCKET_IFNAME.
     """
     torch.set_num_threads(1)
-    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(address_towards(towards))):
+    if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(route_address(reachable_host))):
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-    have_patience(preparation.patience_seconds)
-    dist.init_process_group(preparation.make_ready(), timeout=patience(), **group)
+    set_collective_timeout(preparation.timeout_seconds)
+    dist.init_process_group(preparation.set_up(), timeout=collective_timeout(), **group)
     result = entry(*args)
     dist.barrier()
     dist.destroy_process_group()
@@ -169,7 +169,7 @@ class _Launcher:
     """File that appears when the run is asked to stop; None if a signal ends it at once."""
 
 
-def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
+def _rank_main(launcher: _Launcher, preparation: ProcessSetup, entry: Callable[..., T], args: tuple[Any, ...]) -> T:
     """Run one launched process; it ends with its launcher, and leaves a record if it fails.
 
     A collective whose peer has died raises a RuntimeError. A peer that was killed leaves no record, so this rank waits
@@ -178,14 +178,14 @@ def _rank_main(launcher: _Launcher, preparation: Preparation, entry: Callable[..
     if launcher.stop_file:
         listen(launcher.pid, launcher.stop_file)
     else:
-        heed_again()
+        unblock_signals()
     end_with_parent(os.getppid())  # the launcher, or the fork server, which itself ends with the launcher
-    end_with(launcher.pid)
-    failing.keep_record(launcher.failures / f"{os.environ['RANK']}.json")
+    end_with_process(launcher.pid)
+    failing.set_record_path(launcher.failures / f"{os.environ['RANK']}.json")
     try:
-        return take_part(preparation, entry, args, towards=launcher.towards)
+        return run_in_group(preparation, entry, args, reachable_host=launcher.towards)
     except BaseException as error:
-        failing.record(error)
+        failing.write_record(error)
         if isinstance(error, RuntimeError):
             time.sleep(_STAY_SECONDS)
         raise

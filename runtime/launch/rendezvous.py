@@ -16,7 +16,7 @@ import psutil
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import whole_number
-from meshwright.runtime.launch.rendezvous_token import opened, sealed
+from meshwright.runtime.launch.rendezvous_token import open_sealed, seal
 
 _BACKLOG = 1024
 
@@ -36,7 +36,7 @@ class Rendezvous:
     address: str = "127.0.0.1"
     port: int = 0
     node_rank: int | None = None
-    patience_seconds: float = 600.0
+    timeout_seconds: float = 600.0
     """Seconds that a node waits for the others."""
     attempt: int = 0
     """Number of earlier meetings of this run. From the second on, nodes that do not return count as lost."""
@@ -54,7 +54,7 @@ class Rendezvous:
             raise BadInput(f"--rendezvous {text!r} is not host:port; write it like 10.0.0.1:29500, or [fd00::1]:29500.")
         return cls(nodes=nodes, address=address, port=number, node_rank=node_rank, token=token)
 
-    def again(self, nodes: int) -> Rendezvous:
+    def next_attempt(self, nodes: int) -> Rendezvous:
         """Return the rendezvous for the next attempt of the same run, with up to `nodes` nodes."""
         return replace(self, nodes=nodes, attempt=self.attempt + 1)
 
@@ -64,7 +64,7 @@ class Rendezvous:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @property
-    def is_own(self) -> bool:
+    def is_default(self) -> bool:
         """True for a single node without a --rendezvous option."""
         return self.nodes == 1 and self.port == 0
 
@@ -75,9 +75,9 @@ class Rendezvous:
         """
         if self.attempt:
             return
-        if self.is_own:
+        if self.is_default:
             _require_loopback(self.address)
-        here = address_towards(self.address)
+        here = route_address(self.address)
         if self.nodes > 1 and self.port == 0:
             raise BadInput(
                 f"--rendezvous {self.endpoint}: {self.nodes} nodes cannot meet at a port that each picks for itself; "
@@ -86,9 +86,9 @@ class Rendezvous:
         if self.nodes > 1 or self.port == 0:
             return
         try:
-            listening(self.address, self.port).close()
+            listening_socket(self.address, self.port).close()
         except OSError as error:
-            hint = "give another port" if is_here(self.address) else f"give this machine's {here}, or another"
+            hint = "give another port" if is_local_address(self.address) else f"give this machine's {here}, or another"
             raise BadInput(f"--rendezvous {self.endpoint} cannot be used ({error.strerror}); {hint}.") from None
 
 
@@ -109,12 +109,12 @@ class Arrival:
 
     def message(self, token: str) -> str:
         """Return the arrival as JSON sealed with the token, for the rendezvous store."""
-        return sealed(json.dumps(asdict(self)), token)
+        return seal(json.dumps(asdict(self)), token)
 
     @classmethod
     def parse(cls, message: str | bytes, token: str) -> Self:
         """Parse what another node wrote with `message`. Raises BadInput if it was sealed with another token."""
-        text = opened(message, token)
+        text = open_sealed(message, token)
         if text is None:
             raise BadInput(
                 "a node came with another token, or one of the nodes has none; give every node of the run the same, in "
@@ -155,7 +155,7 @@ def node_order(arrivals: Sequence[Arrival], *, some_are_lost: bool = False) -> t
     return tuple(numbers)
 
 
-def address_towards(host: str) -> str:
+def route_address(host: str) -> str:
     """Return the address of this machine on the route to `host`. Raises BadInput if there is no route."""
     try:
         family, kind, _, _, address_info = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -171,7 +171,7 @@ def address_towards(host: str) -> str:
 
 def _require_loopback(address: str) -> None:
     try:
-        listening(address, 0).close()
+        listening_socket(address, 0).close()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
     except OSError as error:
@@ -181,7 +181,7 @@ def _require_loopback(address: str) -> None:
         ) from None
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on this one address of the machine. Raises OSError if the port is in use."""
     family, kind, _, _, address_info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     server = socket.socket(family, kind)
@@ -195,7 +195,7 @@ def listening(host: str, port: int) -> socket.socket:
     return server
 
 
-def is_here(host: str) -> bool:
+def is_local_address(host: str) -> bool:
     """Return True if `host` is an address of this machine."""
     family, kind, _, _, address_info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

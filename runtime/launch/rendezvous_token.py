@@ -15,7 +15,7 @@ from pathlib import Path
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.values import read_text
 
-VARIABLE = "MESHWRIGHT_TOKEN"
+TOKEN_VARIABLE = "MESHWRIGHT_TOKEN"
 """Environment variable that holds the token if no file is named."""
 _MIN_CHARACTERS, _MAX_BYTES = 16, 4096
 _HINT = "`openssl rand -hex 16` makes one"
@@ -27,7 +27,7 @@ def read_token(path: Path | None, environment: Mapping[str, str] = os.environ) -
     Raises BadInput for a file that others may read, and for a token that is too short.
     """
     if path is None:
-        source, token = VARIABLE, environment.get(VARIABLE, "")
+        source, token = TOKEN_VARIABLE, environment.get(TOKEN_VARIABLE, "")
         if not token:
             return ""
     else:
@@ -39,12 +39,12 @@ def read_token(path: Path | None, environment: Mapping[str, str] = os.environ) -
     return token
 
 
-def sealed(text: str, token: str) -> str:
+def seal(text: str, token: str) -> str:
     """Return the text with its seal, as JSON."""
     return json.dumps({"text": text, "seal": _seal(text, token)})
 
 
-def opened(message: str | bytes, token: str) -> str | None:
+def open_sealed(message: str | bytes, token: str) -> str | None:
     """Return the text of a message that was sealed with the same token, else None; compared in constant time."""
     try:
         content = json.loads(message)

@@ -30,13 +30,13 @@ _SOCKET_IN_DIRECTORY = len(f"/{_PREFIX}12345678/listener-12345678")
 
 
 @cache
-def scratch() -> Path:
+def scratch_directory() -> Path:
     """Return this process's directory, created at the first call.
 
     multiprocessing keeps its sockets there too, instead of in a `pymp-*` directory of its own.
     """
     temporary = tempfile.gettempdir()
-    parent = parent_of_scratch(temporary)
+    parent = scratch_parent(temporary)
     for directory in {parent, Path(temporary)}:
         remove_leftovers(directory)
     unlocked = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
@@ -49,7 +49,7 @@ def scratch() -> Path:
     return locked
 
 
-def parent_of_scratch(temporary: str) -> Path:
+def scratch_parent(temporary: str) -> Path:
     """Return the directory for temporary files, or /tmp if the path of a socket in it would be too long."""
     is_short = len(os.fsencode(temporary)) + _SOCKET_IN_DIRECTORY <= _MAX_SOCKET_BYTES
     return Path(temporary if is_short else "/tmp")

@@ -17,7 +17,7 @@ _FIRST_SECONDS, _NEXT_SECONDS = 5.0, 60.0
 
 
 @contextmanager
-def notes_on_standard_error(note: Callable[[], str]) -> Iterator[None]:
+def waiting_messages(note: Callable[[], str]) -> Iterator[None]:
     """Context in which `note()` is written to standard error after a while and then regularly, unless it is empty."""
     closed = threading.Event()
 
@@ -39,13 +39,13 @@ def notes_on_standard_error(note: Callable[[], str]) -> Iterator[None]:
         thread.join()
 
 
-def note_of(place: Rendezvous, began: float, came: int, missing: Sequence[int]) -> str:
+def waiting_message(place: Rendezvous, began: float, came: int, missing: Sequence[int]) -> str:
     """Return the message of a node that waits since `began` (of `time.time()`); empty when all nodes have come.
 
     `came` counts the nodes that have come, itself included; `missing` are the node ranks not yet present, if nodes
     have ranks.
     """
-    since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (began, began + place.patience_seconds))
+    since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (began, began + place.timeout_seconds))
     missing_ranks = (
         f" (node rank {', '.join(map(str, missing[:8]))}{', ...' if len(missing) > 8 else ''})" if missing else ""
     )

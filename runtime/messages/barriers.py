@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch.distributed as dist
 
-from meshwright.runtime.device.patience import patience
+from meshwright.runtime.device.patience import collective_timeout
 
 _BARRIER_TIMEOUT_SECONDS = 900.0
 """A barrier that takes longer than this has lost a rank."""
@@ -23,7 +23,9 @@ class Barriers:
         self._threads: dict[tuple[int, ...], threading.Barrier] = {}
         for ranks in dict.fromkeys(sets):
             processes = sorted({rank // ranks_per_process for rank in ranks})
-            group = dist.new_group(processes, backend="gloo", timeout=patience()) if len(processes) > 1 else None
+            group = (
+                dist.new_group(processes, backend="gloo", timeout=collective_timeout()) if len(processes) > 1 else None
+            )
             self._groups[ranks] = group if process in processes else None
             num_local = sum(rank // ranks_per_process == process for rank in ranks)
             if num_local:

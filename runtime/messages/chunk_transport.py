@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.program import Stream, lower
-from meshwright.runtime.messages.transport import Transport, packed, unpacked
+from meshwright.runtime.messages.transport import Transport, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ChunkSender:
             pending.clear()
 
     def _post(self, replica: int, message: ChunkMessage) -> None:
-        self._transport.send(packed(message), self._leaders[replica], self._channel)
+        self._transport.send(pack(message), self._leaders[replica], self._channel)
 
 
 class ChunkReader:
@@ -83,7 +83,7 @@ class ChunkReader:
         """`replica` are the ranks of this rank's replica; the first of them receives from the owners."""
         self._owners, self._replica, self._transport, self._channel = owners, replica, transport, channel
 
-    def passes(self) -> Iterator[ChunkMessage]:
+    def messages(self) -> Iterator[ChunkMessage]:
         """Yields the owners' messages, each for one forward pass, until every owner has ended the period.
 
         The last one has the delivered rows of all owners. All ranks of the replica get the same messages.
@@ -92,7 +92,7 @@ class ChunkReader:
         if self._transport.rank == leader:
             for message in self._arriving():
                 for rank in self._replica[1:]:
-                    self._transport.send(packed(message), rank, self._channel)
+                    self._transport.send(pack(message), rank, self._channel)
                 yield message
             return
         while True:
@@ -130,12 +130,12 @@ class ChunkReader:
             arrived.put(error)
 
     def _read(self, rank: int) -> ChunkMessage:
-        message: ChunkMessage = unpacked(self._transport.receive(rank, self._channel))
+        message: ChunkMessage = unpack(self._transport.receive(rank, self._channel))
         return message
 
 
 @dataclass(frozen=True)
-class ChunkSending:
+class OutgoingStream:
     """A stream that this rank sends, and the maximum number of response tokens in a chunk of it."""
 
     chunk_tokens: int
@@ -148,7 +148,7 @@ class Streaming:
     def __init__(self, plan: Plan, transport: Transport) -> None:
         """`transport` may also carry the channels of the program; streams use the numbers after those."""
         program = lower(plan)
-        self.sending: list[ChunkSending] = []
+        self.sending: list[OutgoingStream] = []
         self.readers: dict[str, ChunkReader] = {}
         for channel, stream in enumerate(program.streams, start=len(program.channels)):
             replicas = _replicas(plan, stream)
@@ -156,7 +156,7 @@ class Streaming:
                 leaders = [replica[0] for replica in replicas]
                 rows = plan.placement(stream.consumer).schedule.micro_batch_size
                 sender = ChunkSender(leaders, transport, channel, rows=rows)
-                self.sending.append(ChunkSending(stream.chunk_tokens, sender))
+                self.sending.append(OutgoingStream(stream.chunk_tokens, sender))
             for replica in replicas:
                 if transport.rank in replica:
                     self.readers[stream.consumer] = ChunkReader(stream.owners, replica, transport, channel)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.packing import ReplicaDeal, deal, deal_by_tokens, share_in_order
+from meshwright.profiles.packing import ReplicaAssignment, micro_batches_by_rows, micro_batches_by_tokens, replica_rows
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.messages.packed_tensors import packed
+from meshwright.runtime.messages.packed_tensors import safetensors_bytes
 from meshwright.runtime.messages.transport import Transport
 
 _ROWS = ".rows"
@@ -61,7 +61,7 @@ class Experience:
             padded[index, : len(values)] = values
         return padded
 
-    def tensors(self, fields: Iterable[str], step: int) -> dict[str, Tensor]:
+    def to_tensors(self, fields: Iterable[str], step: int) -> dict[str, Tensor]:
         """The tensors of a message: each field [N] of all its rows concatenated, their numbers and lengths [2, R], and
         the step [1]."""
         tensors = {_STEP: torch.tensor([step])}
@@ -74,13 +74,13 @@ class Experience:
 
     def pack(self, fields: Iterable[str], step: int) -> Tensor:
         """Packs all rows of these fields and the step into a message [N] uint8."""
-        return torch.frombuffer(bytearray(packed(self.tensors(fields, step))), dtype=torch.uint8)
+        return torch.frombuffer(bytearray(safetensors_bytes(self.to_tensors(fields, step))), dtype=torch.uint8)
 
     def unpack(self, payload: Tensor) -> int:
         """Stores every row of a packed message [N] uint8, as views of it; returns the step of the message."""
-        return self.take(dict(_tensors(payload)))
+        return self.put_tensors(dict(_tensors(payload)))
 
-    def take(self, tensors: Mapping[str, Tensor]) -> int:
+    def put_tensors(self, tensors: Mapping[str, Tensor]) -> int:
         """Stores every row of the result of `tensors`, as views of its [N] per field; returns its step."""
         for field, values in tensors.items():
             if field != _STEP and not field.endswith(_ROWS):
@@ -113,11 +113,11 @@ class ExperienceTransport:
             self._transport.send(payload, rank, tag)
         return len(payload) * len(targets)
 
-    def expect(self, instruction: Receive, tag: int) -> None:
+    def post_receive(self, instruction: Receive, tag: int) -> None:
         """Posts the receives of an instruction early, so that messages can arrive before they are waited for."""
         for rank in instruction.owners:
             if rank != self._transport.rank:
-                self._transport.expect(rank, tag)
+                self._transport.post_receive(rank, tag)
 
     def receive(self, instruction: Receive, experience: Experience, tag: int, step: int) -> int:
         """Waits for the rows of a step from every other owner; returns the bytes received.
@@ -142,24 +142,30 @@ class ExperienceTransport:
         self._transport.flush()
 
 
-def dealt_share(rows: Sequence[int], lengths: Mapping[int, int], replica: int, deal_of: ReplicaDeal) -> tuple[int, ...]:
+def assigned_rows(
+    rows: Sequence[int], lengths: Mapping[int, int], replica: int, split: ReplicaAssignment
+) -> tuple[int, ...]:
     """The rows of one replica, with nearly as much work as every other's: see `profiles.packing.ReplicaDeal`.
 
     Every rank that has the lengths computes the same split.
     """
-    return tuple(rows[index] for index in deal_of.of([lengths[row] for row in rows])[replica])
+    return tuple(rows[index] for index in split.assign([lengths[row] for row in rows])[replica])
 
 
-def share(
+def generation_rows(
     rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
 ) -> tuple[int, ...]:
     """The rows that one replica generates, in the order of prompt lengths: see `profiles.packing.share_in_order`."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
-    return tuple(ordered[index] for index in share_in_order(len(rows), group_size, replica, num_replicas))
+    return tuple(ordered[index] for index in replica_rows(len(rows), group_size, replica, num_replicas))
 
 
 def micro_batches(rows: Sequence[int], lengths: Mapping[int, int], schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """The rows of each micro-batch, within the schedule's limit on rows or tokens of a micro-batch."""
     row_lengths, max_tokens = [lengths[row] for row in rows], schedule.micro_batch_tokens
-    batches = deal_by_tokens(row_lengths, max_tokens) if max_tokens else deal(row_lengths, schedule.micro_batch_size)
+    batches = (
+        micro_batches_by_tokens(row_lengths, max_tokens)
+        if max_tokens
+        else micro_batches_by_rows(row_lengths, schedule.micro_batch_size)
+    )
     return tuple(tuple(rows[index] for index in indices) for indices in batches)

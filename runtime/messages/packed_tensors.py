@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 
-def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """The safetensors bytes of tensors [...] by name, of dtypes that numpy has, with `metadata` in the header."""
     arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     content: bytes = save(arrays, metadata and dict(metadata))

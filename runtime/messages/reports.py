@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from meshwright.runtime.messages.transport import Transport, packed, unpacked
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.messages.transport import Transport, pack, unpack
+from meshwright.runtime.records.outcome import PeriodResult
 
 
 class Reports:
@@ -14,23 +14,23 @@ class Reports:
     def __init__(self, transport: Transport, *, num_ranks: int) -> None:
         """`transport` carries nothing else."""
         self._transport, self._num_ranks = transport, num_ranks
-        self._local: deque[Outcome] = deque()
+        self._local: deque[PeriodResult] = deque()
 
-    def send(self, outcome: Outcome) -> None:
+    def send(self, outcome: PeriodResult) -> None:
         """Sends the outcome of a period to rank 0, or stores it on rank 0. Does not wait."""
         if self._transport.rank == 0:
             self._local.append(outcome)
         else:
-            self._transport.send(packed(outcome), 0, 0)
+            self._transport.send(pack(outcome), 0, 0)
 
-    def take(self, *, behind: int = 0) -> tuple[Outcome, ...]:
+    def take(self, *, behind: int = 0) -> tuple[PeriodResult, ...]:
         """All ranks' outcomes of the oldest period not yet taken, on rank 0; empty unless more than `behind` are left.
 
         Waits for the other ranks' outcomes of that period.
         """
         if len(self._local) <= behind:
             return ()
-        others = (unpacked(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
+        others = (unpack(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
         return (self._local.popleft(), *others)
 
     def flush(self) -> None:

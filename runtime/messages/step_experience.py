@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meshwright.profiles.stages import REWARDS, SCORE_SIZES, SEQUENCE_DIGESTS, TOLD, TOTAL_SCORES
+from meshwright.profiles.stages import REWARDS, SCORE_SIZES, SEQUENCE_DIGESTS, TOOL_TOKEN_VERSION, TOTAL_SCORES
 from meshwright.runtime.messages.experience import Experience
 
 
@@ -52,13 +52,13 @@ class StepExperience:
         sizes = self.experience.fields().get(SCORE_SIZES, {})
         return sizes[row] if row in sizes else self.score(row).abs()
 
-    def drawn(self, field: str, row: int) -> Tensor:
+    def sampled_values(self, field: str, row: int) -> Tensor:
         """The values [N] of a per-token field at the predictions of sampled tokens, without tool tokens."""
         first = self.prompt_length(row) - 1
         values, versions = (self.experience.get(name, row)[first:-1] for name in (field, "versions"))
-        return values[versions != TOLD]
+        return values[versions != TOOL_TOKEN_VERSION]
 
-    def score_alike(self) -> None:
+    def share_scores_of_duplicates(self) -> None:
         """Gives identical sequences the same reward model score, that of the first of them.
 
         Their scores from different micro-batches differ by rounding, which is large in low precision and for scores
@@ -73,7 +73,7 @@ class StepExperience:
         digests = self.experience.fields().get(SEQUENCE_DIGESTS, {})
         return int(digests[row]) if row in digests else digest_of(self.experience.get("tokens", row))
 
-    def add_up(self, weights: Sequence[float], model_weight: float) -> None:
+    def sum_rewards(self, weights: Sequence[float], model_weight: float) -> None:
         """Sets the total score of every sequence: the weighted sum of its host rewards and of the reward model's score,
         if it has one."""
         scores = self.experience.fields().get("scores", {})

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def packed(value: object) -> Tensor:
+def pack(value: object) -> Tensor:
     """A message [N] uint8 from any value that can be pickled."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
-def unpacked(message: Tensor) -> Any:
+def unpack(message: Tensor) -> Any:
     """The value that was packed in a message [N] uint8."""
     return pickle.loads(message.numpy().tobytes())
 
@@ -48,7 +48,7 @@ class ProcessRanks:
         self._lock = threading.Lock()
         self._boxes: dict[tuple[int, int, int], queue.SimpleQueue[Tensor]] = defaultdict(queue.SimpleQueue)
 
-    def box(self, source: int, target: int, channel: int) -> queue.SimpleQueue[Tensor]:
+    def message_queue(self, source: int, target: int, channel: int) -> queue.SimpleQueue[Tensor]:
         """The queue of messages [N] uint8 of a channel from one rank of the process to another."""
         with self._lock:
             return self._boxes[source, target, channel]
@@ -70,7 +70,7 @@ class Transport:
     def send(self, message: Tensor, target: int, channel: int) -> None:
         """Sends bytes [N] uint8 to another rank."""
         if self._is_here(target):
-            self._process_ranks.box(self.rank, target, channel).put(message)
+            self._process_ranks.message_queue(self.rank, target, channel).put(message)
             return
         first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
         head = message[: _FIRST_BYTES - _LENGTH_BYTES]
@@ -83,7 +83,7 @@ class Transport:
                 assert work is not None
                 self._sends.add(work, part)
 
-    def expect(self, source: int, channel: int) -> None:
+    def post_receive(self, source: int, channel: int) -> None:
         """Posts the receive of a later message, so that it can arrive while this rank computes."""
         if not self._is_here(source):
             first = torch.empty(_FIRST_BYTES, dtype=torch.uint8)
@@ -95,10 +95,10 @@ class Transport:
     def receive(self, source: int, channel: int) -> Tensor:
         """Waits for the next message [N] uint8 of a channel from another rank."""
         if self._is_here(source):
-            return self._process_ranks.box(source, self.rank, channel).get(timeout=_TIMEOUT_SECONDS)
+            return self._process_ranks.message_queue(source, self.rank, channel).get(timeout=_TIMEOUT_SECONDS)
         posted = self._posted[source, channel]
         if not posted:
-            self.expect(source, channel)
+            self.post_receive(source, channel)
         work, first = posted.popleft()
         work.wait()
         length, head = int(first[:_LENGTH_BYTES].view(torch.int64)), first[_LENGTH_BYTES:]

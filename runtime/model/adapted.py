@@ -38,7 +38,7 @@ DOWN, UP = "adapter_down", "adapter_up"
 """The parameters A [rank, inputs] and B [outputs, rank] of a linear."""
 
 
-def is_of_adapter(parameter: str) -> bool:
+def is_adapter_parameter(parameter: str) -> bool:
     """True for the name of an adapter's parameter."""
     return parameter.rpartition(".")[2] in (DOWN, UP)
 
@@ -73,7 +73,7 @@ class _Adapted:
         return torch.add(output, F.linear(low, self.adapter_up), alpha=self.adapter.scale), bias
 
 
-class AdaptedColumns(_Adapted, ColumnParallelLinear):
+class AdaptedColumnParallelLinear(_Adapted, ColumnParallelLinear):
     """Megatron's column-parallel linear with an adapter."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
@@ -99,7 +99,7 @@ class AdaptedColumns(_Adapted, ColumnParallelLinear):
         return state
 
 
-class AdaptedRows(_Adapted, RowParallelLinear):
+class AdaptedRowParallelLinear(_Adapted, RowParallelLinear):
     """Megatron's row-parallel linear with an adapter."""
 
     def __init__(self, *sizes: int, **options: Any) -> None:
@@ -142,7 +142,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def start_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int) -> None:
+def init_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int, tp_rank: int) -> None:
     """Initialises the adapters among a rank's parameters, named as in the whole model.
 
     B is zero and A uniform within +-1 / sqrt(inputs), with the same numbers in every layout.
@@ -159,7 +159,7 @@ def start_adapter(parameters: Mapping[str, nn.Parameter], seed: int, *, tp: int,
 
 
 @torch.no_grad()
-def merged(parameters: Mapping[str, Tensor], name: str, adapter: Adapter | None) -> Tensor:
+def merge_adapter(parameters: Mapping[str, Tensor], name: str, adapter: Adapter | None) -> Tensor:
     """A rank's shard [outputs, inputs] of a weight, with its adapter merged in fp32 if it has one; any other parameter
     [...] unchanged."""
     weight, module = parameters[name].detach(), name.rpartition(".")[0]
@@ -176,7 +176,11 @@ def _uniform(key: str, shape: tuple[int, int]) -> Tensor:
 
 
 def _sharded(
-    module: AdaptedColumns | AdaptedRows, prefix: str, offsets: Any, metadata: Any, axes: Mapping[str, int]
+    module: AdaptedColumnParallelLinear | AdaptedRowParallelLinear,
+    prefix: str,
+    offsets: Any,
+    metadata: Any,
+    axes: Mapping[str, int],
 ) -> dict[str, Any]:
     state: dict[str, Any] = make_sharded_tensors_for_checkpoint(
         module.state_dict(prefix="", keep_vars=True),

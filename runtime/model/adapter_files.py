@@ -19,13 +19,15 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.model.adapted import DOWN, UP
 from meshwright.runtime.model.hf_mapping import recipe
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import Held, named_in_whole
+from meshwright.runtime.model.model_shard import ModelChunks, named_global_parameters
 
 _PREFIX = "base_model.model."
 """Prefix that PEFT adds to the names of the base model."""
 
 
-def save_adapter(model: Held, spec: ModelSpec, adapter: Adapter, mesh: Mesh, directory: Path, *, base: str) -> None:
+def save_adapter(
+    model: ModelChunks, spec: ModelSpec, adapter: Adapter, mesh: Mesh, directory: Path, *, base: str
+) -> None:
     """Writes the adapter of a model to a new directory, with `base` as the name of the base model.
 
     All members of the mesh call it, on a shared file system; the first rank writes.
@@ -53,11 +55,11 @@ def save_adapter(model: Held, spec: ModelSpec, adapter: Adapter, mesh: Mesh, dir
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _tensors(model: Held, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
+def _tensors(model: ModelChunks, spec: ModelSpec, mesh: Mesh) -> dict[str, Tensor]:
     """The whole adapter tensors of this rank's stage by PEFT names, on the first tensor-parallel rank of the first
     replica; empty on others."""
     tensors: dict[str, Tensor] = {}
-    parameters = dict(named_in_whole(model))
+    parameters = dict(named_global_parameters(model))
     for name in parameters:
         module, _, kind = name.rpartition(".")
         if kind != DOWN:

@@ -21,8 +21,8 @@ from torch.nn.attention.bias import causal_lower_right
 
 from meshwright.profiles.model_parts.rope import RopeScaling
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.context_parallel import Gathered, Parts
-from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
+from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
+from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, attend_rows
 
@@ -40,12 +40,12 @@ class Packing:
     cos: Tensor
     """Cosine of the tokens' rotary angles, [S, 1, 1, D]; `sin` likewise."""
     sin: Tensor
-    biases: tuple[Tensor | None, ...]
+    masks: tuple[Tensor | None, ...]
     """The causal mask added to the scores of each run, aligned to the lower right: the last query sees all keys and
     each query before it one fewer. None for plain causal attention, with as many keys as queries."""
     qkv_format: Literal["sbhd"] = "sbhd"
     """Read by Megatron, which keeps the batch dimension for this value."""
-    parts: Parts | None = None
+    shard: SequenceShard | None = None
     """This rank's shard of the rows under context parallelism."""
     cache: ContinuedRows | None = None
     """The cache that the rows continue and whose keys and values they extend."""
@@ -78,7 +78,7 @@ class CoreAttention(nn.Module):
         first_layer: int,
         layer_number: int,
         varlen: VarlenKernel | None = None,
-        turned: Rotate | None = None,
+        rotate_kernel: Rotate | None = None,
         **_: Any,
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
@@ -88,7 +88,7 @@ class CoreAttention(nn.Module):
         """
         super().__init__()
         self.layer = layer_number - 1 - first_layer
-        self._varlen, self._rotate = varlen, turned or rotate
+        self._varlen, self._rotate = varlen, rotate_kernel or rotate
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
@@ -96,12 +96,12 @@ class CoreAttention(nn.Module):
         """The output [S, 1, heads * D] for query [S, 1, heads, D], key and value [S, 1, kv_heads, D]."""
         packing = packed_seq_params
         query, key = (self._rotate(heads, packing.cos, packing.sin) for heads in (query, key))
-        if packing.parts is not None:
-            return _attend_parts(query, key, value, packing, packing.parts)
+        if packing.shard is not None:
+            return _attend_parts(query, key, value, packing, packing.shard)
         if packing.cache is not None:
             packing.cache.store(self.layer, key, value)
             if any(run.cached for run in packing.runs):
-                return _attend(query, packing.cache.seen(self.layer), packing)
+                return _attend(query, packing.cache.keys_and_values(self.layer), packing)
         if self._varlen:
             num_tokens = sum(packing.sizes)
             attended = attend_rows(
@@ -112,7 +112,7 @@ class CoreAttention(nn.Module):
         return _attend(query, zip(*keys_and_values, strict=True), packing)
 
 
-def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: Parts) -> Tensor:
+def _attend_parts(query: Tensor, key: Tensor, value: Tensor, packing: Packing, parts: SequenceShard) -> Tensor:
     """Attention of this rank's slices of the rows to the gathered keys of all ranks, up to the end of each slice."""
     num_tokens = parts.num_tokens
     with Gathered(torch.stack((key[:num_tokens], value[:num_tokens]), dim=1), parts).whole() as gathered:
@@ -126,7 +126,7 @@ def _attend(query: Tensor, seen: Iterable[tuple[Tensor, Tensor]], packing: Packi
 
     `seen` are the keys and values [B, kv_heads, T, D] of each run that the last queries of its rows see.
     """
-    runs = zip(_batches(query, packing), seen, packing.biases, strict=True)
+    runs = zip(_batches(query, packing), seen, packing.masks, strict=True)
     return _padded(
         [_packed(_attend_to_end(queries, *keys_and_values, bias)) for queries, keys_and_values, bias in runs], query
     )
@@ -192,7 +192,7 @@ class Rotary:
 
         Angles and biases have the device and the dtype of `like`, a tensor of any shape [...].
         """
-        runs = cache.runs if cache else equal_rows((row, 0, length) for row, length in enumerate(lengths))
+        runs = cache.runs if cache else group_equal_rows((row, 0, length) for row, length in enumerate(lengths))
         rows = [slice(run.cached, run.num_keys) for run in runs for _ in range(run.num_rows)]
         cos, sin = (
             torch.cat([table[row] for row in (*rows, slice(tail))])
@@ -201,12 +201,12 @@ class Rotary:
         ends = torch.tensor(lengths, device=like.device).cumsum(0) - 1 if ends_only else None
         return Packing(runs, cos, sin, self._biases(runs, like), cache=cache, ends=ends)
 
-    def pack_parts(self, parts: Parts, like: Tensor, *, tail: int = 0) -> Packing:
+    def pack_shard(self, parts: SequenceShard, like: Tensor, *, tail: int = 0) -> Packing:
         """The packing of this rank's shard of rows under context parallelism, [S] tokens with the tail; see `pack`."""
         positions = F.pad(parts.positions, (0, tail)).to(like.device)
         cos, sin = (table[positions] for table in self.table(int(positions.max()) + 1, like))
         slices = tuple(EqualRows(0, end - row - size, size) for size, row, end in parts.slices())
-        return Packing(slices, cos, sin, self._biases(slices, like), parts=parts)
+        return Packing(slices, cos, sin, self._biases(slices, like), shard=parts)
 
     def table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """The cosines and sines [length, 1, 1, D] of positions 0 to length-1, on the device and in the dtype of

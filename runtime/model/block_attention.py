@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, Prefixes, RowReads
+from meshwright.runtime.model.block_reads import BlockReads, DecodeRows, SharedPrefixes
 from meshwright.runtime.model.kv_cache import PagedCache
 
 
@@ -23,26 +23,26 @@ class BlockAttention:
     """Attention of a decode step, one new token per row, and of further steps of the same rows in the same blocks."""
 
     def __init__(self, cache: PagedCache, reads: BlockReads) -> None:
-        self._cache, self._reads, self._num_rows = cache, reads, len(reads.of.rows)
-        self._of, self._num_changes = reads.of, cache.tables.num_changes
+        self._cache, self._reads, self._num_rows = cache, reads, len(reads.step.rows)
+        self._of, self._num_changes = reads.step, cache.tables.num_changes
         self._scale, kv_heads = cache.keys.shape[-1] ** -0.5, cache.keys.shape[2]
-        within = reads.of.lengths % BLOCK_TOKENS
-        indices = cache.places(reads.blocks, within).view(-1, kv_heads)
+        within = reads.step.lengths % BLOCK_TOKENS
+        indices = cache.token_indices(reads.blocks, within).view(-1, kv_heads)
         self._write_indices = torch.stack([indices, indices + cache.keys[0].numel() // cache.keys.shape[-1]], dim=-1)
         self._prefixes = [_PrefixGroup(prefixes, self._num_rows, kv_heads) for prefixes in reads.prefixes]
-        self._window_rows = reads.owner % self._num_rows
-        readers = [reads.owner, *(prefixes.readers.flatten() for prefixes in reads.prefixes)]
-        self._readers = torch.cat(readers) if reads.prefixes else reads.owner
-        self._hidden = reads.hidden.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
-        mask_indices = (reads.last[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
+        self._window_rows = reads.window_rows % self._num_rows
+        readers = [reads.window_rows, *(prefixes.readers.flatten() for prefixes in reads.prefixes)]
+        self._readers = torch.cat(readers) if reads.prefixes else reads.window_rows
+        self._hidden = reads.mask.expand(-1, kv_heads, -1).reshape(-1, 1, BLOCK_TOKENS).contiguous()
+        mask_indices = (reads.newest[:, None] * kv_heads + torch.arange(kv_heads)) * BLOCK_TOKENS + within[:, None]
         self._mask_indices = mask_indices.flatten()
         """Indices of the new tokens in the flat mask."""
 
-    def goes_on(self, reads: RowReads) -> bool:
+    def advance_to(self, reads: DecodeRows) -> bool:
         """Advances to `reads` and returns True, if it is the same step or the next step of the same rows in the same
         blocks; otherwise returns False."""
         count = reads.tokens_since(self._of)
-        if count is None or self._num_changes != self._cache.tables.num_changes or (count and reads.begins_block):
+        if count is None or self._num_changes != self._cache.tables.num_changes or (count and reads.starts_block):
             return False
         if count:
             self._of = reads
@@ -63,7 +63,7 @@ class BlockAttention:
             queries = query.index_select(0, prefixes.rows)
             scores.append(_Scores.of_prefixes(prefixes.gather(keys), queries, prefixes.num_readers, self._scale))
         highest = torch.segment_reduce(
-            self._by_row([part.highest() for part in scores]), "max", offsets=self._reads.ends, axis=0, unsafe=True
+            self._by_row([part.highest() for part in scores]), "max", offsets=self._reads.offsets, axis=0, unsafe=True
         )
         partials = [scores[0].weighted_sums(highest.index_select(0, self._window_rows), self._window(values))]
         for prefixes, part in zip(self._prefixes, scores[1:], strict=True):
@@ -90,7 +90,7 @@ class BlockAttention:
 class _PrefixGroup:
     """Prefixes with equal numbers of blocks, and the rows that read them."""
 
-    def __init__(self, prefixes: Prefixes, num_rows: int, kv_heads: int) -> None:
+    def __init__(self, prefixes: SharedPrefixes, num_rows: int, kv_heads: int) -> None:
         self.rows = prefixes.readers.flatten() % num_rows
         self.num_readers = prefixes.readers.shape[1]
         heads = torch.arange(kv_heads)

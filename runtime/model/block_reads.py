@@ -25,7 +25,7 @@ _CAUSAL_MASKS = np.triu(np.full((BLOCK_TOKENS, BLOCK_TOKENS), -np.inf, dtype=np.
 
 
 @dataclass(frozen=True)
-class RowReads:
+class DecodeRows:
     """The rows of a decode step, B of them, and their lengths."""
 
     rows: Numbers
@@ -39,11 +39,11 @@ class RowReads:
         return torch.from_numpy(self.cached)
 
     @property
-    def begins_block(self) -> bool:
+    def starts_block(self) -> bool:
         """True if the new token of some row is the first of its block."""
         return not (self.cached % BLOCK_TOKENS).all()
 
-    def tokens_since(self, earlier: RowReads) -> int | None:
+    def tokens_since(self, earlier: DecodeRows) -> int | None:
         """0 for the same step of the same rows as `earlier`, 1 for their next step, None for any other."""
         # For few numbers comparing bytes takes a tenth of the time.
         if earlier.rows.tobytes() != self.rows.tobytes():
@@ -55,7 +55,7 @@ class RowReads:
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class SharedPrefixes:
     """Prefixes with equal numbers of blocks, and the rows that read each, padded with the dummy row."""
 
     blocks: Tensor
@@ -72,22 +72,22 @@ class BlockReads:
     one row; partial results are numbered in the order of the window, then of each prefix for each of its readers.
     """
 
-    of: RowReads
+    step: DecodeRows
     blocks: Tensor
     """Blocks that the new tokens are written to, [B]."""
     window: Tensor
     """Blocks of the window, [N]; contiguous if `first` is not -1."""
-    last: Tensor
+    newest: Tensor
     """Indices in the window of the blocks of the new tokens, [B]."""
-    owner: Tensor
+    window_rows: Tensor
     """The row that each block of the window is read for, [N]."""
-    hidden: Tensor
+    mask: Tensor
     """The mask added to scores, [N, 1, tokens of a block]: minus infinity after the end of a row, else 0."""
-    prefixes: tuple[Prefixes, ...]
+    prefixes: tuple[SharedPrefixes, ...]
     """Shared prefixes, grouped by their number of blocks."""
     order: Tensor
     """Partial results ordered by row, [E]."""
-    ends: Tensor
+    offsets: Tensor
     """Offsets of each row in `order`, and the end, [B + 1]."""
     first: int
     """The first block of a window that is read in place; -1 for one that is copied."""
@@ -98,15 +98,15 @@ class BlockReads:
         return sum(prefixes.blocks.numel() for prefixes in self.prefixes)
 
 
-def block_reads(tables: BlockTables, reads: RowReads) -> BlockReads:
+def plan_block_reads(tables: BlockTables, reads: DecodeRows) -> BlockReads:
     """The reads of a decode step from a cache with these block tables."""
     rows, lengths = reads.rows, reads.cached
     num_rows, counts = len(rows), lengths // BLOCK_TOKENS + 1
     ends = np.concatenate([[0], counts.cumsum()])
     row = np.repeat(np.arange(num_rows), counts)
     block = tables.table[rows[row], np.arange(ends[-1]) - ends[row]]
-    single, owners, prefixes = block, row, tuple[Prefixes, ...]()
-    if tables.are_shared:
+    single, owners, prefixes = block, row, tuple[SharedPrefixes, ...]()
+    if tables.has_shared_blocks:
         is_shared = tables.is_shared(block)
         single, owners = block[~is_shared], row[~is_shared]
         prefixes = _prefixes(block[is_shared], row[is_shared], num_rows)
@@ -127,20 +127,20 @@ def block_reads(tables: BlockTables, reads: RowReads) -> BlockReads:
         order, offsets = _by_row(readers, num_rows)
     tensor = torch.from_numpy
     return BlockReads(
-        of=reads,
+        step=reads,
         blocks=tensor(single[last]),
         window=tensor(window),
-        last=tensor(index[last]),
-        owner=tensor(owner),
-        hidden=tensor(hidden[:, None]),
+        newest=tensor(index[last]),
+        window_rows=tensor(owner),
+        mask=tensor(hidden[:, None]),
         prefixes=prefixes,
         order=tensor(order),
-        ends=tensor(offsets),
+        offsets=tensor(offsets),
         first=first,
     )
 
 
-def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[Prefixes, ...]:
+def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[SharedPrefixes, ...]:
     """Groups shared blocks, given in the order of the rows that read them and of their tokens, into prefixes.
 
     Rows that share a block share all blocks before it. So the readers of a row's blocks become fewer along the row, and
@@ -160,7 +160,7 @@ def _prefixes(blocks: Numbers, rows: Numbers, num_rows: int) -> tuple[Prefixes, 
         padded = np.full((len(runs), max(counts[run[0]] for run in runs)), num_rows)
         for index, run in enumerate(runs):
             padded[index, : counts[run[0]]] = readers[run[0]]
-        prefixes.append(Prefixes(torch.from_numpy(unique[np.stack(runs)]), torch.from_numpy(padded)))
+        prefixes.append(SharedPrefixes(torch.from_numpy(unique[np.stack(runs)]), torch.from_numpy(padded)))
     return tuple(prefixes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 
 Numbers = NDArray[np.int64]
 
@@ -24,12 +24,12 @@ class BlockTables:
 
     def __init__(self, num_blocks: int, num_rows: int, max_tokens: int) -> None:
         self.num_blocks = num_blocks
-        self.table: Numbers = np.zeros((num_rows, blocks_of(max_tokens)), dtype=np.int64)
+        self.table: Numbers = np.zeros((num_rows, num_blocks_for(max_tokens)), dtype=np.int64)
         """The blocks of each row in the order of its tokens, [rows, blocks]; entries after its blocks are undefined."""
         self._blocks_per_row = np.zeros(num_rows, dtype=np.int64)
         self._num_readers = np.zeros(num_blocks + 1, dtype=np.int64)
         self._free = list(range(num_blocks, 0, -1))
-        self.are_shared = False
+        self.has_shared_blocks = False
         """True if any block has several readers."""
         self.num_changes = 0
         """Number of times that blocks were freed, shared, restored or moved."""
@@ -44,46 +44,46 @@ class BlockTables:
     def num_used(self) -> int:
         return self.num_blocks - len(self._free)
 
-    def held(self, row: int) -> Numbers:
+    def blocks_of_row(self, row: int) -> Numbers:
         """The blocks of a row, in the order of its tokens."""
         blocks: Numbers = self.table[row, : self._blocks_per_row[row]]
         return blocks
 
-    def short(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
+    def rows_short_of_blocks(self, rows: Numbers, num_tokens: Numbers) -> Numbers:
         """Indices into `rows` of those that have too few blocks for `num_tokens` each."""
         indices: Numbers = (self._blocks_per_row[rows] * BLOCK_TOKENS < num_tokens).nonzero()[0]
         return indices
 
-    def left(self, rows: Numbers, num_tokens: Numbers) -> int:
+    def tokens_left(self, rows: Numbers, num_tokens: Numbers) -> int:
         """Number of further tokens that every one of `rows` has blocks for, beyond its `num_tokens`."""
         return int((self._blocks_per_row[rows] * BLOCK_TOKENS - num_tokens).min())
 
-    def take(self, row: int, num_tokens: int, to_share: int = 0) -> bool:
+    def allocate(self, row: int, num_tokens: int, shared_tokens: int = 0) -> bool:
         """Allocates blocks for `num_tokens` tokens of a row; returns False, and changes nothing, if too few are free.
 
         The full blocks of the first `to_share` tokens will be read by other rows too.
         """
-        present, needed = int(self._blocks_per_row[row]), blocks_of(num_tokens)
+        present, needed = int(self._blocks_per_row[row]), num_blocks_for(num_tokens)
         if needed - present > len(self._free):
             return False
         for index in range(present, needed):
-            block = self._free.pop(0 if index < to_share // BLOCK_TOKENS else -1)
+            block = self._free.pop(0 if index < shared_tokens // BLOCK_TOKENS else -1)
             self.table[row, index] = block
             self._num_readers[block] = 1
         self._blocks_per_row[row] = max(present, needed)
         return True
 
-    def take_all(self, rows: Numbers, num_tokens: Numbers) -> bool:
+    def allocate_all(self, rows: Numbers, num_tokens: Numbers) -> bool:
         """Allocates blocks for `num_tokens` tokens of each of `rows`; returns False, and changes nothing, if too few
         are free for all."""
         missing = -(-num_tokens // BLOCK_TOKENS) - self._blocks_per_row[rows]
         if int(np.maximum(missing, 0).sum()) > len(self._free):
             return False
         for index in (missing > 0).nonzero()[0].tolist():
-            self.take(int(rows[index]), int(num_tokens[index]))
+            self.allocate(int(rows[index]), int(num_tokens[index]))
         return True
 
-    def give_back(self, rows: Numbers, num_tokens: Numbers) -> None:
+    def truncate(self, rows: Numbers, num_tokens: Numbers) -> None:
         """Frees the blocks after the first `num_tokens` tokens of each of `rows`, which no other row may read."""
         num_kept = -(-num_tokens // BLOCK_TOKENS)
         longer = (num_kept < self._blocks_per_row[rows]).nonzero()[0]
@@ -115,7 +115,7 @@ class BlockTables:
 
     def release(self, *rows: int) -> None:
         """Releases all blocks of rows that have ended or are pre-empted; frees those that no other row reads."""
-        released = np.concatenate([self.held(row) for row in rows])
+        released = np.concatenate([self.blocks_of_row(row) for row in rows])
         np.subtract.at(self._num_readers, released, 1)
         freed = np.unique(released[self._num_readers[released] == 0]).tolist()
         if freed:
@@ -150,7 +150,7 @@ class BlockTables:
 
     def _record_change(self) -> None:
         self.num_changes += 1
-        self.are_shared = bool(self._num_readers.max() > 1)
+        self.has_shared_blocks = bool(self._num_readers.max() > 1)
 
     def is_shared(self, blocks: Numbers) -> NDArray[np.bool_]:
         """A mask over `blocks`, true for those that several rows read."""

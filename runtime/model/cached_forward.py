@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.runtime.model.context_parallel import padding_behind
+from meshwright.runtime.model.context_parallel import num_padding_tokens
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 
 
 @torch.no_grad()
-def forward_continued(
-    model: Decoder, mesh: Mesh, relay: Relay, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
+def forward_cached(
+    model: Decoder, mesh: Mesh, relay: PipelineLink, tokens: Tensor, rows: ContinuedRows, *, ends_only: bool = False
 ) -> Tensor:
     """The decoder's output for tokens [S] of packed rows on the last stage; hidden states to send on other stages.
 
@@ -22,7 +22,7 @@ def forward_continued(
     """
     hidden = None
     if not mesh.is_first_stage:
-        num_tokens = len(tokens) + padding_behind(len(tokens), mesh.layout)
+        num_tokens = len(tokens) + num_padding_tokens(len(tokens), mesh.layout)
         local_tokens = num_tokens // mesh.layout.tp if mesh.layout.sp else num_tokens
         hidden = relay.receive_hidden((local_tokens, 1, model.spec.hidden_size), model.config.params_dtype)
     model.set_input_tensor(hidden)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.device.abilities import Abilities
+from meshwright.runtime.device.abilities import DeviceCapabilities
 
 _FLASH_CAPABILITY = (8, 0)
 """Ampere, the first that FlashAttention-2 runs on; it needs a head size of at most 256 and a multiple of 8.
@@ -35,12 +35,12 @@ class ChosenKernels:
     """True if gradient reduction and weight gathering between replicas overlap with computation."""
 
     @property
-    def of_one_replica(self) -> ChosenKernels:
+    def without_overlap(self) -> ChosenKernels:
         """The same kernels without overlap, for a single replica."""
         return replace(self, overlaps_replicas=False)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """A description for the output of a run."""
         exchanges = "overlap computing" if self.overlaps_replicas else "in one piece"
         kernels = f"attention {self.attention}, operators {self.operators}, decode {self.decode}"
@@ -50,27 +50,27 @@ class ChosenKernels:
 PLAIN = ChosenKernels()
 
 
-def own_kernels(found: Abilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
+def choose_kernels(abilities: DeviceCapabilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
     """The kernels for models of these shapes on a device with the abilities `found`.
 
     On a CPU all are plain: torch has no variable-length attention there, and Triton kernels need a GPU. Gradients are
     not reduced in overlapping buckets there, because the models would fill only one, and because gloo on more than two
     ranks sums in an order that depends on how tensors are split.
     """
-    if found.kind != "cuda":
+    if abilities.kind != "cuda":
         return PLAIN
     fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
-    flash = found.has_flash and found.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
+    flash = abilities.has_flash and abilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
     return ChosenKernels(
         attention="varlen" if flash else "sdpa",
-        operators="fused" if found.runs_triton else "plain",
-        decode="paged" if found.runs_triton else "torch",
+        operators="fused" if abilities.runs_triton else "plain",
+        decode="paged" if abilities.runs_triton else "torch",
         overlaps_replicas=True,
     )
 
 
-def agreed(mine: ChosenKernels) -> ChosenKernels:
+def agree_on_kernels(local: ChosenKernels) -> ChosenKernels:
     """This rank's kernels `mine` if all ranks of the world have the same, else the plain ones. Collective."""
-    per_rank: list[ChosenKernels] = [mine] * dist.get_world_size()
-    dist.all_gather_object(per_rank, mine)
-    return mine if all(kernels == mine for kernels in per_rank) else PLAIN
+    per_rank: list[ChosenKernels] = [local] * dist.get_world_size()
+    dist.all_gather_object(per_rank, local)
+    return local if all(kernels == local for kernels in per_rank) else PLAIN

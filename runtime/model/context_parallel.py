@@ -34,7 +34,7 @@ class ShardSlice(NamedTuple):
     end: int
 
 
-class Parts:
+class SequenceShard:
     """This rank's shard of packed rows of these lengths, which are sharded over the ranks of `group`."""
 
     def __init__(self, lengths: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -57,24 +57,24 @@ class Parts:
         """Position of each of this rank's tokens in its row, [S] int64."""
         return torch.cat(self._positions(self._rank))
 
-    def of(self, values: Tensor) -> Tensor:
+    def select(self, values: Tensor) -> Tensor:
         """This rank's shard [S] of values [T], one for each token; zero for padding."""
         return F.pad(values, (0, 1))[self._token_indices(self._rank).to(values.device)]
 
-    def joined(self, own: Tensor) -> Tensor:
+    def gather_values(self, local: Tensor) -> Tensor:
         """Gathers values [T] of all tokens from each rank's shard [S]; not differentiable."""
-        gathered = own.new_empty(self._cp * self.num_tokens)
-        dist.all_gather_into_tensor(gathered, own.contiguous(), group=self._group)
-        indices = torch.cat([self._token_indices(rank) for rank in range(self._cp)]).to(own.device)
-        return own.new_zeros(sum(self._lengths) + 1).scatter_(0, indices, gathered)[:-1]
+        gathered = local.new_empty(self._cp * self.num_tokens)
+        dist.all_gather_into_tensor(gathered, local.contiguous(), group=self._group)
+        indices = torch.cat([self._token_indices(rank) for rank in range(self._cp)]).to(local.device)
+        return local.new_zeros(sum(self._lengths) + 1).scatter_(0, indices, gathered)[:-1]
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def gather(self, local: Tensor) -> Tensor:
         """Gathers each rank's [S, ...] to [cp x S, ...], in the order of the sequences, padding included."""
-        by_rank = own.new_empty(self._cp * len(own), *own.shape[1:])
-        dist.all_gather_into_tensor(by_rank, own.contiguous(), group=self._group)
+        by_rank = local.new_empty(self._cp * len(local), *local.shape[1:])
+        dist.all_gather_into_tensor(by_rank, local.contiguous(), group=self._group)
         return by_rank.index_select(0, self._in_order)
 
-    def scattered(self, values: Tensor) -> Tensor:
+    def reduce_scatter(self, values: Tensor) -> Tensor:
         """Sums [cp x S, ...], in the order of the sequences, over the ranks; returns this rank's shard [S, ...]."""
         shard = values.new_empty(self.num_tokens, *values.shape[1:])
         by_rank = values.index_select(0, self._by_rank)
@@ -117,18 +117,18 @@ class Parts:
         return self._by_rank.argsort()
 
 
-def parts_of(lengths: Sequence[int], mesh: Mesh) -> Parts | None:
+def sequence_shard(lengths: Sequence[int], mesh: Mesh) -> SequenceShard | None:
     """This rank's shard of rows of these lengths; None without context parallelism."""
-    return Parts(lengths, mesh.groups.cp) if mesh.layout.cp > 1 else None
+    return SequenceShard(lengths, mesh.groups.cp) if mesh.layout.cp > 1 else None
 
 
 def num_tokens_of_rank(lengths: Sequence[int], mesh: Mesh) -> int:
     """Number of tokens that every rank has of rows of these lengths."""
-    parts = parts_of(lengths, mesh)
+    parts = sequence_shard(lengths, mesh)
     return parts.num_tokens if parts else sum(lengths)
 
 
-def padding_behind(num_tokens: int, layout: Layout) -> int:
+def num_padding_tokens(num_tokens: int, layout: Layout) -> int:
     """Number of padding tokens after a rank's `num_tokens`, for sequence parallelism to split them into tp equal
     parts."""
     return -num_tokens % layout.tp if layout.sp else 0
@@ -137,9 +137,9 @@ def padding_behind(num_tokens: int, layout: Layout) -> int:
 class Gathered:
     """Gathered keys and values of all ranks, which are gathered again for the backward pass instead of saved for it."""
 
-    def __init__(self, own: Tensor, parts: Parts) -> None:
+    def __init__(self, local: Tensor, parts: SequenceShard) -> None:
         """`own` [S, ...] are this rank's."""
-        self._local, self._parts = own, parts
+        self._local, self._parts = local, parts
         self._address = 0
         self._regathered: Tensor | None = None
 
@@ -163,15 +163,15 @@ class Gathered:
         if isinstance(packed, Tensor):
             return packed
         if self._regathered is None:
-            self._regathered = self._parts.gathered(self._local)
+            self._regathered = self._parts.gather(self._local)
         return self._regathered.as_strided(*packed)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, parts: Parts) -> Tensor:
+    def forward(ctx: Any, own: Tensor, parts: SequenceShard) -> Tensor:
         ctx.parts = parts
-        return parts.gathered(own)
+        return parts.gather(own)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 
-from meshwright.profiles.layout import unequal_stages
+from meshwright.profiles.layout import unequal_layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.model.mesh import Mesh
 
 
-class DealtLayers(PipelineParallelLayerLayout):
+class UnequalLayerLayout(PipelineParallelLayerLayout):
     """The number of layers of every stage, for a rank whose stage is given and not taken from global state.
 
     Megatron's own class ignores a given stage and reads its global state:
@@ -33,7 +33,7 @@ class DealtLayers(PipelineParallelLayerLayout):
         return int(super().get_layer_offset(*args, **{**kwargs, "pp_rank": self._pp_rank}))
 
 
-def dealt_layers(spec: ModelSpec, mesh: Mesh) -> DealtLayers | None:
+def unequal_layer_layout(spec: ModelSpec, mesh: Mesh) -> UnequalLayerLayout | None:
     """The layer layout of a model with unequal stages; None if all stages have equally many layers."""
-    counts = unequal_stages(spec, mesh.layout.pp)
-    return DealtLayers(counts, mesh.pp_rank) if counts else None
+    counts = unequal_layers_per_stage(spec, mesh.layout.pp)
+    return UnequalLayerLayout(counts, mesh.pp_rank) if counts else None

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_shape import MOST_CONFIG_BYTES
+from meshwright.profiles.model_shape import MAX_CONFIG_BYTES
 from meshwright.profiles.values import json_value, read_text
 
 if TYPE_CHECKING:  # records use this module too, and are shown without tokenizers installed
     from tokenizers import Tokenizer
 
-FILES = ("config.json", "generation_config.json")
+CONFIG_FILES = ("config.json", "generation_config.json")
 _KEY = "eos_token_id"
 _MAX_TOKEN_ID = 2**32 - 1  # of a tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponseEnds:
+class StopConditions:
     """End tokens by id with their texts, and the stop strings of the job."""
 
     tokens: Mapping[int, str]
@@ -43,20 +43,21 @@ def read_end_tokens(directory: Path, tokenizer: Tokenizer) -> dict[int, str]:
     that is not a token of `tokenizer`, and if there is no end token.
     """
     end_tokens: dict[int, str] = {}
-    for name in FILES:
+    for name in CONFIG_FILES:
         path = directory / name
         if name == "config.json" or path.exists():
             end_tokens |= {token: _token_text(token, path, tokenizer) for token in _token_ids(_read(path), path)}
     if not end_tokens:
         raise BadInput(
-            f"model {directory}: neither {' nor '.join(FILES)} names an {_KEY}, so that no token ends a response; "
+            f"model {directory}: neither {' nor '.join(CONFIG_FILES)} names an {_KEY}, so that no token ends a "
+            f"response; "
             "add it to generation_config.json."
         )
     return dict(sorted(end_tokens.items()))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    config = json_value(read_text(path, "model config", MOST_CONFIG_BYTES), f"model config {path}")
+    config = json_value(read_text(path, "model config", MAX_CONFIG_BYTES), f"model config {path}")
     if not isinstance(config, dict):
         raise BadInput(f"model config {path} holds {type(config).__name__}; a JSON object is needed.")
     return config

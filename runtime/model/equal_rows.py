@@ -20,7 +20,7 @@ class EqualRows(NamedTuple):
         return self.cached + self.length
 
 
-def equal_rows(rows: Iterable[tuple[int, int, int]]) -> tuple[EqualRows, ...]:
+def group_equal_rows(rows: Iterable[tuple[int, int, int]]) -> tuple[EqualRows, ...]:
     """Groups rows, each given as (slot, cached tokens, length), into as few runs as possible."""
     runs: list[EqualRows] = []
     for slot, cached, length in rows:

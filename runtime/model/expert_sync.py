@@ -16,7 +16,7 @@ from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder
 
 
-class Lockstep:
+class ExpertLockstep:
     """Keeps one rank's pipeline stage in step with other replicas; does nothing if each replica has all experts."""
 
     def __init__(self, model: Decoder, mesh: Mesh) -> None:

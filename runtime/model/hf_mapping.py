@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.layout import layers_of_chunks
+from meshwright.profiles.layout import chunk_layers
 from meshwright.profiles.model_shape import ModelSpec
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -164,7 +164,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
         layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
     else:
         layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
-    numbers = [number for layers in layers_of_chunks(spec, pp, stage, vpp) for number in layers]
+    numbers = [number for layers in chunk_layers(spec, pp, stage, vpp) for number in layers]
     names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
     if stage == 0:
         names.insert(0, EMBEDDING)
@@ -175,7 +175,7 @@ def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> t
     return tuple(names)
 
 
-def starts_from_nothing(spec: ModelSpec, parameter: str) -> bool:
+def starts_at_zero(spec: ModelSpec, parameter: str) -> bool:
     """True for a parameter that is not in the checkpoint and starts at zero: the scalar head of a model initialised
     from a language model, by `spec.architecture`."""
     return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.runtime.model.cache_blocks import BlockTables
-from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
+from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
 
 
 class PagedCache:
@@ -83,17 +83,17 @@ class PagedCache:
                 cache[:, block, :, : end - first] = saved[:, :, first:end]
 
     def _blocks(self, row: int, num_tokens: int) -> Tensor:
-        return torch.from_numpy(self.tables.table[row, : blocks_of(num_tokens)])
+        return torch.from_numpy(self.tables.table[row, : num_blocks_for(num_tokens)])
 
-    def of_layer(self, layer: int) -> Tensor:
+    def layer_view(self, layer: int) -> Tensor:
         """A view on all keys of a layer followed by all its values, [2 * blocks * kv_heads * tokens, head_dim]."""
         return self._layers[layer]
 
-    def store(self, layer: int, places: Tensor, new: Tensor) -> None:
+    def store(self, layer: int, indices: Tensor, new: Tensor) -> None:
         """Writes keys and values [..., D] at the indices `places` [...] of `of_layer`."""
-        self._layers[layer].index_put_((places,), new)
+        self._layers[layer].index_put_((indices,), new)
 
-    def places(self, blocks: Tensor, within: Tensor) -> Tensor:
+    def token_indices(self, blocks: Tensor, within: Tensor) -> Tensor:
         """Indices [S * kv_heads] of tokens [S], at offsets `within` in `blocks`, among a layer's
         [blocks * kv_heads * tokens, D]."""
         heads = torch.arange(self.keys.shape[2])
@@ -106,8 +106,8 @@ class PagedCache:
         positions = np.arange(sum(lengths)) + np.repeat(firsts, lengths)
         blocks = self.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
         within = torch.from_numpy(positions % BLOCK_TOKENS)
-        places = self.places(torch.from_numpy(blocks), within).to(self.keys.device)
-        runs = equal_rows(zip(range(len(rows)), cached, lengths, strict=True))
+        places = self.token_indices(torch.from_numpy(blocks), within).to(self.keys.device)
+        runs = group_equal_rows(zip(range(len(rows)), cached, lengths, strict=True))
         return ContinuedRows(self, tuple(rows), tuple(lengths), runs, places)
 
 
@@ -123,19 +123,19 @@ class ContinuedRows:
     lengths: tuple[int, ...]
     runs: tuple[EqualRows, ...]
     """Runs of rows of equal lengths; slots are indices into `rows`."""
-    places: Tensor  # [S * kv_heads], indices of their keys among a layer's [blocks * kv_heads * tokens, D]
+    indices: Tensor  # [S * kv_heads], indices of their keys among a layer's [blocks * kv_heads * tokens, D]
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Writes new keys and values [S, 1, kv_heads, D] after the cached ones, except for padding after the rows."""
         for store, new in ((self.cache.keys[layer], key), (self.cache.values[layer], value)):
-            tokens = new.reshape(-1, new.shape[-1])[: len(self.places)]
-            store.view(-1, store.shape[-1]).index_copy_(0, self.places, tokens)
+            tokens = new.reshape(-1, new.shape[-1])[: len(self.indices)]
+            store.view(-1, store.shape[-1]).index_copy_(0, self.indices, tokens)
 
-    def seen(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def keys_and_values(self, layer: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the keys and values of each run, its new tokens included, gathered to [B, kv_heads, T, D]."""
         for run in self.runs:
             rows = self.rows[run.first_slot : run.first_slot + run.num_rows]
-            blocks = torch.stack([self.cache._blocks(row, run.num_keys) for row in rows]).to(self.places.device)
+            blocks = torch.stack([self.cache._blocks(row, run.num_keys) for row in rows]).to(self.indices.device)
             keys, values = (
                 store[layer][blocks].transpose(1, 2).flatten(2, 3)[:, :, : run.num_keys]
                 for store in (self.cache.keys, self.cache.values)

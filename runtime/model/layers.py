@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import AdaptedColumns, AdaptedRows, linear_class
+from meshwright.runtime.model.adapted import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
 from meshwright.runtime.model.attention import CoreAttention, Rotate
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.varlen_attention import torch_kernel
+from meshwright.runtime.model.varlen_attention import torch_varlen_kernel
 
 
 def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN) -> TransformerBlockSubmodules:
@@ -61,8 +61,8 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
             core_attention=functools.partial(
                 CoreAttention,
                 first_layer=first_layer,
-                varlen=torch_kernel() if kernels.attention == "varlen" else None,
-                turned=_rotary_kernel() if kernels.operators == "fused" else None,
+                varlen=torch_varlen_kernel() if kernels.attention == "varlen" else None,
+                rotate_kernel=_rotary_kernel() if kernels.operators == "fused" else None,
             ),
             linear_proj=_rows(spec, "linear_proj", has_bias=spec.output_bias),
             q_layernorm=RMSNorm if spec.qk_norm else None,
@@ -92,13 +92,13 @@ def _gated_mlp(spec: ModelSpec, kernels: ChosenKernels) -> ModuleSpec:
 def _columns(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     if has_bias:
         return linear_class(_BiasedColumnParallelLinear, _BiasedAdaptedColumns, spec, name)
-    return linear_class(ColumnParallelLinear, AdaptedColumns, spec, name)
+    return linear_class(ColumnParallelLinear, AdaptedColumnParallelLinear, spec, name)
 
 
 def _rows(spec: ModelSpec, name: Linear, *, has_bias: bool) -> type:
     if has_bias:
         return linear_class(_BiasedRowParallelLinear, _BiasedAdaptedRows, spec, name)
-    return linear_class(RowParallelLinear, AdaptedRows, spec, name)
+    return linear_class(RowParallelLinear, AdaptedRowParallelLinear, spec, name)
 
 
 def _experts() -> ModuleSpec:
@@ -122,7 +122,7 @@ class _ColumnDispatcher(MoEAlltoAllTokenDispatcher):
     """
 
     def __init__(self, num_local: int, config: TransformerConfig, mesh: Mesh) -> None:
-        column, folded = mesh.expert_column, mesh.layout.folded
+        column, folded = mesh.expert_column, mesh.layout.fold_size
         first = mesh.dp_rank % mesh.layout.expert_replicas * num_local
         column_config = copy.copy(config)
         column_config.num_moe_experts = num_local * mesh.layout.expert_replicas
@@ -169,10 +169,10 @@ class _FusedGates(nn.Module):
     """The fused gated activation, in place of Transformer Engine's."""
 
     def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron passes it
-        from meshwright.runtime.kernels.gates import gated  # noqa: PLC0415 - needs Triton
+        from meshwright.runtime.kernels.gates import silu_and_mul  # noqa: PLC0415 - needs Triton
 
         super().__init__()
-        self._gated = gated
+        self._gated = silu_and_mul
 
     def forward(self, up: Tensor) -> Tensor:
         """The activation [S, B, F] of gate and up [S, B, 2 F]."""
@@ -196,10 +196,10 @@ class _BiasedColumnParallelLinear(_Biased, ColumnParallelLinear): ...
 class _BiasedRowParallelLinear(_Biased, RowParallelLinear): ...
 
 
-class _BiasedAdaptedColumns(_Biased, AdaptedColumns): ...
+class _BiasedAdaptedColumns(_Biased, AdaptedColumnParallelLinear): ...
 
 
-class _BiasedAdaptedRows(_Biased, AdaptedRows): ...
+class _BiasedAdaptedRows(_Biased, AdaptedRowParallelLinear): ...
 
 
 class RMSNorm(nn.Module):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.runtime.device.abilities import has_kernels
+from meshwright.runtime.device.abilities import runs_triton_kernels
 
 CHUNK_ELEMENTS = 2**25
 """Number of logits that are converted to fp32 at once: 128 MiB."""
@@ -77,7 +77,9 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor]:
         results = (
-            _by_kernel(logits, targets, shard) if has_kernels(logits.device) else _by_chunks(logits, targets, shard)
+            _by_kernel(logits, targets, shard)
+            if runs_triton_kernels(logits.device)
+            else _by_chunks(logits, targets, shard)
         )
         logprobs, entropies, normalizers = results
         ctx.save_for_backward(logits, targets, normalizers, entropies)
@@ -88,15 +90,15 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, normalizers, entropies = ctx.saved_tensors
         row_gradients = grad_logprobs, grad_entropies, normalizers, entropies
-        gradient = _gradient_by_kernel if has_kernels(logits.device) else _gradient_by_chunks
+        gradient = _gradient_by_kernel if runs_triton_kernels(logits.device) else _gradient_by_chunks
         return gradient(logits, targets, ctx.shard, row_gradients), None, None
 
 
 def _by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, entropies and the logarithms of the normalizers, [N] each, by a Triton kernel."""
-    from meshwright.runtime.kernels.token_logprobs import sums_of_rows  # noqa: PLC0415 - needs Triton
+    from meshwright.runtime.kernels.token_logprobs import softmax_sums  # noqa: PLC0415 - needs Triton
 
-    highest, sums = sums_of_rows(logits, targets, shard.num_tokens, shard.temperature)
+    highest, sums = softmax_sums(logits, targets, shard.num_tokens, shard.temperature)
     if shard.group.size() > 1:
         highest, sums = _reduce_sums(highest, sums, shard, targets)
     total, target, weighted = sums
@@ -118,11 +120,11 @@ def _reduce_sums(local_highest: Tensor, sums: Tensor, shard: _VocabShard, target
 
 
 def _gradient_by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
-    from meshwright.runtime.kernels.token_logprobs import gradient  # noqa: PLC0415 - needs Triton
+    from meshwright.runtime.kernels.token_logprobs import logits_gradient  # noqa: PLC0415 - needs Triton
 
     grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
     grad_entropies = grad_entropies if shard.with_entropy else torch.zeros_like(grad_logprobs)
-    return gradient(
+    return logits_gradient(
         logits, targets, shard.num_tokens, shard.temperature, (grad_logprobs, grad_entropies, normalizers, entropies)
     )
 

@@ -15,7 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.device import host
-from meshwright.runtime.device.patience import patience
+from meshwright.runtime.device.patience import collective_timeout
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups created so far, by their world and ranks; the keys are the same on every rank, member or not."""
@@ -162,7 +162,7 @@ def _make(sets: Iterable[Sequence[int]]) -> dist.ProcessGroup | None:
     for ranks in sets:
         key = (world, tuple(ranks))
         if key not in _GROUPS:
-            _GROUPS[key] = dist.new_group(list(ranks), timeout=patience())
+            _GROUPS[key] = dist.new_group(list(ranks), timeout=collective_timeout())
         if dist.get_rank() in ranks:
             own_group = _GROUPS[key]
     return own_group

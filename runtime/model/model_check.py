@@ -14,9 +14,9 @@ import torch
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput, require_none
-from meshwright.profiles.model_shape import MOST_CONFIG_BYTES, ModelSpec
+from meshwright.profiles.model_shape import MAX_CONFIG_BYTES, ModelSpec
 from meshwright.profiles.values import json_value, read_text
-from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_from_nothing
+from meshwright.runtime.model.hf_mapping import StoredTensor, parameters_of_stage, recipe, starts_at_zero
 from meshwright.runtime.model.tensor_files import Header, TensorFiles
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -54,7 +54,7 @@ def weight_violations(spec: ModelSpec, directory: Path) -> Iterator[str]:
     needed = {
         stored.name: stored
         for parameter in parameters_of_stage(spec, 1, 0)
-        if not starts_from_nothing(spec, parameter)
+        if not starts_at_zero(spec, parameter)
         for stored in recipe(spec, parameter).tensors
     }
     yield from _mismatches(needed, headers, spec, directory)
@@ -71,7 +71,7 @@ def _unsupported_config(config_path: Path) -> Iterator[str]:
     if not config_path.is_file():
         yield f"model {config_path.parent} has no config.json; run needs a Hugging Face directory."
         return
-    config = json_value(read_text(config_path, "model config", MOST_CONFIG_BYTES), f"model config {config_path}")
+    config = json_value(read_text(config_path, "model config", MAX_CONFIG_BYTES), f"model config {config_path}")
     if config.get("auto_map"):
         yield (
             f"model config {config_path} has auto_map: the model is defined by code of its own, which is not run here; "

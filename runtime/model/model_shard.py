@@ -15,15 +15,15 @@ from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 
 from meshwright.profiles.errors import require_none
-from meshwright.profiles.layout import Layout, layers_of_chunks, layout_violations
-from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.layout import Layout, chunk_layers, layout_violations
+from meshwright.profiles.model_parts.planned_only import run_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import is_of_adapter
+from meshwright.runtime.model.adapted import is_adapter_parameter
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
-from meshwright.runtime.model.context_parallel import padding_behind, parts_of
-from meshwright.runtime.model.dealt_layers import dealt_layers
+from meshwright.runtime.model.context_parallel import num_padding_tokens, sequence_shard
+from meshwright.runtime.model.dealt_layers import unequal_layer_layout
 from meshwright.runtime.model.hf_mapping import global_name
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, has_fused_gates, keep_tokens_apart
@@ -58,7 +58,7 @@ class Decoder(GPTModel):
         self, spec: ModelSpec, mesh: Mesh, config: TransformerConfig, chunk: int = 0, kernels: ChosenKernels = PLAIN
     ) -> None:
         layout = mesh.layout
-        layers = layers_of_chunks(spec, layout.pp, mesh.pp_rank, layout.vpp)[chunk]
+        layers = chunk_layers(spec, layout.pp, mesh.pp_rank, layout.vpp)[chunk]
         is_first = mesh.is_first_stage and chunk == 0
         is_last = mesh.is_last_stage and chunk == layout.vpp - 1
         super().__init__(
@@ -93,14 +93,14 @@ class Decoder(GPTModel):
         self, tokens: Tensor, lengths: Sequence[int], cache: ContinuedRows | None = None, *, ends_only: bool = False
     ) -> Tensor:
         """The output of this stage for tokens [1, S], packed rows of these lengths; see the class."""
-        parts, like = parts_of(lengths, self.mesh), next(self.parameters())
+        parts, like = sequence_shard(lengths, self.mesh), next(self.parameters())
         if parts:
             assert cache is None, "there is no cache with context parallelism"
-            tokens = parts.of(tokens[0]).unsqueeze(0)
+            tokens = parts.select(tokens[0]).unsqueeze(0)
         length = tokens.shape[1]
-        tail = padding_behind(length, self.mesh.layout)
+        tail = num_padding_tokens(length, self.mesh.layout)
         if parts:
-            packing = self.rotary.pack_parts(parts, like, tail=tail)
+            packing = self.rotary.pack_shard(parts, like, tail=tail)
         else:
             packing = self.rotary.pack(lengths, like, tail=tail, cache=cache, ends_only=ends_only)
         output: Tensor = super().forward(
@@ -174,16 +174,16 @@ class Interleaved(nn.ModuleList):
         self.spec = chunks[0].spec
 
 
-Held: TypeAlias = Decoder | Interleaved
+ModelChunks: TypeAlias = Decoder | Interleaved
 """One rank's shard of a model: a decoder, or several chunks of an interleaved pipeline."""
 
 
-def model_chunks_of(model: Held) -> tuple[Decoder, ...]:
+def model_chunks_of(model: ModelChunks) -> tuple[Decoder, ...]:
     """The chunks of a model shard, in the order in which a micro-batch passes them."""
     return model.chunks if isinstance(model, Interleaved) else (model,)
 
 
-def named_in_whole(model: Held) -> Iterator[tuple[str, nn.Parameter]]:
+def named_global_parameters(model: ModelChunks) -> Iterator[tuple[str, nn.Parameter]]:
     """Yields this rank's parameters, named with the numbers of layers and experts in the whole model."""
     for chunk in model_chunks_of(model):
         num_experts = chunk.spec.experts.num_experts if chunk.spec.experts else 0
@@ -201,14 +201,14 @@ def build_model(
     trainable: bool = False,
     seed: int = 0,
     kernels: ChosenKernels = PLAIN,
-) -> Held:
+) -> ModelChunks:
     """Builds this rank's shard of `spec` on `mesh`, with random weights from `seed`; members of the mesh call it.
 
     A model that is not trainable has no gradients and is in evaluation mode. If the model has an adapter, only its
     parameters have gradients, and all of them are zero. Raises BadInput for a layout that does not divide the model,
     and for a model that can only be planned.
     """
-    require_none((*layout_violations(mesh.layout, spec), *planned_only(spec)))
+    require_none((*layout_violations(mesh.layout, spec), *run_violations(spec)))
     host.install()
     if mesh.layout.sp and parallel_state._GLOBAL_MEMORY_BUFFER is None:
         # The only part of megatron's global state that sequence parallelism needs: a buffer.
@@ -221,7 +221,7 @@ def build_model(
     chunks = [Decoder(spec, mesh, config, chunk, kernels) for chunk in range(mesh.layout.vpp)]
     model = chunks[0] if len(chunks) == 1 else Interleaved(chunks)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trainable and (spec.adapter is None or is_of_adapter(name)))
+        parameter.requires_grad_(trainable and (spec.adapter is None or is_adapter_parameter(name)))
     model.train(trainable)
     return model
 
@@ -259,7 +259,7 @@ def _config(
         overlap_p2p_comm=layout.vpp > 1,
         batch_p2p_comm=layout.vpp == 1,
         context_parallel_size=layout.cp,
-        pipeline_model_parallel_layout=dealt_layers(spec, mesh),
+        pipeline_model_parallel_layout=unequal_layer_layout(spec, mesh),
         pipeline_dtype=dtype,
         sequence_parallel=layout.sp,
         variable_seq_lengths=True,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import RowReads
+from meshwright.runtime.model.block_reads import DecodeRows
 from meshwright.runtime.model.cache_blocks import Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
@@ -24,14 +24,14 @@ copies cost more than they save, measured there with 2 cores on 2026-11-25."""
 
 
 @dataclass(frozen=True)
-class PaddedReads(RowReads):
+class PaddedReads(DecodeRows):
     """A decode step of B rows, whose blocks are padded to one batch."""
 
     num_blocks: int
     """Number of blocks of the longest row with its new token."""
 
 
-def padded_reads(cache: PagedCache, step: RowReads) -> PaddedReads | None:
+def padded_reads(cache: PagedCache, step: DecodeRows) -> PaddedReads | None:
     """The padded reads of a step; None if the cache is not fp32, or if rows are too many, too long or share blocks.
 
     Products of other dtypes on a CPU would round the scores to them.
@@ -42,7 +42,7 @@ def padded_reads(cache: PagedCache, step: RowReads) -> PaddedReads | None:
     if len(step.rows) * num_blocks * cache.keys[0, 0].nbytes > _CACHED_BYTES:
         return None
     reads = PaddedReads(step.rows, step.cached, num_blocks)
-    return None if cache.tables.are_shared and cache.tables.is_shared(_blocks(cache, reads)).any() else reads
+    return None if cache.tables.has_shared_blocks and cache.tables.is_shared(_blocks(cache, reads)).any() else reads
 
 
 class PaddedAttention:
@@ -59,11 +59,11 @@ class PaddedAttention:
         self._buffer = cache.keys.new_empty(0)
         self._batch: _PaddedBatch | None = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discards the copies, because cached tokens may be overwritten."""
         self._batch = None
 
-    def at(self, reads: PaddedReads) -> PaddedAttention:
+    def prepare(self, reads: PaddedReads) -> PaddedAttention:
         """Returns this object, prepared for a step."""
         if self._batch is None or not self._batch.advance_to(reads):
             self._batch = self._new_batch(reads)
@@ -138,7 +138,7 @@ class _PaddedBatch:
         count = reads.tokens_since(self._reads)
         if not count:
             return count == 0
-        begins_block = reads.begins_block
+        begins_block = reads.starts_block
         if begins_block and not self._is_kept:
             return False
         self._reads = reads
@@ -179,7 +179,7 @@ class _PaddedBatch:
 
     def _copy(self, layer: int, to: int) -> None:
         """Copies the rows' blocks of a layer, the new tokens included."""
-        blocks = self._cache.of_layer(layer).view(-1, self._copies.shape[-1])
+        blocks = self._cache.layer_view(layer).view(-1, self._copies.shape[-1])
         torch.index_select(blocks, 0, self._copy_from, out=self._copies[to])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.runtime.model.mesh import Mesh
 
 
-class Relay:
+class PipelineLink:
     """Sends hidden states from this rank to the next stage, and sampled tokens from the last stage to all others."""
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
@@ -28,12 +28,12 @@ class Relay:
         """Waits for hidden states [*shape] of this dtype from the previous stage."""
         return self._receive(shape, dtype, self._ranks[self._position - 1])
 
-    def send_drawn(self, drawn: Tensor) -> None:
+    def send_sampled(self, sampled: Tensor) -> None:
         """Sends sampled tokens and their log-probabilities [2, B] float64 from the last stage to all others."""
         for rank in self._ranks[:-1]:
-            self._send(drawn, rank)
+            self._send(sampled, rank)
 
-    def receive_drawn(self, num_rows: int) -> Tensor:
+    def receive_sampled(self, num_rows: int) -> Tensor:
         """Waits on an earlier stage for sampled tokens and their log-probabilities, [2, num_rows] float64."""
         return self._receive((2, num_rows), torch.float64, self._ranks[-1])
 

@@ -19,12 +19,12 @@ from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_para
 from torch import Tensor, nn
 from torch.nn.functional import ScalingType
 
-from meshwright.profiles.model_parts.eight_bit_floats import LARGEST
-from meshwright.runtime.device.abilities import has_kernels
+from meshwright.profiles.model_parts.eight_bit_floats import E4M3_MAX
+from meshwright.runtime.device.abilities import runs_triton_kernels
 from meshwright.runtime.model.hf_mapping import global_name
 from meshwright.runtime.model.model_shard import Decoder
 
-EIGHT_BITS = torch.float8_e4m3fn
+FP8_DTYPE = torch.float8_e4m3fn
 
 _EPSILON = 1e-12
 """Added to every scale, so that the scale of a row of zeros is not 0."""
@@ -39,10 +39,10 @@ class QuantisedWeight:
 
     def __init__(self, weight: nn.Parameter) -> None:
         """Allocates the 8-bit counterpart of `weight`, without copying its values."""
-        self.stands_for = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-        vars(self.stands_for).update(vars(weight))  # megatron's attributes of tensor parallelism
+        self.meta_parameter = nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        vars(self.meta_parameter).update(vars(weight))  # megatron's attributes of tensor parallelism
         self.device = weight.device
-        self._values = torch.zeros(weight.shape, dtype=EIGHT_BITS, device=weight.device)
+        self._values = torch.zeros(weight.shape, dtype=FP8_DTYPE, device=weight.device)
         self._scales = torch.ones(len(weight), 1, device=weight.device)
 
     @property
@@ -51,7 +51,7 @@ class QuantisedWeight:
         return self._values.nbytes + self._scales.nbytes
 
     @property
-    def numbers(self) -> Tensor:
+    def dequantised(self) -> Tensor:
         """The dequantised weight, [outputs, inputs] in fp32."""
         return self._values.float() * self._scales
 
@@ -62,17 +62,17 @@ class QuantisedWeight:
 
     def multiply(self, inputs: Tensor) -> Tensor:
         """The product [..., outputs] with inputs [..., inputs], both in the dtype of the original weight."""
-        rounded, scales = rounded_rows(inputs.reshape(-1, inputs.shape[-1]))
-        dtype = self.stands_for.dtype
+        rounded, scales = quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
+        dtype = self.meta_parameter.dtype
         if rounded.is_cuda:
-            outputs = multiplied(rounded, scales, self._values, self._scales, dtype)
+            outputs = scaled_matmul(rounded, scales, self._values, self._scales, dtype)
         else:
             product = F.linear(rounded.to(dtype), self._values.to(dtype))
             outputs = (product * scales * self._scales.t()).to(dtype)
         return outputs.view(*inputs.shape[:-1], len(self._scales))
 
 
-class QuantisedColumns(nn.Module):
+class QuantisedColumnParallelLinear(nn.Module):
     """Replaces Megatron's column-parallel linear, without sequence parallelism."""
 
     def __init__(self, linear: ColumnParallelLinear) -> None:
@@ -84,7 +84,7 @@ class QuantisedColumns(nn.Module):
         return _with_bias(self.weight.multiply(inputs), self.bias, self._skip_bias_add)
 
 
-class QuantisedRows(nn.Module):
+class QuantisedRowParallelLinear(nn.Module):
     """Replaces Megatron's row-parallel linear, without sequence parallelism."""
 
     def __init__(self, linear: RowParallelLinear) -> None:
@@ -104,47 +104,49 @@ def quantise_linears(model: Decoder) -> None:
         for block in (layer.self_attention, layer.mlp):
             for name, linear in list(block.named_children()):
                 if isinstance(linear, ColumnParallelLinear):
-                    setattr(block, name, QuantisedColumns(linear))
+                    setattr(block, name, QuantisedColumnParallelLinear(linear))
                 elif isinstance(linear, RowParallelLinear):
-                    setattr(block, name, QuantisedRows(linear))
+                    setattr(block, name, QuantisedRowParallelLinear(linear))
 
 
-def quantised_in_whole(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:
+def named_quantised_weights(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:
     """Yields the 8-bit weights of a rank, named as in the whole model."""
     for name, module in model.named_modules():
-        if isinstance(module, QuantisedColumns | QuantisedRows):
+        if isinstance(module, QuantisedColumnParallelLinear | QuantisedRowParallelLinear):
             assert isinstance(model, Decoder), name
             yield global_name(f"{name}.weight", model.layers.start), module.weight
 
 
 @torch.no_grad()
-def take_over(arrived: Mapping[str, Tensor], weights: Mapping[str, QuantisedWeight], group: dist.ProcessGroup) -> None:
+def quantise_received(
+    received: Mapping[str, Tensor], weights: Mapping[str, QuantisedWeight], group: dist.ProcessGroup
+) -> None:
     """Quantises received weights [outputs, inputs], by name.
 
     The tensor-parallel ranks of `group` call it with the same names; one all-reduce gives them the largest magnitudes
     of rows that are sharded along their inputs.
     """
-    largest = {name: largest_of_rows(weight) for name, weight in arrived.items()}
-    row_parallel = [name for name in arrived if getattr(weights[name].stands_for, "partition_dim", 0) == 1]
+    largest = {name: largest_of_rows(weight) for name, weight in received.items()}
+    row_parallel = [name for name in received if getattr(weights[name].meta_parameter, "partition_dim", 0) == 1]
     if row_parallel and dist.get_world_size(group) > 1:
         joined = torch.cat([largest[name] for name in row_parallel])
         dist.all_reduce(joined, dist.ReduceOp.MAX, group=group)
         largest |= dict(zip(row_parallel, joined.split([len(largest[name]) for name in row_parallel]), strict=True))
-    for name, weight in arrived.items():
+    for name, weight in received.items():
         weights[name].set(weight, largest[name])
 
 
-def rounded_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The 8-bit values of rows [B, inputs] and their scales [B, 1], by a Triton kernel if the device has them."""
-    if has_kernels(rows.device):
-        from meshwright.runtime.kernels.row_rounding import round_rows  # noqa: PLC0415 - needs Triton
+    if runs_triton_kernels(rows.device):
+        from meshwright.runtime.kernels.row_rounding import quantise_rows  # noqa: PLC0415 - needs Triton
 
-        return round_rows(rows, LARGEST, _EPSILON)
+        return quantise_rows(rows, E4M3_MAX, _EPSILON)
     scales = _scales(largest_of_rows(rows))
-    return (rows / scales).to(EIGHT_BITS), scales
+    return (rows / scales).to(FP8_DTYPE), scales
 
 
-def multiplied(rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled_matmul(rows: Tensor, row_scales: Tensor, values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The product [rows, outputs] of 8-bit values [rows, inputs] and [outputs, inputs], with one scale per row of
     each."""
     row_wise: Any = ScalingType.RowWise
@@ -158,7 +160,7 @@ def largest_of_rows(values: Tensor) -> Tensor:
 
 
 def _scales(largest: Tensor) -> Tensor:
-    return largest / LARGEST + _EPSILON
+    return largest / E4M3_MAX + _EPSILON
 
 
 def _with_bias(output: Tensor, bias: Tensor | None, skip_bias_add: bool) -> tuple[Tensor, Tensor | None]:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import MOST_JSON_BYTES, is_file_name, json_value, read_text, require_file
+from meshwright.profiles.values import MAX_JSON_BYTES, is_file_name, json_value, read_text, require_file
 from meshwright.runtime.model.hf_mapping import StoredTensor
 
 INDEX = "model.safetensors.index.json"
@@ -107,7 +107,7 @@ class TensorFiles:
 def _read_index(index: Path) -> dict[str, str]:
     """The file of each tensor from an index."""
     try:
-        weight_map = json_value(read_text(index, "checkpoint index", MOST_JSON_BYTES), "it")["weight_map"]
+        weight_map = json_value(read_text(index, "checkpoint index", MAX_JSON_BYTES), "it")["weight_map"]
         if not all(is_file_name(name) for name in weight_map.values()):
             raise ValueError("weight_map names a file outside its directory")
     except (BadInput, ValueError, KeyError, TypeError, AttributeError) as error:

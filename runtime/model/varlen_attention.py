@@ -41,13 +41,13 @@ class VarlenKernel(Protocol):
 class RowBounds:
     """The offsets of packed rows."""
 
-    begins: Tensor
+    offsets: Tensor
     """Offset of each row, and the end, [N + 1] int32."""
-    longest: int
+    max_length: int
     """Number of tokens of the longest row."""
 
 
-def torch_kernel() -> VarlenKernel:
+def torch_varlen_kernel() -> VarlenKernel:
     """Torch's variable-length kernel. Up to version 2.11 it has no `enable_gqa` argument and always groups heads."""
     # Imported here because the import takes seconds, which processes on a CPU do not need.
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
@@ -65,7 +65,7 @@ def torch_kernel() -> VarlenKernel:
 
 def attend_rows(query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel) -> Tensor:
     """The output [T, 1, heads, D] for packed query [T, 1, heads, D], key and value [T, 1, kv_heads, D]."""
-    begins, longest, grouped = rows.begins, rows.longest, query.shape[2] > key.shape[2]
+    begins, longest, grouped = rows.offsets, rows.max_length, query.shape[2] > key.shape[2]
     query, key, value = (heads.squeeze(1).contiguous() for heads in (query, key, value))
     attended = kernel(query, key, value, begins, begins, longest, longest, window_size=_CAUSAL, enable_gqa=grouped)
     return attended.unsqueeze(1)

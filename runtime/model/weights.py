@@ -17,10 +17,10 @@ from torch import Tensor
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.adapted import is_of_adapter, merged
-from meshwright.runtime.model.hf_mapping import Recipe, expert_of, parameters_of_stage, recipe, starts_from_nothing
+from meshwright.runtime.model.adapted import is_adapter_parameter, merge_adapter
+from meshwright.runtime.model.hf_mapping import Recipe, expert_of, parameters_of_stage, recipe, starts_at_zero
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import Held, named_in_whole
+from meshwright.runtime.model.model_shard import ModelChunks, named_global_parameters
 from meshwright.runtime.model.tensor_files import INDEX, TensorFiles
 
 _DOCUMENTS = (".json", ".txt", ".model", ".jinja")
@@ -33,7 +33,7 @@ FILE_BYTES = 5 * 10**9
 """Bytes of weights per file of a saved checkpoint; a writing rank needs about as much memory."""
 
 
-def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
+def load_weights(model: ModelChunks, spec: ModelSpec, mesh: Mesh, directory: Path) -> None:
     """Loads this rank's shard from a Hugging Face directory, reading no more than the shard.
 
     An adapter is not changed. A scalar head is read from `score.weight`, unless the directory is a language model's by
@@ -41,10 +41,10 @@ def load_weights(model: Held, spec: ModelSpec, mesh: Mesh, directory: Path) -> N
     Raises BadInput if there are no weights, if a tensor is missing, or if one has another shape.
     """
     with TensorFiles(directory, spec.name) as checkpoint, torch.no_grad():
-        for name, parameter in named_in_whole(model):
-            if is_of_adapter(name):
+        for name, parameter in named_global_parameters(model):
+            if is_adapter_parameter(name):
                 continue
-            if starts_from_nothing(spec, name):
+            if starts_at_zero(spec, name):
                 parameter.zero_()
                 continue
             tp = mesh.layout.tp if expert_of(name) is None else mesh.layout.etp
@@ -65,12 +65,12 @@ def _shard(checkpoint: TensorFiles, instructions: Recipe, tp_rank: int, tp: int)
 
 
 def save_weights(
-    model: Held,
+    model: ModelChunks,
     spec: ModelSpec,
     mesh: Mesh,
     directory: Path,
     *,
-    documents_of: Path,
+    config_from: Path,
     tokenizer: Path | None = None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
@@ -96,7 +96,7 @@ def save_weights(
             _write_file(model, spec, mesh, partial / name, file)
     if dist.get_rank() == mesh.first_rank:
         _write_index(spec, files, dtype.itemsize, partial / INDEX)
-        _copy_documents(documents_of, tokenizer, partial)
+        _copy_documents(config_from, tokenizer, partial)
         _edit_config(spec, dtype, partial / "config.json")
     dist.barrier(group=mesh.groups.intra_dist_opt)
     if dist.get_rank() == mesh.first_rank:
@@ -124,7 +124,7 @@ def _plan_files(spec: ModelSpec, layout: Layout, max_elements: int) -> dict[str,
                 continue
             size = sum(stored.num_elements for stored in recipe(spec, parameter).tensors)
             if elements + size > max_elements:
-                files.append(_File(stage, *divmod(ep_rank, layout.folded), []))
+                files.append(_File(stage, *divmod(ep_rank, layout.fold_size), []))
                 elements = 0
             files[-1].parameters.append(parameter)
             elements += size
@@ -137,15 +137,15 @@ def _ep_rank(spec: ModelSpec, layout: Layout, parameter: str) -> int:
     return expert * layout.ep // spec.experts.num_experts if spec.experts and expert is not None else 0
 
 
-def _write_file(model: Held, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
+def _write_file(model: ModelChunks, spec: ModelSpec, mesh: Mesh, path: Path, file: _File) -> None:
     """Writes a file on one tensor-parallel rank, which gathers the shards of sharded parameters from the others."""
-    local = dict(named_in_whole(model))
+    local = dict(named_global_parameters(model))
     tensors: dict[str, Tensor] = {}
     for parameter in file.parameters:
-        is_whole_expert = mesh.layout.folded > 1 and expert_of(parameter) is not None
+        is_whole_expert = mesh.layout.fold_size > 1 and expert_of(parameter) is not None
         if is_whole_expert and mesh.tp_rank != file.tp_rank:
             continue
-        shard = merged(local, parameter, spec.adapter)
+        shard = merge_adapter(local, parameter, spec.adapter)
         shards = [shard] if is_whole_expert else _gather(shard, mesh)
         if mesh.tp_rank == file.tp_rank:
             stored = recipe(spec, parameter).split(shards)

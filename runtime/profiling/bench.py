@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.profiles.harness import Conditions, Sample, failure, measure, record
+from meshwright.profiles.harness import DeviceState, TimingResult, failed_measurement, measure, record
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import blocks_of
-from meshwright.profiles.table import Body, Measurement, Point
+from meshwright.profiles.packing import num_blocks_for
+from meshwright.profiles.table import Measurement, Point, TimedPass
 from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
 from meshwright.runtime.generation.engine import Generator
@@ -43,9 +43,9 @@ _STEPS_PER_POLL = 8
 class _RankMeasurement:
     """The measurement of a point on one rank."""
 
-    sample: Sample
+    sample: TimingResult
     peak_bytes: int
-    conditions: Conditions
+    conditions: DeviceState
 
 
 class Bench:
@@ -67,26 +67,24 @@ class Bench:
         self._trainer: Trainer | None = None
 
     def measure_point(
-        self, point: Point, *, repeats: int, budget_seconds: float, least_seconds: float = 0.0
+        self, point: Point, *, repeats: int, budget_seconds: float, min_seconds: float = 0.0
     ) -> Measurement:
         """Measure a point on all ranks at once: the median time over ranks, and the most memory of any rank.
 
         A short pass runs more often than `repeats` times, for `least_seconds` on each rank.
         """
         began = time.perf_counter()
-        body, reason = self._attempt(lambda: self.ready(point))
+        body, reason = self._attempt(lambda: self.prepare(point))
         reason = _first_reason(reason)
         if reason is None:
             assert body is not None
             budget = budget_seconds - (time.perf_counter() - began)
             dist.barrier()
-            run, reason = self._attempt(
-                lambda: self._time(body, self._num_steps(point), repeats, budget, least_seconds)
-            )
+            run, reason = self._attempt(lambda: self._time(body, self._num_steps(point), repeats, budget, min_seconds))
             reason = _first_reason(reason)
         if reason is not None:
             self._instruments.release()
-            return failure(point, reason)
+            return failed_measurement(point, reason)
         return _merged(point, run)
 
     def _attempt(self, action: Callable[[], T]) -> tuple[T | None, str | None]:
@@ -99,7 +97,7 @@ class Bench:
                 raise
             return None, reason
 
-    def ready(self, point: Point) -> Callable[[], object]:
+    def prepare(self, point: Point) -> Callable[[], object]:
         """Return the point's timed pass, warmed up once. Raises FloatingPointError if its output is not finite."""
         body = self._body(point)
         if not is_finite(body()):
@@ -108,7 +106,7 @@ class Bench:
 
     def _num_steps(self, point: Point) -> int:
         """Return the decode steps in one timed call, several on a GPU; 1 for other passes."""
-        return _STEPS_PER_POLL if point.body is Body.DECODE and host.on_cuda() else 1
+        return _STEPS_PER_POLL if point.body is TimedPass.DECODE and host.on_cuda() else 1
 
     def _time(
         self, body: Callable[[], object], num_steps: int, repeats: int, budget_seconds: float, least_seconds: float
@@ -122,7 +120,7 @@ class Bench:
             warmup=0,
             repeats=repeats,
             budget_seconds=budget_seconds,
-            least_seconds=least_seconds,
+            min_seconds=least_seconds,
         )
         return _RankMeasurement(
             sample=sample, peak_bytes=max(0, instruments.peak_bytes() - before), conditions=instruments.conditions()
@@ -131,14 +129,14 @@ class Bench:
     def _body(self, point: Point) -> Callable[[], object]:
         spec = point.shape.model(num_layers=point.num_layers, max_positions=self._max_positions)
         model = self._build(spec, (point.shape, point.num_layers))
-        if point.body is Body.OPTIMIZER:
+        if point.body is TimedPass.OPTIMIZER:
             return self._trainer_of(model).update
-        if point.body is Body.PREFILL:
+        if point.body is TimedPass.PREFILL:
             lengths = _lengths(point.rows, point.tokens)
-            return self._generator(model, spec, point.rows, max(lengths) + 1).prefills(lengths)
-        if point.body is Body.DECODE:
+            return self._generator(model, spec, point.rows, max(lengths) + 1).prefill_pass(lengths)
+        if point.body is TimedPass.DECODE:
             return self._decode_steps(model, spec, point.rows, point.context, self._num_steps(point))
-        if point.body is Body.TRAIN:
+        if point.body is TimedPass.TRAIN:
             trainer, block = self._trainer_of(model), _training_block(spec, point.rows, point.tokens)
             loss = training_loss(spec, self._mesh, PPO(), point.rows * point.tokens)
             return lambda: trainer.accumulate([block], loss)
@@ -172,9 +170,9 @@ class Bench:
         half_range = context * (rows - 1) // rows
         shortest, longest = context - half_range, context + half_range
         cached = [shortest + (2 * row + 1) * half_range // rows for row in range(rows)]
-        num_blocks = rows * (blocks_of(context + num_steps) + 1) + blocks_of(longest + num_steps)
+        num_blocks = rows * (num_blocks_for(context + num_steps) + 1) + num_blocks_for(longest + num_steps)
         generator = self._generator(model, spec, rows, longest + num_steps, num_blocks)
-        return generator.steps(cached, shortest, longest, num_steps)
+        return generator.decode_pass(cached, shortest, longest, num_steps)
 
     def _generator(
         self, model: Decoder, spec: ModelSpec, num_slots: int, max_tokens: int, num_blocks: int | None = None
@@ -207,7 +205,7 @@ def _merged(point: Point, mine: _RankMeasurement | None) -> Measurement:
     dist.all_gather_object(gathered, mine)
     runs = [run for run in gathered if run is not None]
     samples = [run.sample for run in runs]
-    sample = Sample(
+    sample = TimingResult(
         median_seconds=statistics.median(sample.median_seconds for sample in samples),
         spread_seconds=max(sample.spread_seconds for sample in samples),
         repeats=min(sample.repeats for sample in samples),
@@ -241,9 +239,9 @@ def _forward_pass(
 ) -> list[Tensor]:
     """Run a forward pass over the sequences of the experience and put its outputs back, as a stage does."""
     rows = experience.rows("tokens")
-    block = MicroBatch.of(experience.get("tokens", row) for row in rows)
+    block = MicroBatch.pack(experience.get("tokens", row) for row in rows)
     outputs = forward(model, mesh, [block])
-    for row, values in zip(rows, block.of_rows(outputs[0].cpu()), strict=True):
+    for row, values in zip(rows, block.split_rows(outputs[0].cpu()), strict=True):
         experience.put("ref_logprobs", row, values.clone())
     return outputs
 
@@ -254,4 +252,4 @@ def _training_block(spec: ModelSpec, rows: int, tokens: int) -> MicroBatch:
     zeros = [torch.zeros(length) for length in lengths]
     fields = dict.fromkeys(("old_logprobs", "advantages", "values", "returns"), zeros)
     masks = [torch.ones(length, dtype=torch.bool) for length in lengths]
-    return MicroBatch.of((torch.randint(spec.vocab_size, (length,)) for length in lengths), {**fields, "mask": masks})
+    return MicroBatch.pack((torch.randint(spec.vocab_size, (length,)) for length in lengths), {**fields, "mask": masks})

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from meshwright.planner.environment.measured_latency import called_by, called_of, open_calls
+from meshwright.planner.environment.measured_latency import reward_call_key, tool_call_key, unstated_calls
 from meshwright.planner.environment.tool import Tool
 from meshwright.planner.plan.job import Job
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed import require_functions, require_tool
-from meshwright.runtime.environment.environment import caller_of
+from meshwright.runtime.environment.allowed import require_allowed_rewards, require_allowed_tool
+from meshwright.runtime.environment.environment import build_caller
 from meshwright.runtime.environment.samples import RewardError, RewardSample, ToolCall
 from meshwright.runtime.environment.worker import Worker
 from meshwright.runtime.generation.prompts import PromptData, read_data
@@ -39,21 +39,21 @@ def time_calls(
     of a function or judge is answered.
     """
     timed = {one.called for one in known}
-    missing = [called for called in open_calls(job.rewards, job.tool, job.workload) if called not in timed]
+    missing = [called for called in unstated_calls(job.rewards, job.tool, job.workload) if called not in timed]
     if not missing or not job.data:
         return ()
-    rewards = {called: reward for reward in job.rewards if (called := called_by(reward)) in missing}
-    tool = job.tool if job.tool and called_of(job.tool) in missing else None
+    rewards = {called: reward for reward in job.rewards if (called := reward_call_key(reward)) in missing}
+    tool = job.tool if job.tool and tool_call_key(job.tool) in missing else None
     data = read_data(job, directory)
-    require_functions(tuple(rewards.values()), allowed, has_answers=data.has_answers)
+    require_allowed_rewards(tuple(rewards.values()), allowed, has_answers=data.has_answers)
     samples, budget, results = _samples(data), seconds / len(missing), []
     for called, reward in rewards.items():
-        with closing(caller_of(reward)) as caller:
+        with closing(build_caller(reward)) as caller:
             results.append(_time(called, caller.score, samples, budget))
     if tool:
-        require_tool(tool, allowed)
+        require_allowed_tool(tool, allowed)
         with closing(Worker(tool.function, tool.timeout_seconds, "tool")) as worker:
-            results.append(_time(called_of(tool), worker.answers, _calls(samples, tool), budget))
+            results.append(_time(tool_call_key(tool), worker.answers, _calls(samples, tool), budget))
     return tuple(results)
 
 
@@ -86,7 +86,7 @@ def _calls(samples: Sequence[RewardSample], tool: Tool) -> list[ToolCall]:
 
 
 def _time(
-    called: Called, call: Callable[[Sequence[RewardSample]], object], samples: Sequence[RewardSample], seconds: float
+    called: CallKey, call: Callable[[Sequence[RewardSample]], object], samples: Sequence[RewardSample], seconds: float
 ) -> TimedCalls:
     """Time successive calls until the time is over, at least one, after a first one as warm-up."""
     cycle = itertools.cycle(samples)

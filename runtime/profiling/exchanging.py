@@ -16,7 +16,7 @@ from torch import Tensor
 from meshwright.profiles.harness import Timer, measure, record_collective
 from meshwright.profiles.table import Collective, Exchange
 from meshwright.runtime.device import host
-from meshwright.runtime.device.patience import patience
+from meshwright.runtime.device.patience import collective_timeout
 
 _WARMUP = 1
 """Calls before timing: the first of a group sets up its connections."""
@@ -46,7 +46,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
             repeats=repeats,
             budget_seconds=float("inf"),
             before=_matrix_product(),
-            together=_CALLS_PER_TIMING,
+            calls_per_sample=_CALLS_PER_TIMING,
         )
     dist.barrier()
     return [record_collective(exchange, sample)] if sample else []
@@ -55,7 +55,7 @@ def measure_exchange(exchange: Exchange, timer: Timer, *, repeats: int) -> list[
 @cache
 def _first_ranks(number: int) -> dist.ProcessGroup | None:
     """Return the group of the first ranks; every rank of the world creates the same groups in the same order."""
-    return dist.new_group(list(range(number)), timeout=patience())
+    return dist.new_group(list(range(number)), timeout=collective_timeout())
 
 
 def _matrix_product() -> Callable[[], object]:

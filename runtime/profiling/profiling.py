@@ -22,19 +22,19 @@ import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.plan.job import Facts
-from meshwright.profiles.cluster import Cluster, of_one_kind
+from meshwright.profiles.cluster import Cluster, require_uniform
 from meshwright.profiles.devices import device_names
 from meshwright.profiles.environment.timed_calls import TimedCalls
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.harness import exchanges, merged, points
+from meshwright.profiles.harness import exchanges, merge_measurements, points
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
+from meshwright.profiles.partial import PartialTable, missing_keys, partial_path, resume_table
 from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import abilities
+from meshwright.runtime.device.abilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments, query_device
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, own_kernels
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import ChosenKernels, choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 from meshwright.runtime.profiling.exchanging import measure_exchange
@@ -68,7 +68,7 @@ def profile_job(
     """
     require_device(facts, kind, torch.cuda.get_device_name() if host.num_cuda_devices() else None)
     num_ranks = _num_ranks(facts)
-    table, partial = begun(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
+    table, partial = resume_table(output, _provenance(facts, num_ranks), fresh=fresh), partial_path(output)
     if time_calls:
         table = table.with_calls(time_calls(table.calls))
     missing_points, missing_exchanges = _missing(facts, table, num_ranks)
@@ -81,7 +81,7 @@ def profile_job(
             partial.resolve(),
             minutes * 60,
             num_ranks=num_ranks,
-            preparation=Preparation(_cluster(facts).kind),
+            setup=ProcessSetup(_cluster(facts).kind),
             preload="meshwright.runtime.profiling.profiling",
         )[0]
     write_table(output, table)
@@ -95,7 +95,7 @@ def num_missing(facts: Facts, table: Table) -> int:
 
 
 def _cluster(facts: Facts) -> Cluster:
-    return of_one_kind(facts.cluster, "profile")
+    return require_uniform(facts.cluster, "profile")
 
 
 def require_device(facts: Facts, kind: str | None, cuda_name: str | None) -> None:
@@ -135,7 +135,7 @@ def _num_ranks(facts: Facts) -> int:
 def _kernels(facts: Facts) -> ChosenKernels:
     """Return the kernels of the timed passes; with one rank per model there is no communication to overlap."""
     specs = map(facts.models.spec, facts.graph.roles)
-    return own_kernels(abilities(_cluster(facts).device.kind), facts.precision, specs).of_one_replica
+    return choose_kernels(device_capabilities(_cluster(facts).device.kind), facts.precision, specs).without_overlap
 
 
 def _provenance(facts: Facts, num_ranks: int) -> Provenance:
@@ -151,7 +151,7 @@ def _provenance(facts: Facts, num_ranks: int) -> Provenance:
         threads_per_rank=1,
         num_ranks=num_ranks,
         repeats=_SWEEPS * _REPEATS,
-        kernels=_kernels(facts).told,
+        kernels=_kernels(facts).description,
     )
 
 
@@ -159,7 +159,7 @@ def _missing(facts: Facts, table: Table, num_ranks: int) -> tuple[tuple[Point, .
     """Return the points and collectives of the job that the table lacks."""
     specs = {role: facts.models.spec(role) for role in facts.graph.roles}
     all_points = points(facts.graph, specs, facts.workload, _cluster(facts), staleness=facts.staleness)
-    return missing(table, all_points), missing(table, exchanges(_cluster(facts), num_ranks))
+    return missing_keys(table, all_points), missing_keys(table, exchanges(_cluster(facts), num_ranks))
 
 
 def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Table:
@@ -187,9 +187,9 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                     break
                 budget = max(0.0, deadline - time.monotonic()) / (len(missing_points) - index)
                 measurements[point].append(
-                    bench.measure_point(point, repeats=_REPEATS, budget_seconds=budget, least_seconds=_MIN_SECONDS)
+                    bench.measure_point(point, repeats=_REPEATS, budget_seconds=budget, min_seconds=_MIN_SECONDS)
                 )
-                partial.add(merged(measurements[point]))
+                partial.add(merge_measurements(measurements[point]))
                 advance()
             for exchange in missing_exchanges:
                 if _is_over(end):
@@ -197,7 +197,7 @@ def _measure_all(facts: Facts, table: Table, path: Path, seconds: float) -> Tabl
                 collectives[exchange] += measure_exchange(
                     exchange, device_instruments.timer, repeats=_COLLECTIVE_REPEATS
                 )
-                partial.add(*[merged(sweeps) for sweeps in [collectives[exchange]] if sweeps])
+                partial.add(*[merge_measurements(sweeps) for sweeps in [collectives[exchange]] if sweeps])
                 advance()
     return partial.table()
 

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshwright.profiles.documents import write_newest
+from meshwright.profiles.documents import write_without_fsync
 
 
-class Board(Protocol):
+class MetricWriter(Protocol):
     """A writer of a run's metrics."""
 
     note: str
@@ -29,9 +29,9 @@ class Board(Protocol):
         ...
 
 
-def open_boards(out: Path, first_step: int) -> tuple[Board, ...]:
+def open_metric_writers(out: Path, first_step: int) -> tuple[MetricWriter, ...]:
     """Open the writers whose packages are installed; TensorBoard's note says so if its package is missing."""
-    installed: list[Board] = [WeightsAndBiases(out)] if find_spec("wandb") else []
+    installed: list[MetricWriter] = [WeightsAndBiases(out)] if find_spec("wandb") else []
     if find_spec("mlflow") and (find_spec("sqlalchemy") or "MLFLOW_TRACKING_URI" in os.environ):
         installed.append(MLflow(out))  # mlflow-skinny alone cannot store anything locally
     return (TensorBoard(out, first_step), Prometheus(out), *installed)
@@ -140,7 +140,7 @@ class Prometheus:
             f'# TYPE {name} gauge\n{name}{{run="{self._run}"}} {float(value)!r}\n'
             for name, value in sorted(self._values.items())
         )
-        write_newest(self._path, "".join(lines))
+        write_without_fsync(self._path, "".join(lines))
 
     def close(self) -> None:
         """Do nothing: every `add` writes the whole file."""

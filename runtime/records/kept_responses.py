@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.profiles.segments import append_lines, files_of
+from meshwright.profiles.segments import append_lines, log_files
 from meshwright.runtime.records.run_lines import keep_steps_before, read_lines
 
 SAMPLES = "samples.jsonl"
@@ -41,10 +41,10 @@ def drop_samples(out: Path, first_step: int) -> None:
     keep_steps_before(out / SAMPLES, first_step)
 
 
-def last_samples(out: Path, most: int) -> tuple[KeptResponse, ...]:
+def last_samples(out: Path, number: int) -> tuple[KeptResponse, ...]:
     """Return the last `most` samples of a run, in order. Raises BadInput naming a line that is no sample."""
-    last: deque[KeptResponse] = deque(maxlen=most)
-    for file in files_of(out / SAMPLES)[-2:]:
+    last: deque[KeptResponse] = deque(maxlen=number)
+    for file in log_files(out / SAMPLES)[-2:]:
         last.extend(read_lines(file, _sample))
     return tuple(last)
 

@@ -33,7 +33,7 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def require_free(directory: Path, seconds: float | None = None) -> None:
+def require_unlocked(directory: Path, seconds: float | None = None) -> None:
     """Raises BadInput if a process holds the lock for longer than `seconds` (default `WAIT_SECONDS`).
 
     Several processes may ask at once.
@@ -44,10 +44,10 @@ def require_free(directory: Path, seconds: float | None = None) -> None:
             _lock(file, directory, fcntl.LOCK_SH, WAIT_SECONDS if seconds is None else seconds)
 
 
-def is_held(directory: Path) -> bool:
+def is_locked(directory: Path) -> bool:
     """Return True if a process holds the lock of the directory."""
     try:
-        require_free(directory, seconds=0.0)
+        require_unlocked(directory, seconds=0.0)
     except BadInput:
         return True
     return False

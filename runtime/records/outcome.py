@@ -9,22 +9,22 @@ from meshwright.profiles.trace import Span
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class InstructionResult:
     """The record of an instruction: facts on how it ran, and metrics of training."""
 
     facts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def with_facts(self, facts: Mapping[str, float]) -> Findings:
+    def with_facts(self, facts: Mapping[str, float]) -> InstructionResult:
         """Return a copy with these facts added."""
-        return Findings(facts={**self.facts, **facts}, metrics=self.metrics)
+        return InstructionResult(facts={**self.facts, **facts}, metrics=self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PeriodResult:
     """One period on one rank: a span for each instruction, and the metrics of the stages that ran."""
 
-    turn: int
+    period: int
     spans: tuple[Span, ...]
     overhead: float = 0.0  # fraction of the rank's time in the period outside stages, messages and barriers
     metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by stage

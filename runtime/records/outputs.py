@@ -31,7 +31,7 @@ class OutputKind(Enum):
     PAGE = "page of this program", r'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The name of the kind in messages."""
         return self.value[0]
 
@@ -49,7 +49,7 @@ class Output:
     kind: OutputKind
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The option and the path, as in messages."""
         return f"{self.option} {self.path}"
 
@@ -67,8 +67,8 @@ def require_outputs(*outputs: Output | None, inputs: Iterable[Path | None] = ())
         _require_kind(output)
         for other in requested[:index]:
             if _are_same(output.path, other.path):
-                raise BadInput(f"{other.told} and {output.told} are the same file; name two.")
-        _require_writable(output.told, output.path)
+                raise BadInput(f"{other.label} and {output.label} are the same file; name two.")
+        _require_writable(output.label, output.path)
 
 
 def require_directory(option: str, path: Path) -> None:
@@ -83,20 +83,20 @@ def _require_file(output: Output) -> None:
         mode = output.path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         if not output.path.name:
-            raise BadInput(f"{output.told} is a directory; name a file.") from None
+            raise BadInput(f"{output.label} is a directory; name a file.") from None
         return
     except OSError as error:
-        raise BadInput(f"{output.told} cannot be written: {error.strerror}; name another file.") from None
+        raise BadInput(f"{output.label} cannot be written: {error.strerror}; name another file.") from None
     if stat.S_ISDIR(mode):
-        raise BadInput(f"{output.told} cannot be written: it is a directory; name a file in it.")
+        raise BadInput(f"{output.label} cannot be written: it is a directory; name a file in it.")
     if not stat.S_ISREG(mode):
-        raise BadInput(f"{output.told} is a device or a pipe; name a regular file.")
+        raise BadInput(f"{output.label} is a device or a pipe; name a regular file.")
 
 
 def _require_no_input(output: Output, inputs: Sequence[Path]) -> None:
     for path in inputs:
         if _are_same(output.path, path):
-            raise BadInput(f"{output.told} is also read by this command, as {path}; name another file.")
+            raise BadInput(f"{output.label} is also read by this command, as {path}; name another file.")
 
 
 def _require_kind(output: Output) -> None:
@@ -106,7 +106,7 @@ def _require_kind(output: Output) -> None:
         head = file.read(_HEAD_BYTES).decode("utf-8", errors="replace")
     if head and not output.kind.begins(head):
         raise BadInput(
-            f"{output.told} exists and is not a {output.kind.told}, so it is not replaced; name another file."
+            f"{output.label} exists and is not a {output.kind.label}, so it is not replaced; name another file."
         )
 
 

@@ -17,25 +17,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from meshwright.planner.analysis.compare import Comparison, MeasuredSteps
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.chrome_trace import chrome_trace
-from meshwright.profiles.documents import remove_partials, write_atomically
-from meshwright.profiles.left_plans import next_left_plan
-from meshwright.profiles.segments import SEGMENT_BYTES, files_of, move_log
+from meshwright.profiles.documents import remove_temporary_files, write_atomically
+from meshwright.profiles.left_plans import next_former_plan
+from meshwright.profiles.segments import SEGMENT_BYTES, log_files, rename_log
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
-    MOST_SPANS,
+    MAX_SPANS,
     NUM_CHUNK_TOKENS,
-    NUM_DRAWN,
-    NUM_DRAWN_TOKENS,
     NUM_OVERCOMMIT,
+    NUM_SAMPLED_TOKENS,
+    NUM_SAMPLES,
     Run,
     Span,
-    by_step,
+    group_by_step,
     iter_spans,
     write_spans,
 )
-from meshwright.runtime.model.end_tokens import ResponseEnds
-from meshwright.runtime.records.boards import Board, open_boards
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.model.end_tokens import StopConditions
+from meshwright.runtime.records.boards import MetricWriter, open_metric_writers
+from meshwright.runtime.records.outcome import PeriodResult
 from meshwright.runtime.records.resource_use import MemoryUse, ResourceUse
 from meshwright.runtime.records.restarts import Restart, read_restarts
 from meshwright.runtime.records.run_file import RunFile, write_run_file
@@ -93,7 +93,7 @@ class EvaluationRecord:
         )
 
     @property
-    def told_score(self) -> float:
+    def reported_score(self) -> float:
         """The mean score as reported: the divergence (positive) where teachers score."""
         return -self.mean_score if self.by_teachers else self.mean_score
 
@@ -111,7 +111,7 @@ class RunSummary:
     memory: tuple[MemoryUse, ...] = ()
     overhead: float | None = None  # fraction of a step outside stages and messages: worst rank, median over steps
     generator_gap: GeneratorGap | None = None  # None if no response was sampled and scored by the same version
-    ends: ResponseEnds | None = None
+    ends: StopConditions | None = None
     restarts: tuple[Restart, ...] = ()
     kernels: str = ""
 
@@ -169,11 +169,11 @@ class Recorder:
         steps: int,
         *,
         is_writer: bool,
-        asked: RunFile | None = None,
-        ends: ResponseEnds | None = None,
+        run_file: RunFile | None = None,
+        ends: StopConditions | None = None,
         kernels: str = "",
         notes: Sequence[str] = (),
-        most_spans: int = MOST_SPANS,
+        max_spans: int = MAX_SPANS,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         """`kernels` and `notes` are printed when the run begins.
@@ -181,18 +181,18 @@ class Recorder:
         The timeline has the last steps with at most `most_spans` spans; the trace is split into segments of
         `segment_bytes`.
         """
-        self._max_spans, self._segment_bytes = most_spans, segment_bytes
+        self._max_spans, self._segment_bytes = max_spans, segment_bytes
         self._plan, self._out, self._steps, self._is_writer = plan, out, steps, is_writer
-        self._run_file, self._ends, self._kernels, self._notes = asked, ends, kernels, notes
+        self._run_file, self._ends, self._kernels, self._notes = run_file, ends, kernels, notes
         self._progress: Progress | None = None
-        self._metric_writers: tuple[Board, ...] = ()
+        self._metric_writers: tuple[MetricWriter, ...] = ()
         self._last_end = 0.0
 
     def open(self, first_step: int) -> None:
         """Begin at a step; lines of later steps, left by a run that was interrupted, are dropped."""
         if not self._is_writer:
             return
-        remove_partials(self._out, least_seconds=0.0)  # no other process writes here
+        remove_temporary_files(self._out, min_age_seconds=0.0)  # no other process writes here
         self._archive_old_plan(first_step)
         write_plan(self._out / "plan.json", self._plan)
         (self._out / NEXT_PLAN).unlink(missing_ok=True)
@@ -201,7 +201,7 @@ class Recorder:
         keep_steps_before(self._out / "metrics.jsonl", first_step)
         keep_steps_before(self._out / "evaluations.jsonl", first_step + 1)
         keep_steps_before(self._out / "trace.jsonl", first_step, with_evaluation=True)
-        self._metric_writers = open_boards(self._out, first_step)
+        self._metric_writers = open_metric_writers(self._out, first_step)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -221,13 +221,13 @@ class Recorder:
     def _archive_old_plan(self, first_step: int) -> None:
         """Move another plan and its trace aside, since measurements from here on are compared with the new plan."""
         path, trace = self._out / "plan.json", self._out / "trace.jsonl"
-        archive = next_left_plan(self._out, first_step)
-        has_trace = files_of(trace) or files_of(archive.trace)
+        archive = next_former_plan(self._out, first_step)
+        has_trace = log_files(trace) or log_files(archive.trace)
         if path.exists() and has_trace and (old := read_plan(path)) != self._plan:
-            move_log(trace, archive.trace)
+            rename_log(trace, archive.trace)
             write_plan(archive.plan, old)  # last: if this is interrupted, the next start continues under the same name
 
-    def turn(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any] | None:
+    def record_period(self, outcomes: Sequence[PeriodResult]) -> Mapping[str, Any] | None:
         """Write the spans of one period of all ranks, and write and return the metrics of the step trained in it.
 
         Returns None for a period in which stages only run ahead. The seconds of a period start at the end of the one
@@ -242,7 +242,7 @@ class Recorder:
             return None
         generated, seconds = metrics["response_tokens"] * self._plan.facts.workload.batch_size, self._last_end - begin
         line = {
-            "step": outcomes[0].turn,
+            "step": outcomes[0].period,
             "seconds": seconds,
             "tokens_per_second": generated / seconds,
             "overhead": max(outcome.overhead for outcome in outcomes if outcome.spans),
@@ -252,12 +252,12 @@ class Recorder:
         }
         append_line(self._out / "metrics.jsonl", line)
         for writer in self._metric_writers:
-            writer.add("train", line, outcomes[0].turn)
+            writer.add("train", line, outcomes[0].period)
         if self._progress:
             self._progress.update(self._task, advance=1, learned=_progress_text(metrics))
         return line
 
-    def evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
+    def record_evaluation(self, evaluation: EvaluationRecord, span: Span) -> None:
         """Write an evaluation and its span."""
         append_line(self._out / "evaluations.jsonl", asdict(evaluation))
         for writer in self._metric_writers:
@@ -278,7 +278,7 @@ class Recorder:
         self.stop()
         times, use, last = MeasuredSteps(self._plan), ResourceUse(self._plan), deque[list[Span]]()
         first, num_last = sys.maxsize, 0
-        for step, spans in by_step(iter_spans(self._out / "trace.jsonl")):
+        for step, spans in group_by_step(iter_spans(self._out / "trace.jsonl")):
             times.add(step, spans)
             use.add(spans)
             last.append(spans)
@@ -293,12 +293,12 @@ class Recorder:
             steps=self._steps,
             comparisons=(
                 *use.offloads(),
-                *times.beside({line["step"]: line["seconds"] for line in lines if line["step"] >= first}),
+                *times.comparisons({line["step"]: line["seconds"] for line in lines if line["step"] >= first}),
             ),
             evaluations=evaluated,
             tokens_per_second=statistics.median(line["tokens_per_second"] for line in lines),
             response_tokens=statistics.fmean(line["response_tokens"] for line in lines),
-            expected_response_tokens=self._plan.facts.workload.drawn_lengths.mean,
+            expected_response_tokens=self._plan.facts.workload.sampled_lengths.mean,
             memory=use.memory(),
             overhead=statistics.median(line["overhead"] for line in lines),
             generator_gap=GeneratorGap.of(lines, [asdict(one) for one in evaluated]),
@@ -351,11 +351,11 @@ def _sampled_tokens(spans: Sequence[Span]) -> dict[str, float]:
     `response_tokens` is the mean over delivered responses, which lacks those deferred to later steps; over a whole run
     the two agree.
     """
-    number, tokens = (sum(span.facts.get(fact, 0.0) for span in spans) for fact in (NUM_DRAWN, NUM_DRAWN_TOKENS))
+    number, tokens = (sum(span.facts.get(fact, 0.0) for span in spans) for fact in (NUM_SAMPLES, NUM_SAMPLED_TOKENS))
     return {"drawn_tokens": tokens / number} if number else {}
 
 
-def _training_metrics(graph: StageGraph, outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _training_metrics(graph: StageGraph, outcomes: Sequence[PeriodResult]) -> dict[str, float]:
     """Return the metrics of the training stages and of generation in waves, empty if stages only run ahead.
 
     Every rank of a stage reports the same metrics, so those of the first are taken.

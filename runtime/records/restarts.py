@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.printable import printable
-from meshwright.profiles.segments import files_of, lines_of
+from meshwright.profiles.segments import log_files, read_log_lines
 from meshwright.profiles.values import json_value, read_text
 
 _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
@@ -35,7 +35,7 @@ class Restart:
         return max(0, self.reached - self.saved)
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """The restart as a message."""
         why = "; ".join(text for text in (self.reason.rstrip("."), self.planned_again) if text)
         return f"restart {self.number} from step {self.saved}, {self.lost} steps lost: {printable(why)}"
@@ -64,7 +64,7 @@ def read_restarts(out: Path) -> tuple[Restart, ...]:
 
 def steps_recorded(out: Path) -> int:
     """Return the number of steps whose metrics a run has written."""
-    return sum(1 for line in lines_of(*files_of(out / _METRICS)) if line.is_whole)
+    return sum(1 for line in read_log_lines(*log_files(out / _METRICS)) if line.is_complete)
 
 
 def _restart(line: str, label: str) -> Restart:

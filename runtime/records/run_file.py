@@ -21,9 +21,9 @@ class RunFile(Document):
     prompts: str = Field(description="SHA-256 of the encoded training prompts")
 
 
-def write_run_file(out: Path, asked: RunFile) -> None:
+def write_run_file(out: Path, run_file: RunFile) -> None:
     """Write the run file into the directory of a run."""
-    write_atomically(out / RUN_FILE, canonical_json(asked))
+    write_atomically(out / RUN_FILE, canonical_json(run_file))
 
 
 def read_run_file(out: Path) -> RunFile:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from meshwright.planner.program.controllers import StepObservation
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import Line, append_lines, drop_lines, files_of, lines_of
-from meshwright.profiles.trace import MOST_AHEAD
+from meshwright.profiles.segments import Line, append_lines, drop_lines, log_files, read_log_lines
+from meshwright.profiles.trace import MAX_STEPS_AHEAD
 from meshwright.profiles.values import json_value, read_text
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE
 
@@ -23,12 +23,12 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
     append_lines(path, [json.dumps(line, sort_keys=True) + "\n"], segment_bytes=sys.maxsize)
 
 
-def read_lines(path: Path, made: Callable[[dict[str, Any]], T]) -> list[T]:
+def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
     """Parse the lines of a file and return what `made` makes of each; an incomplete last line is ignored.
 
     Raises BadInput naming the first line that cannot be parsed.
     """
-    return [_parsed(line, made) for line in lines_of(*files_of(path)) if line.is_whole]
+    return [_parsed(line, parse) for line in read_log_lines(*log_files(path)) if line.is_complete]
 
 
 def ended_after(out: Path) -> int | None:
@@ -43,8 +43,12 @@ def ended_after(out: Path) -> int | None:
 def elapsed_seconds(out: Path) -> float:
     """Return the end of the last span of a run, in seconds since its start; 0 without a trace."""
     seconds = 0.0
-    for file in reversed(files_of(out / "trace.jsonl")):
-        ends = (_parsed(line, lambda value: float(value["end_seconds"])) for line in lines_of(file) if line.is_whole)
+    for file in reversed(log_files(out / "trace.jsonl")):
+        ends = (
+            _parsed(line, lambda value: float(value["end_seconds"]))
+            for line in read_log_lines(file)
+            if line.is_complete
+        )
         seconds = max((seconds, *ends))
         if seconds:
             break
@@ -60,7 +64,7 @@ def observation(line: Mapping[str, Any]) -> StepObservation:
     """Return the observation in the metrics of one step, on which controllers act."""
     ages = range(len([name for name in line if name.startswith(AGE_ROWS)]))
     by_age = tuple((int(line[AGE_ROWS + str(age)]), float(line.get(AGE_SCORE + str(age), 0.0))) for age in ages)
-    return StepObservation(step=line["step"], seconds=float(line["seconds"]), begun=by_age)
+    return StepObservation(step=line["step"], seconds=float(line["seconds"]), scores_by_age=by_age)
 
 
 def keep_steps_before(path: Path, first_step: int, *, with_evaluation: bool = False) -> None:
@@ -70,14 +74,14 @@ def keep_steps_before(path: Path, first_step: int, *, with_evaluation: bool = Fa
     """
 
     def is_dropped(line: Line) -> bool:
-        if not line.is_whole:
+        if not line.is_complete:
             return True
         value = _parsed(line, lambda value: value)
         is_evaluation = with_evaluation and value.get("kind") == "evaluate"
         return bool(value["step"] >= first_step + is_evaluation)
 
     def is_settled(line: Line) -> bool:
-        return line.is_whole and bool(_parsed(line, lambda value: value["step"]) < first_step - MOST_AHEAD)
+        return line.is_complete and bool(_parsed(line, lambda value: value["step"]) < first_step - MAX_STEPS_AHEAD)
 
     drop_lines(path, is_dropped, is_settled)
 

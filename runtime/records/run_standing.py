@@ -13,10 +13,10 @@ from typing import Any
 from meshwright.planner.analysis.compare import Comparison, compare, step_ends
 from meshwright.planner.analysis.measured_use import measured_use
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.simulation.simulate import Use
+from meshwright.planner.simulation.simulate import TimeUse
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.trace import MOST_AHEAD, Span, is_number, read_last_spans, span_of
-from meshwright.runtime.records.lock import is_held
+from meshwright.profiles.trace import MAX_STEPS_AHEAD, Span, is_finite_number, parse_span, read_last_spans
+from meshwright.runtime.records.lock import is_locked
 from meshwright.runtime.records.tail import Tail
 
 RECENT = 20
@@ -24,7 +24,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStanding:
+class RunStatus:
     """The status of a run. Medians, means and shares are over its last `num_recent` steps.
 
     `quiet_seconds` is the time since its last write. `learned` are the mean training metrics by their names in
@@ -43,10 +43,10 @@ class RunStanding:
     learned: Mapping[str, float]
     held_out: tuple[Mapping[str, float], ...] = ()
     comparisons: tuple[Comparison, ...] = ()
-    uses: tuple[Use, ...] = ()
+    uses: tuple[TimeUse, ...] = ()
 
 
-class Watching:
+class StatusReader:
     """Reads the status of a run repeatedly, each time only the new lines."""
 
     def __init__(self, directory: Path) -> None:
@@ -61,7 +61,7 @@ class Watching:
         self._spans: list[Span] = []
         self._held_out: list[dict[str, Any]] = []
 
-    def look(self) -> RunStanding:
+    def read(self) -> RunStatus:
         """Return the present status of the run. Raises BadInput for a line that no run writes."""
         try:
             self._read()
@@ -71,12 +71,12 @@ class Watching:
                 f"{self._directory} has lines that no run writes; give the --out of `meshwright run`."
             ) from None
 
-    def _status(self) -> RunStanding:
+    def _status(self) -> RunStatus:
         lines, plan = self._lines, self._plan
         recent = lines[-RECENT:]
-        status = RunStanding(
+        status = RunStatus(
             directory=str(self._directory),
-            is_running=is_held(self._directory),
+            is_running=is_locked(self._directory),
             updates=lines[-1]["step"] + 1 if lines else 0,
             plan_seconds=plan.period_seconds,
             staleness_bound=plan.staleness,
@@ -107,17 +107,17 @@ class Watching:
         evaluations = [_line(line, "mean_score", "standard_error") for line in lines]
         self._held_out = [*([] if begins else self._held_out), *evaluations]
         if self._trace.skip():
-            self._spans = list(read_last_spans(self._directory / "trace.jsonl", RECENT + 2 * MOST_AHEAD))
+            self._spans = list(read_last_spans(self._directory / "trace.jsonl", RECENT + 2 * MAX_STEPS_AHEAD))
         _, lines = self._trace.read()
-        spans = [*self._spans, *(span_of(json.loads(line)) for line in lines)]
-        oldest = max((span.step for span in spans), default=0) - RECENT - 2 * MOST_AHEAD
+        spans = [*self._spans, *(parse_span(json.loads(line)) for line in lines)]
+        oldest = max((span.step for span in spans), default=0) - RECENT - 2 * MAX_STEPS_AHEAD
         self._spans = [span for span in spans if span.step >= oldest]
 
 
 def _line(text: str, *required: str) -> dict[str, Any]:
     """Parse a line with a step and these numbers. Raises ValueError, TypeError or KeyError for any other."""
     line: dict[str, Any] = json.loads(text)
-    if not isinstance(line["step"], int) or not all(is_number(line[name]) for name in ("step", *required)):
+    if not isinstance(line["step"], int) or not all(is_finite_number(line[name]) for name in ("step", *required)):
         raise TypeError
     return line
 
@@ -129,4 +129,4 @@ def _means(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in line.items() if is_number(value)}
+    return {name: value for name, value in line.items() if is_finite_number(value)}

@@ -19,5 +19,5 @@ class Stopped:
     """Number of updates after which it stopped."""
     saved: int | None
     """Number of updates in its newest checkpoint."""
-    goes_on: bool = False
+    continues: bool = False
     """True if it stopped by itself, to continue under the plan in `NEXT_PLAN`."""

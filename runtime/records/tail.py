@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import MOST_LINE_BYTES, numbered_lines
+from meshwright.profiles.segments import MAX_LINE_BYTES, numbered_lines
 from meshwright.profiles.values import require_file
 
 _CHUNK_BYTES = 2**16
@@ -22,8 +22,8 @@ class Tail:
     A file that was replaced, by a resume or because the log started a new segment, is read from its beginning.
     """
 
-    def __init__(self, path: Path, most: int = 100_000) -> None:
-        self._max_lines = most
+    def __init__(self, path: Path, max_lines: int = 100_000) -> None:
+        self._max_lines = max_lines
         self._path, self._offset, self._file = path, 0, 0
 
     def read(self) -> tuple[bool, list[str]]:
@@ -65,8 +65,8 @@ def _end_of_lines(path: Path, file: BinaryIO) -> int:
     """Return the offset at which the last complete line ends. Raises BadInput if the last line is too long."""
     end = size = file.seek(0, os.SEEK_END)
     while end > 0:
-        if size - end >= MOST_LINE_BYTES:
-            raise BadInput(f"{path}: its last line is longer than {MOST_LINE_BYTES} bytes; no run writes one.")
+        if size - end >= MAX_LINE_BYTES:
+            raise BadInput(f"{path}: its last line is longer than {MAX_LINE_BYTES} bytes; no run writes one.")
         begin = max(0, end - _CHUNK_BYTES)
         file.seek(begin)
         newline = file.read(end - begin).rfind(b"\n")

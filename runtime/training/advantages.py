@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meshwright.runtime.training.payments import SAME_SHARE, SMALLEST_SIZE
+from meshwright.runtime.training.payments import RELATIVE_TOLERANCE, SMALLEST_SIZE
 
 _VARIANCE_FLOOR = 1e-8
 """Added to the variance, as `masked_whiten` of TRL and verl does."""
@@ -91,7 +91,7 @@ def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None, *, size: float
     variance = (mean_square - mean.square()).clamp(min=0.0)
     whitened, in_mask = torch.zeros_like(x), mask.bool()
     size = float(mean_square.sqrt()) if size is None else size
-    if variance <= (SAME_SHARE * max(size, SMALLEST_SIZE)) ** 2:
+    if variance <= (RELATIVE_TOLERANCE * max(size, SMALLEST_SIZE)) ** 2:
         return whitened
     whitened[in_mask] = ((x[in_mask].double() - mean) * torch.rsqrt(variance + _VARIANCE_FLOOR)).to(x.dtype)
     return whitened

@@ -21,7 +21,7 @@ from meshwright.profiles.documents import parse, write_bytes_atomically
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.values import json_value, require_file
 from meshwright.runtime.messages.experience import Experience
-from meshwright.runtime.messages.packed_tensors import packed
+from meshwright.runtime.messages.packed_tensors import safetensors_bytes
 from meshwright.runtime.messages.step_experience import StepExperience
 
 SKIPPED = "skipped"
@@ -44,7 +44,7 @@ class SkippedBatch:
     settings: LearningSettings
     num_epochs: int
     num_minibatches: int
-    weighs_draws: bool
+    importance_sampling: bool
 
 
 class BadSteps:
@@ -55,27 +55,28 @@ class BadSteps:
         self._out, self._limit, self._is_writer = out, limit, is_writer
         self._num_consecutive = 0
 
-    def after(self, found: SkippedBatch) -> None:
+    def record(self, outcome: SkippedBatch) -> None:
         """Records the outcome `found` of a step, which has no reasons if all its updates were made.
 
         Raises RunFailed after too many bad steps in a row, on every rank of the stage.
         """
-        if not found.reasons:
+        if not outcome.reasons:
             self._num_consecutive = 0
             return
         self._num_consecutive += 1
         if self._is_writer:
-            write_skipped(self._out, found)
+            write_skipped(self._out, outcome)
         if self._num_consecutive == self._limit:
             steps = "a step" if self._limit == 1 else f"{self._limit} steps in a row"
             raise RunFailed(
-                f"{found.stage} skipped updates in {steps}, the last in step {found.batch.step}: {found.reasons[0]}; "
+                f"{outcome.stage} skipped updates in {steps}, the last in step {outcome.batch.step}: "
+                f"{outcome.reasons[0]}; "
                 f"the weights were left as they were and the batches are in {self._out / SKIPPED}: look at them, then "
                 "run again with --resume and another setting, or with a higher max_bad_steps"
             )
 
 
-def reasons_of(batch: StepExperience) -> list[str]:
+def non_finite_fields(batch: StepExperience) -> list[str]:
     """One sentence for each field of a batch that has numbers that are not finite."""
     reasons = []
     for field, rows in sorted(batch.experience.fields().items()):
@@ -87,33 +88,33 @@ def reasons_of(batch: StepExperience) -> list[str]:
     return reasons
 
 
-def reason_of(metrics: Mapping[str, float], update: int) -> str | None:
+def non_finite_metric(metrics: Mapping[str, float], update: int) -> str | None:
     """A sentence on the first metric of an update, counted from 0, that is not finite; None if all are."""
     bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
     return f"{bad} of update {update} is {metrics[bad]}" if bad else None
 
 
-def finite_of(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics that are finite, which JSON can hold."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def write_skipped(out: Path, found: SkippedBatch) -> Path:
+def write_skipped(out: Path, skipped: SkippedBatch) -> Path:
     """Saves a batch in the directory of a run, as a safetensors file whose metadata has the rest; returns its path."""
-    batch = found.batch
-    tensors = batch.experience.tensors(batch.experience.fields(), batch.step)
+    batch = skipped.batch
+    tensors = batch.experience.to_tensors(batch.experience.fields(), batch.step)
     metadata = {
-        "stage": found.stage,
-        "reasons": json.dumps(found.reasons),
-        "algorithm": settings_key(found.settings),
-        "settings": found.settings.model_dump_json(),
-        "updates": json.dumps([found.num_epochs, found.num_minibatches, int(found.weighs_draws)]),
+        "stage": skipped.stage,
+        "reasons": json.dumps(skipped.reasons),
+        "algorithm": settings_key(skipped.settings),
+        "settings": skipped.settings.model_dump_json(),
+        "updates": json.dumps([skipped.num_epochs, skipped.num_minibatches, int(skipped.importance_sampling)]),
     }
     directory = out / SKIPPED
     directory.mkdir(exist_ok=True)
-    path = directory / f"step-{batch.step:06d}-{found.stage}.safetensors"
-    write_bytes_atomically(path, packed(tensors, metadata))
-    for old in sorted(directory.glob(f"step-*-{found.stage}.safetensors"))[:-_MAX_FILES]:
+    path = directory / f"step-{batch.step:06d}-{skipped.stage}.safetensors"
+    write_bytes_atomically(path, safetensors_bytes(tensors, metadata))
+    for old in sorted(directory.glob(f"step-*-{skipped.stage}.safetensors"))[:-_MAX_FILES]:
         old.unlink()
     return path
 
@@ -126,7 +127,7 @@ def read_skipped(path: Path) -> SkippedBatch:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is not a mapping
         experience = Experience()
-        step = experience.take(tensors)
+        step = experience.put_tensors(tensors)
         kind = type(DEFAULT_SETTINGS[metadata["algorithm"]])
         num_epochs, num_minibatches, weighs_draws = map(int, json_value(metadata["updates"], "updates"))
         return SkippedBatch(
@@ -136,7 +137,7 @@ def read_skipped(path: Path) -> SkippedBatch:
             settings=parse(kind, metadata["settings"], f"{path.name}: settings"),
             num_epochs=num_epochs,
             num_minibatches=num_minibatches,
-            weighs_draws=bool(weighs_draws),
+            importance_sampling=bool(weighs_draws),
         )
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise BadInput(

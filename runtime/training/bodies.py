@@ -23,11 +23,11 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
-from meshwright.runtime.model.context_parallel import num_tokens_of_rank, padding_behind, parts_of
-from meshwright.runtime.model.expert_sync import Lockstep
+from meshwright.runtime.model.context_parallel import num_padding_tokens, num_tokens_of_rank, sequence_shard
+from meshwright.runtime.model.expert_sync import ExpertLockstep
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import Decoder, Held, model_chunks_of
+from meshwright.runtime.model.model_shard import Decoder, ModelChunks, model_chunks_of
 from meshwright.runtime.training.optimizers import clip_gradients, distributed_optimizers, set_learning_rate
 from meshwright.runtime.training.overlap import Buckets, ReplicaExchange, ddp_config
 from meshwright.runtime.training.ppo import LossShare
@@ -47,27 +47,27 @@ class MicroBatch:
     """Per-token inputs of a loss by name, [T] each; a forward pass needs none."""
 
     @classmethod
-    def of(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
+    def pack(cls, rows: Iterable[Tensor], fields: Mapping[str, Iterable[Tensor]] | None = None) -> Self:
         """Packs rows from the tokens of each, [T_row], and as many values of each row in every field."""
         rows = tuple(rows)
         packed = {name: torch.cat(tuple(values)) for name, values in (fields or {}).items()}
         tokens = torch.cat(rows)
         return cls(tokens, F.pad(tokens[1:], (0, 1)), tuple(map(len, rows)), packed)
 
-    def of_rank(self, mesh: Mesh) -> MicroBatch:
+    def shard(self, mesh: Mesh) -> MicroBatch:
         """This rank's shard under context parallelism, zero where padded; the micro-batch itself without it."""
-        parts = parts_of(self.lengths, mesh)
+        parts = sequence_shard(self.lengths, mesh)
         if parts is None:
             return self
-        fields = {name: parts.of(values) for name, values in self.fields.items()}
-        return MicroBatch(parts.of(self.tokens), parts.of(self.next_tokens), (parts.num_tokens,), fields)
+        fields = {name: parts.select(values) for name, values in self.fields.items()}
+        return MicroBatch(parts.select(self.tokens), parts.select(self.next_tokens), (parts.num_tokens,), fields)
 
-    def of_rows(self, values: Tensor) -> tuple[Tensor, ...]:
+    def split_rows(self, values: Tensor) -> tuple[Tensor, ...]:
         """Splits values [T], one for each token, into those of each row."""
         return values.split(self.lengths)
 
 
-Output = Callable[[Tensor, MicroBatch], Any]
+OutputFunction = Callable[[Tensor, MicroBatch], Any]
 """A function that the last pipeline stage applies to the model's output for a micro-batch."""
 
 
@@ -80,7 +80,7 @@ def forward_logprobs(
     """
 
     def logprobs(logits: Tensor, micro_batch: MicroBatch) -> Tensor:
-        next_tokens = micro_batch.of_rank(mesh).next_tokens.to(logits.device).unsqueeze(0)
+        next_tokens = micro_batch.shard(mesh).next_tokens.to(logits.device).unsqueeze(0)
         next_logprobs, _ = token_logprobs(
             logits, next_tokens, mesh.groups.tp, vocab_size=model.spec.vocab_size, temperature=temperature
         )
@@ -100,22 +100,27 @@ def forward_scalars(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBat
 
 def _unshard(values: Tensor, micro_batch: MicroBatch, mesh: Mesh) -> Tensor:
     """Values [T] of all tokens, gathered from the shards of the context-parallel ranks."""
-    parts = parts_of(micro_batch.lengths, mesh)
-    return parts.joined(values) if parts else values
+    parts = sequence_shard(micro_batch.lengths, mesh)
+    return parts.gather_values(values) if parts else values
 
 
-def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output) -> list[Tensor]:
+def _forward(model: Decoder, mesh: Mesh, micro_batches: Sequence[MicroBatch], output: OutputFunction) -> list[Tensor]:
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), Lockstep(model, mesh).passes(len(micro_batches)):
+        with torch.no_grad(), ExpertLockstep(model, mesh).passes(len(micro_batches)):
             return run_schedule([model], mesh, micro_batches, output, forward_only=True)
     finally:
         model.train(training)
 
 
 def run_schedule(
-    chunks: Sequence[nn.Module], mesh: Mesh, micro_batches: Sequence[MicroBatch], output: Output, *, forward_only: bool
+    chunks: Sequence[nn.Module],
+    mesh: Mesh,
+    micro_batches: Sequence[MicroBatch],
+    output: OutputFunction,
+    *,
+    forward_only: bool,
 ) -> list[Any]:
     """Runs the micro-batches through the pipeline; returns each result of `output` on the ranks of the last stage.
 
@@ -144,7 +149,7 @@ def run_schedule(
         data_iterator=[iter(micro_batches) for _ in chunks] if vpp else iter(micro_batches),
         model=list(chunks) if vpp else chunks[0],
         num_microbatches=len(micro_batches),
-        seq_length=(length + padding_behind(length, mesh.layout)) * mesh.layout.cp,  # megatron divides it by cp
+        seq_length=(length + num_padding_tokens(length, mesh.layout)) * mesh.layout.cp,  # megatron divides it by cp
         micro_batch_size=1,
         forward_only=forward_only,
         collect_non_loss_data=forward_only,
@@ -154,7 +159,7 @@ def run_schedule(
     return results
 
 
-def _freeing(output: Output) -> Output:
+def _freeing(output: OutputFunction) -> OutputFunction:
     """Wraps `output` to free the model's output afterwards.
 
     Megatron would hold it until the next micro-batch has its own, so the logits of both would be in memory together.
@@ -169,11 +174,11 @@ def _freeing(output: Output) -> Output:
     return output_and_free
 
 
-Loss = Callable[[Tensor, MicroBatch], LossShare]
+LossFunction = Callable[[Tensor, MicroBatch], LossShare]
 """A function that returns the share of this rank's tokens of a micro-batch in the loss and the metrics, already divided
 by the denominator of the whole minibatch."""
 
-Condition = Callable[[Mapping[str, float]], bool]
+UpdateCondition = Callable[[Mapping[str, float]], bool]
 """A function that decides from the metrics over all micro-batches and replicas if an update is applied."""
 
 
@@ -186,7 +191,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Held,
+        model: ModelChunks,
         mesh: Mesh,
         *,
         learning_rate: float,
@@ -244,7 +249,7 @@ class Trainer:
             self._exchange.finish_weights()
 
     def train_step(
-        self, micro_batches: Sequence[MicroBatch], loss: Loss, *, condition: Condition = lambda _: True
+        self, micro_batches: Sequence[MicroBatch], loss: LossFunction, *, condition: UpdateCondition = lambda _: True
     ) -> dict[str, float]:
         """Makes one update from this replica's micro-batches.
 
@@ -256,7 +261,7 @@ class Trainer:
         is_accepted = all(map(math.isfinite, sums.values())) and condition(sums)
         return sums | {"grad_norm": self.update() if is_accepted else self._discard()}
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> list[dict[str, Tensor]]:
+    def accumulate(self, micro_batches: Sequence[MicroBatch], loss: LossFunction) -> list[dict[str, Tensor]]:
         """Adds up gradients over micro-batches and replicas; returns the metrics [] of each of this rank's losses.
 
         With several replicas it may be called only once before each update.
@@ -326,11 +331,11 @@ class Trainer:
         return totals
 
 
-def _loss_output(loss: Loss, mesh: Mesh) -> Output:
+def _loss_output(loss: LossFunction, mesh: Mesh) -> OutputFunction:
     """The loss in the form of Megatron's schedules: with an unused token count, and the metrics to keep."""
 
     def output(result: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        share = loss(result, micro_batch.of_rank(mesh))
+        share = loss(result, micro_batch.shard(mesh))
         return share.loss, torch.zeros((), dtype=torch.int, device=result.device), share.metrics
 
     return output

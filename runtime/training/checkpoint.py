@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.device import host
-from meshwright.runtime.device.lost_partner import lost_partner
-from meshwright.runtime.model.adapted import is_of_adapter
+from meshwright.runtime.device.lost_partner import lost_rank_error
+from meshwright.runtime.model.adapted import is_adapter_parameter
 from meshwright.runtime.model.model_shard import Decoder, model_chunks_of
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.plain_pickles import require_plain
+from meshwright.runtime.training.plain_pickles import require_safe_pickles
 
 ANY_ERROR = (Exception, CheckpointException)
 """Any error of loading or saving; torch's CheckpointException does not derive from Exception."""
@@ -37,14 +37,14 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
     host.install()
     if not directory.is_dir():
         raise BadInput(f"there is no checkpoint {directory}; give a directory that a run has saved.")
-    require_plain(directory)
-    state = {name: state_of(name, trainer, is_loading=True) for name, trainer in trainers.items()}
+    require_safe_pickles(directory)
+    state = {name: sharded_trainer_state(name, trainer, is_loading=True) for name, trainer in trainers.items()}
     try:
         loaded = dist_checkpointing.load(state, str(directory))
     except ANY_ERROR as error:  # megatron, torch and pickle raise errors of any type for a truncated or foreign file
-        if lost := lost_partner(error):
+        if lost := lost_rank_error(error):
             raise lost from None
-        raise BadInput(f"checkpoint {directory} cannot be read: {reason_of(error)}; {_REMEDY}.") from error
+        raise BadInput(f"checkpoint {directory} cannot be read: {describe_error(error)}; {_REMEDY}.") from error
     for name, trainer in trainers.items():
         for number, chunk in enumerate(model_chunks_of(trainer.model)):
             chunk_state = loaded[name][f"model{number}"]
@@ -54,7 +54,7 @@ def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
             _load_optimizer(optimizer, loaded[name]["settings"], loaded[name]["param_states"][number])
 
 
-def reason_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The type and first line of an error; for a CheckpointException those of its first rank's error."""
     if isinstance(error, CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
@@ -62,12 +62,12 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {lines[0][:200]}' if lines else ''}".rstrip(".")
 
 
-def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
+def sharded_trainer_state(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]:
     """A trainer's state as Megatron's sharded tensors and objects, whose keys start with `name`."""
     groups = trainer.mesh.groups
     metadata = {"dp_cp_group": groups.dp_cp, "distrib_optim_sharding_type": "fully_reshardable"}
     chunks = {
-        f"model{number}": trained_state_of(chunk, name, metadata)
+        f"model{number}": sharded_model_state(chunk, name, metadata)
         for number, chunk in enumerate(model_chunks_of(trainer.model))
     }
     optimizers = [
@@ -82,10 +82,10 @@ def state_of(name: str, trainer: Trainer, *, is_loading: bool) -> dict[str, Any]
     return {**chunks, "settings": settings, "param_states": param_states}
 
 
-def trained_state_of(chunk: Decoder, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
+def sharded_model_state(chunk: Decoder, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
     """The trained weights of a chunk as Megatron's sharded tensors: its adapter if it has one, else all."""
     state: dict[str, Any] = chunk.sharded_state_dict(prefix=f"{name}.", metadata=metadata)
-    return {key: value for key, value in state.items() if chunk.spec.adapter is None or is_of_adapter(key)}
+    return {key: value for key, value in state.items() if chunk.spec.adapter is None or is_adapter_parameter(key)}
 
 
 def _load_optimizer(optimizer: DistributedOptimizer, settings: dict[str, Any], param_state: dict[str, Any]) -> None:

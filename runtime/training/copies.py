@@ -15,14 +15,14 @@ from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.model.adapted import init_adapter
 from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Decoder, Held, build_model, named_in_whole
+from meshwright.runtime.model.model_shard import Decoder, ModelChunks, build_model, named_global_parameters
 from meshwright.runtime.model.quantised import quantise_linears
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.overlap import own_buckets
+from meshwright.runtime.training.overlap import overlap_buckets
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version
 
@@ -37,7 +37,7 @@ class WeightCopy:
     spec: ModelSpec  # its vocabulary is that of the tokenizer
     is_trained: bool
     mesh: Mesh
-    model: Held | None
+    model: ModelChunks | None
     trainer: Trainer | None
     version: Version
 
@@ -63,7 +63,7 @@ def build_copies(
     for name in sorted(set(names.values())):
         placement, role = plan.placement(name), plan.stage(name).role
         stored = plan.facts.models.spec(role)
-        spec = stored if stored.scalar_head else drawing_spec(stored, num_tokens)
+        spec = stored if stored.scalar_head else sampling_spec(stored, num_tokens)
         mesh = build_mesh(placement.layout, plan.pool_of(name).first_rank)
         model, trainer = None, None
         is_trained = plan.stage(name).trains
@@ -82,8 +82,11 @@ def build_copies(
             if name not in refit_targets or spec.adapter:
                 load_weights(model, stored, mesh, directory / job.models.source(role).path)
             if name not in refit_targets and spec.adapter:
-                start_adapter(
-                    dict(named_in_whole(model)), job.settings.seed, tp=placement.layout.tp, tp_rank=mesh.tp_rank
+                init_adapter(
+                    dict(named_global_parameters(model)),
+                    job.settings.seed,
+                    tp=placement.layout.tp,
+                    tp_rank=mesh.tp_rank,
                 )
             if is_trained:
                 trainer = build_trainer(model, mesh, role, job, kernels)
@@ -94,7 +97,7 @@ def build_copies(
     return copies
 
 
-def drawing_spec(spec: ModelSpec, num_tokens: int) -> ModelSpec:
+def sampling_spec(spec: ModelSpec, num_tokens: int) -> ModelSpec:
     """The model with all rows of its vocabulary after the first `num_tokens` treated as padding."""
     return replace(spec, vocab_size=num_tokens, vocab_multiple=spec.padded_vocab_size)
 
@@ -115,14 +118,14 @@ def build_refits(plan: Plan, copies: Mapping[str, WeightCopy]) -> dict[tuple[str
     return refits
 
 
-def resume_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
+def restore_versions(copies: Mapping[str, WeightCopy], step: int) -> None:
     """Sets the version of trained copies restored from a checkpoint after `step` steps; refits set that of others."""
     for copy in copies.values():
         if copy.is_trained:
             copy.version.number = step
 
 
-def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job, kernels: ChosenKernels) -> Trainer:
+def build_trainer(model: ModelChunks, mesh: Mesh, role: Role, job: Job, kernels: ChosenKernels) -> Trainer:
     """A trainer with the job's optimizer settings for a role, at the learning rate of its first step."""
     return Trainer(
         model,
@@ -132,5 +135,5 @@ def build_trainer(model: Held, mesh: Mesh, role: Role, job: Job, kernels: Chosen
         max_grad_norm=job.settings.max_grad_norm,
         betas=(job.settings.adam_beta1, job.settings.adam_beta2),
         epsilon=job.settings.adam_eps,
-        buckets=own_buckets(model, mesh, kernels),
+        buckets=overlap_buckets(model, mesh, kernels),
     )

@@ -23,11 +23,13 @@ from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.records.version_gap import KL_TO_TEACHERS
 
 
-def advantages_of_teachers(of_teachers: Sequence[Tensor], logprobs: Tensor, mask: Tensor, settings: Distill) -> Tensor:
+def distillation_advantages(
+    teacher_logprobs: Sequence[Tensor], logprobs: Tensor, mask: Tensor, settings: Distill
+) -> Tensor:
     """Advantages [B, S], zero outside the mask, from the log-probabilities [B, S] of each teacher and of the student
     before the update."""
-    weights = settings.shares(len(of_teachers))
-    terms = [weight * (teacher - logprobs) for weight, teacher in zip(weights, of_teachers, strict=True)]
+    weights = settings.shares(len(teacher_logprobs))
+    terms = [weight * (teacher - logprobs) for weight, teacher in zip(weights, teacher_logprobs, strict=True)]
     return torch.where(mask.bool(), torch.stack(terms).sum(0), 0.0)
 
 
@@ -35,16 +37,16 @@ def score_by_teachers(batch: StepExperience, settings: Distill) -> None:
     """Sets the score of every sequence to the mean of A over the tokens that the student sampled."""
     teachers = [field for field in TEACHER_LOGPROBS.values() if batch.experience.rows(field)]
     for row in batch.rows:
-        teacher_logprobs = [batch.drawn(field, row)[None] for field in teachers]
-        student_logprobs = batch.drawn("proximal_logprobs", row)[None]
-        advantages = advantages_of_teachers(
+        teacher_logprobs = [batch.sampled_values(field, row)[None] for field in teachers]
+        student_logprobs = batch.sampled_values("proximal_logprobs", row)[None]
+        advantages = distillation_advantages(
             teacher_logprobs, student_logprobs, torch.ones_like(student_logprobs), settings
         )
         batch.experience.put(TOTAL_SCORES, row, advantages.mean().view(1))
 
 
 def distillation_metrics(
-    advantages: Tensor, of_teachers: Mapping[str, Tensor], logprobs: Tensor, mask: Tensor, truncated: Tensor
+    advantages: Tensor, teacher_logprobs: Mapping[str, Tensor], logprobs: Tensor, mask: Tensor, truncated: Tensor
 ) -> dict[str, float]:
     """Metrics of a whole batch of experience: means over its rows [B] and over its tokens.
 
@@ -54,9 +56,9 @@ def distillation_metrics(
     num_rows, num_tokens = len(mask), mask.bool().sum().clamp(min=1)
     total = -advantages.double().sum()
     per_teacher = {}
-    for role, field in TEACHER_LOGPROBS.items() if len(of_teachers) > 1 else ():
-        if field in of_teachers:
-            divergence = torch.where(mask.bool(), logprobs - of_teachers[field], 0.0).double().sum()
+    for role, field in TEACHER_LOGPROBS.items() if len(teacher_logprobs) > 1 else ():
+        if field in teacher_logprobs:
+            divergence = torch.where(mask.bool(), logprobs - teacher_logprobs[field], 0.0).double().sum()
             per_teacher[f"kl_to_{role}_per_token"] = float(divergence / num_tokens)
     return {
         "kl_to_teachers": float(total / num_rows),

@@ -15,7 +15,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
-from meshwright.runtime.device.host_copies import copied_to_host
+from meshwright.runtime.device.host_copies import copy_to_host
 
 _STATE = ("param", "exp_avg", "exp_avg_sq")
 """State of each parameter in a checkpoint, in fp32 and in its shape: the main weight and the moments."""
@@ -76,7 +76,7 @@ class DirectlySavedOptimizer(DistributedOptimizer):
             shard = shards[name].detach() if shards else torch.empty(0, device=host.device())
             whole = _gather(shard, sizes, owner, self.data_parallel_group)
             if rank == owner:  # moved to the host at once, so that the device holds one whole tensor at a time
-                gathered[name] = (copied_to_host([whole])[0] if host.on_cuda() else whole).view(parameter.shape)
+                gathered[name] = (copy_to_host([whole])[0] if host.on_cuda() else whole).view(parameter.shape)
         return gathered
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
 from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
-from meshwright.runtime.training.payments import Paid, groups_that_differ
+from meshwright.runtime.training.payments import ResponseRewards, groups_that_differ
 
 
 def critic_free_advantages(
     *,
-    paid: Paid,
+    response_rewards: ResponseRewards,
     logprobs: Tensor,
     ref_logprobs: Tensor | None,
     mask: Tensor,
@@ -33,21 +33,27 @@ def critic_free_advantages(
     before the update and of the reference, if there is one.
     """
     if isinstance(settings, GRPO):
-        advantages = relative_to_group(paid.amounts, group_size, by_std=settings.normalise_by_std, sizes=paid.sizes)
+        advantages = relative_to_group(
+            response_rewards.amounts, group_size, by_std=settings.normalise_by_std, sizes=response_rewards.sizes
+        )
         return _per_token(advantages, mask, logprobs.dtype)
     beta = 0.0 if ref_logprobs is None else settings.kl_coefficient
     policy = logprobs.double()
     reference = policy if ref_logprobs is None else ref_logprobs.double()
     if isinstance(settings, RLOO):
-        penalties = token_rewards(torch.zeros_like(paid.amounts), policy, reference, mask, kl_coefficient=beta).sum(1)
-        advantages = leave_one_out(paid.amounts, group_size, sizes=paid.sizes) + leave_one_out(penalties, group_size)
+        penalties = token_rewards(
+            torch.zeros_like(response_rewards.amounts), policy, reference, mask, kl_coefficient=beta
+        ).sum(1)
+        advantages = leave_one_out(response_rewards.amounts, group_size, sizes=response_rewards.sizes) + leave_one_out(
+            penalties, group_size
+        )
         return _per_token(advantages, mask, logprobs.dtype)
     assert isinstance(settings, Reinforce)
-    amounts = paid.amounts
+    amounts = response_rewards.amounts
     if settings.group_baseline:
-        amounts = relative_to_group(amounts, group_size, by_std=False, sizes=paid.sizes)
+        amounts = relative_to_group(amounts, group_size, by_std=False, sizes=response_rewards.sizes)
     rewards = token_rewards(amounts, policy, reference, mask, kl_coefficient=beta)
-    return whiten(returns_to_go(rewards, mask), mask, size=float(paid.sizes.max())).to(logprobs.dtype)
+    return whiten(returns_to_go(rewards, mask), mask, size=float(response_rewards.sizes.max())).to(logprobs.dtype)
 
 
 def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: Tensor | None = None) -> Tensor:
@@ -74,7 +80,7 @@ def leave_one_out(rewards: Tensor, group_size: int, *, sizes: Tensor | None = No
 
 def _zero_if_equal(differences: Tensor, amounts: Tensor, sizes: Tensor | None) -> Tensor:
     """The differences [P, N] as [B], exactly 0 for groups whose samples all have the same reward."""
-    paid = Paid(amounts.double(), (amounts if sizes is None else sizes).double().abs())
+    paid = ResponseRewards(amounts.double(), (amounts if sizes is None else sizes).double().abs())
     return torch.where(groups_that_differ(paid, differences.shape[1])[:, None], differences, 0.0).reshape(-1)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import GRPO, CriticFreeSettings
 from meshwright.planner.plan.distill_settings import Distill
-from meshwright.planner.plan.learning_settings import LearningSettings, PaidSettings
+from meshwright.planner.plan.learning_settings import LearningSettings, RewardedSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import TEACHER_LOGPROBS
@@ -26,26 +26,26 @@ from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.bodies import MicroBatch
-from meshwright.runtime.training.distillation import advantages_of_teachers, distillation_metrics
+from meshwright.runtime.training.distillation import distillation_advantages, distillation_metrics
 from meshwright.runtime.training.group_advantages import critic_free_advantages
-from meshwright.runtime.training.payments import Paid, pay, share_with_signal
+from meshwright.runtime.training.payments import ResponseRewards, compute_rewards, share_with_signal
 from meshwright.runtime.training.ppo import (
     LossShare,
-    Mean,
+    MaskedMean,
     Reference,
     experience_metrics,
     importance_weights,
     policy_loss,
-    targets,
+    ppo_targets,
     value_loss,
 )
-from meshwright.runtime.training.told_tokens import ClosedColumns, drawn_mask
+from meshwright.runtime.training.told_tokens import SampledColumns, sampled_mask
 
 _READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 """Per-token fields that a batch has under some algorithms only."""
 
 
-class Learning:
+class TrainingBatch:
     """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
 
     With `weighs_draws` each token is weighted by the ratio of its probability under the policy before the update to
@@ -59,7 +59,7 @@ class Learning:
         *,
         reads: Sequence[str],
         workload: Workload,
-        weighs_draws: bool = False,
+        importance_sampling: bool = False,
     ) -> None:
         rows, lengths = batch.rows, batch.lengths()
         width = max(lengths.values())
@@ -76,19 +76,19 @@ class Learning:
         self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
         self._fields["mask"] = response_mask(prompts, totals - prompts, width)
         self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
-        if weighs_draws:
+        if importance_sampling:
             behaviour = experience.padded("behaviour_logprobs", rows, width)
             old, mask = self._fields["old_logprobs"], self._fields["mask"]
             self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
 
-    def _pay(self, batch: StepExperience, num_tokens: Tensor) -> Paid | None:
+    def _pay(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
         """The reward of each row; None for algorithms without scores.
 
         `num_tokens` [B] are the tokens after the prompt, sampled tokens and tool tokens together.
         """
-        if not isinstance(self._settings, PaidSettings):
+        if not isinstance(self._settings, RewardedSettings):
             return None
-        return pay(
+        return compute_rewards(
             self._scores,
             self._truncated,
             self._settings,
@@ -101,20 +101,20 @@ class Learning:
         """Targets of multi-turn rollouts: tool tokens are masked out of the loss, and a reward after them is credited
         to the tokens sampled before them."""
         response = self._fields["mask"]
-        self._fields["mask"] = drawn_mask(response, batch.experience.padded("versions", batch.rows, width))
-        compaction = ClosedColumns(response, self._fields["mask"])
-        return compaction.opened(self._targets(compaction.closed(self._fields)))
+        self._fields["mask"] = sampled_mask(response, batch.experience.padded("versions", batch.rows, width))
+        compaction = SampledColumns(response, self._fields["mask"])
+        return compaction.restore(self._targets(compaction.compact(self._fields)))
 
     def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Advantages [B, S], and what else the loss of this algorithm needs."""
         settings = self._settings
         if isinstance(settings, Distill):
             teachers = list(_teacher_fields(fields).values())
-            return {"advantages": advantages_of_teachers(teachers, fields["old_logprobs"], fields["mask"], settings)}
+            return {"advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], settings)}
         if isinstance(settings, CriticFreeSettings):
             assert self._paid is not None
             advantages = critic_free_advantages(
-                paid=self._paid,
+                response_rewards=self._paid,
                 logprobs=fields["old_logprobs"],
                 ref_logprobs=fields.get("ref_logprobs"),
                 mask=fields["mask"],
@@ -123,7 +123,7 @@ class Learning:
             )
             return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
         assert isinstance(settings, PPO)
-        goals = targets(
+        goals = ppo_targets(
             scores=self._scores,
             logprobs=fields["old_logprobs"],
             ref_logprobs=fields["ref_logprobs"],
@@ -151,7 +151,7 @@ class Learning:
             return distillation_metrics(fields["advantages"], _teacher_fields(fields), logprobs, mask, self._truncated)
         assert self._paid is not None
         ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
-        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, paid=self._paid)
+        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._paid)
         if group_size > 1 and not self._workload.dynamic_sampling:  # which reports it over all sampled groups
             metrics["groups_with_signal"] = share_with_signal(self._paid, group_size)
         return metrics
@@ -168,11 +168,11 @@ class Learning:
             return self.num_tokens(rows)
         return len(rows) * (self._workload.max_response if mean == "constant" else 1)
 
-    def block(self, rows: Sequence[int]) -> MicroBatch:
+    def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
         """A micro-batch of these rows."""
         ends = [(row, self._lengths[row]) for row in rows]
         fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
-        return MicroBatch.of([self._tokens[row, :end] for row, end in ends], fields)
+        return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields)
 
 
 def _teacher_fields(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -237,7 +237,7 @@ def _actor_share(
         settings=settings,
         entropy=entropy,
         weights=fields.get("weights"),
-        mean=Mean(divisor, fields.get("loss_weights")),
+        mean=MaskedMean(divisor, fields.get("loss_weights")),
         reference=_reference(fields, settings),
     )
 

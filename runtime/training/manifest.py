@@ -37,7 +37,7 @@ class Manifest(Document):
     files: dict[str, FileSum]
 
 
-def seal(directory: Path, group: dist.ProcessGroup | None = None) -> None:
+def write_manifest(directory: Path, group: dist.ProcessGroup | None = None) -> None:
     """Writes the manifest of a directory that all ranks have written to.
 
     Collective over the world, or over a group of all its ranks.
@@ -50,10 +50,10 @@ def seal(directory: Path, group: dist.ProcessGroup | None = None) -> None:
     if rank == 0:
         sums = {name: file_sum for rank_sums in per_rank for name, file_sum in rank_sums.items()}
         write_atomically(directory / MANIFEST, canonical_json(Manifest(files=sums)))
-        sync(directory)
+        fsync_directory(directory)
 
 
-def damage(directory: Path) -> str | None:
+def find_damage(directory: Path) -> str | None:
     """A sentence on the first damaged file of a checkpoint, the same on every rank; None if all match the manifest.
 
     Collective over the world.
@@ -64,7 +64,7 @@ def damage(directory: Path) -> str | None:
     return next((sentence for sentence in per_rank if sentence), None)
 
 
-def sync(directory: Path) -> None:
+def fsync_directory(directory: Path) -> None:
     """Flushes the entries of a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:

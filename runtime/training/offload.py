@@ -24,7 +24,7 @@ from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.copies import WeightCopy
 
 
-class Hosted(Protocol):
+class OffloadedState(Protocol):
     """State of one stage that is kept in host memory from construction on."""
 
     def reload(self) -> int:
@@ -36,7 +36,7 @@ class Hosted(Protocol):
         ...
 
 
-class HostedWeights:
+class OffloadedWeights:
     """The weights of a model that is not trained; the host copy never changes, so nothing is written back."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,7 +55,7 @@ class HostedWeights:
         return 0
 
 
-class HostedOptimizer:
+class OffloadedOptimizer:
     """The fp32 main weights, moments and gradients of a trainer; gradients are zero between updates and not copied."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -82,18 +82,18 @@ class HostedOptimizer:
         return num_bytes
 
 
-class HostMemory:
+class OffloadedStages:
     """The offloaded state of one rank, by stage."""
 
     def __init__(self, plan: Plan, copies: Mapping[str, WeightCopy]) -> None:
         """Offloads every stage whose schedule says so; trainers must be loaded before."""
-        self._hosted: dict[str, Hosted] = {}
+        self._hosted: dict[str, OffloadedState] = {}
         for placement in plan.placements:
             copy, offload = copies[plan.copy_of(placement.stage)], placement.schedule.offload
             if offload is Offload.WEIGHTS and copy.model is not None:
-                self._hosted[placement.stage] = HostedWeights(copy.model)
+                self._hosted[placement.stage] = OffloadedWeights(copy.model)
             elif offload is Offload.OPTIMIZER and copy.trainer is not None:
-                self._hosted[placement.stage] = HostedOptimizer(copy.trainer)
+                self._hosted[placement.stage] = OffloadedOptimizer(copy.trainer)
 
     @contextmanager
     def reloaded(self, stage: str) -> Iterator[dict[str, float]]:
@@ -119,7 +119,7 @@ class HostMemory:
         """Context in which the state of all trainers is on the device, which saving needs."""
         with ExitStack() as stack:
             for stage, hosted in self._hosted.items():
-                if isinstance(hosted, HostedOptimizer):
+                if isinstance(hosted, OffloadedOptimizer):
                     stack.enter_context(self.reloaded(stage))
             yield
 

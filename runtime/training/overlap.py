@@ -17,7 +17,7 @@ from torch import nn
 
 from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.model_shard import Decoder, Held
+from meshwright.runtime.model.model_shard import Decoder, ModelChunks
 
 _ALIGNMENT = 64
 """Number of elements that Megatron aligns the start of a parameter in its buffer to.
@@ -29,7 +29,7 @@ https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/distribute
 class Buckets:
     """The bucket size of overlapped gradient reduction and weight gathering."""
 
-    least_params: int
+    min_params: int
     """Minimum number of parameters of a bucket, so that bandwidth and not latency dominates its time. A bucket has at
     least one whole layer, except the last bucket and tied embeddings: the backward pass might complete two buckets
     within one layer in the opposite order."""
@@ -37,14 +37,14 @@ class Buckets:
     def size(self, chunk: Decoder) -> int:
         """Minimum number of parameters of a bucket of this chunk."""
         layers = (sum(map(_padded_numel, layer.parameters())) for layer in chunk.decoder.layers)
-        return max(self.least_params, *layers)
+        return max(self.min_params, *layers)
 
 
 def _padded_numel(parameter: nn.Parameter) -> int:
     return -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
 
 
-def own_buckets(model: Held, mesh: Mesh, kernels: ChosenKernels) -> Buckets | None:
+def overlap_buckets(model: ModelChunks, mesh: Mesh, kernels: ChosenKernels) -> Buckets | None:
     """The buckets of a trained model; None if its replicas reduce all gradients at once, after the backward pass.
 
     Models with experts are not bucketed because an expert without tokens has no gradient that would complete its

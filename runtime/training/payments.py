@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.plan.critic_free_settings import CriticFreeSettings
-from meshwright.planner.plan.learning_settings import PaidSettings
+from meshwright.planner.plan.learning_settings import RewardedSettings
 
-SAME_SHARE = 1e-5
+RELATIVE_TOLERANCE = 1e-5
 """Amounts that differ by at most this share of their size are equal: about 80 units in the last place of float32, the
 rounding error of a forward pass and a sum of rewards. A difference that a reward function intends is larger."""
 
@@ -23,22 +23,22 @@ SMALLEST_SIZE = torch.finfo(torch.float32).tiny
 """Lower bound on the size of an amount: the smallest normal float32."""
 
 
-class Paid(NamedTuple):
+class ResponseRewards(NamedTuple):
     """The reward of each response, and the size of the largest term that it was computed from: float64 [B] each."""
 
     amounts: Tensor
     sizes: Tensor
 
 
-def pay(
+def compute_rewards(
     scores: Tensor,
     truncated: Tensor,
-    settings: PaidSettings,
+    settings: RewardedSettings,
     *,
     sizes: Tensor | None = None,
     num_tokens: Tensor | None = None,
     max_response: int = 0,
-) -> Paid:
+) -> ResponseRewards:
     """The reward of each response, from its score [B], the size of the score [B] and if it was truncated [B].
 
     The reward of a complete response is its score, times `reward_scale` and then clipped to +-`reward_clip`. With
@@ -52,7 +52,7 @@ def pay(
     if settings.reward_clip is not None:
         ended_sizes = torch.where(ended.abs() > settings.reward_clip, settings.reward_clip, ended_sizes)
         ended = ended.clamp(-settings.reward_clip, settings.reward_clip)
-    if not settings.pays_cut:
+    if not settings.rewards_truncated:
         unended = unended_sizes = torch.zeros_like(ended)
     elif settings.missing_end_score is not None:
         unended = torch.full_like(ended, settings.missing_end_score)
@@ -66,10 +66,10 @@ def pay(
         torch.where(is_truncated, unended_sizes, ended_sizes),
     )
     if not isinstance(settings, CriticFreeSettings) or not settings.overlong_tokens:
-        return Paid(amounts, sizes)
+        return ResponseRewards(amounts, sizes)
     assert num_tokens is not None, "a penalty for length needs lengths"
     penalties = overlong_penalties(num_tokens, max_response, settings)
-    return Paid(amounts - penalties, torch.maximum(sizes, penalties))
+    return ResponseRewards(amounts - penalties, torch.maximum(sizes, penalties))
 
 
 def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFreeSettings) -> Tensor:
@@ -90,14 +90,14 @@ def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
     is not finite always differs, so that it is not hidden and the update is skipped.
     """
     spread = amounts.amax(1) - amounts.amin(1)
-    return ~((spread <= SAME_SHARE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
+    return ~((spread <= RELATIVE_TOLERANCE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
 
 
-def groups_that_differ(paid: Paid, group_size: int) -> Tensor:
+def groups_that_differ(paid: ResponseRewards, group_size: int) -> Tensor:
     """`differ` for rows [B] that are consecutive groups: bool [B / group_size]."""
     return differ(*(values.view(-1, group_size) for values in paid))
 
 
-def share_with_signal(paid: Paid, group_size: int) -> float:
+def share_with_signal(paid: ResponseRewards, group_size: int) -> float:
     """The share of groups whose samples have different rewards; other groups have no advantage to learn from."""
     return float(groups_that_differ(paid, group_size).double().mean())

@@ -43,7 +43,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def require_plain(directory: Path) -> None:
+def require_safe_pickles(directory: Path) -> None:
     """Raises BadInput if a checkpoint's pickles name anything else, or cannot be read; executes none of them."""
     try:
         for name in (_METADATA, _COMMON):

@@ -17,7 +17,7 @@ from torch import Tensor
 from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
-from meshwright.runtime.training.payments import Paid, pay
+from meshwright.runtime.training.payments import ResponseRewards, compute_rewards
 
 
 class Targets(NamedTuple):
@@ -34,7 +34,7 @@ class LossShare(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-class Mean(NamedTuple):
+class MaskedMean(NamedTuple):
     """The weighted mean of an actor's loss: terms times `weights` [B, S] (1 if absent), summed, over `divisor`.
 
     The divisor is that of the whole minibatch.
@@ -43,7 +43,7 @@ class Mean(NamedTuple):
     divisor: float
     weights: Tensor | None = None
 
-    def of(self, x: Tensor, mask: Tensor) -> Tensor:
+    def share(self, x: Tensor, mask: Tensor) -> Tensor:
         """The share of this micro-batch [] in the mean of `x` [B, S] over the mask."""
         weighted = x if self.weights is None else x * self.weights
         return torch.where(mask.bool(), weighted, 0.0).sum() / self.divisor
@@ -56,7 +56,7 @@ class Reference(NamedTuple):
     coefficient: float
 
 
-def targets(
+def ppo_targets(
     *,
     scores: Tensor,
     logprobs: Tensor,
@@ -71,7 +71,7 @@ def targets(
     `scores` [B] are those of the reward model; `truncated` [B] marks rows truncated at the length limit, which
     `settings.truncation` says how to reward.
     """
-    paid = pay(scores, truncated, settings)
+    paid = compute_rewards(scores, truncated, settings)
     amounts = paid.amounts.to(values.dtype)
     rewards = token_rewards(amounts, logprobs, ref_logprobs, mask, kl_coefficient=settings.kl_coefficient)
     bootstrapped = truncated.bool() & (settings.truncation == "bootstrap")
@@ -106,7 +106,7 @@ def policy_loss(
     settings: LearningSettings,
     entropy: Tensor | None = None,
     weights: Tensor | None = None,
-    mean: Mean | None = None,
+    mean: MaskedMean | None = None,
     reference: Reference | None = None,
 ) -> LossShare:
     """The clipped surrogate loss (PPO, arXiv:1707.06347, equations 7 and 9), negated so that lower is better.
@@ -128,11 +128,11 @@ def policy_loss(
     assert entropy is not None or settings.entropy_coefficient == 0, "an entropy bonus needs the entropy"
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
     ratio = log_ratio.exp()
-    clipped, mean = ratio.clamp(*settings.clip_range), mean or Mean(num_tokens)
+    clipped, mean = ratio.clamp(*settings.clip_range), mean or MaskedMean(num_tokens)
     surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     if weights is not None:
         surrogate = surrogate * weights
-    loss = -mean.of(surrogate, mask)
+    loss = -mean.share(surrogate, mask)
     sums = {
         "policy_loss": loss,
         "clip_fraction": _share((clipped * advantages < ratio * advantages).double(), mask, num_tokens),
@@ -141,12 +141,12 @@ def policy_loss(
     }
     if entropy is not None:
         sums["entropy"] = _share(entropy, mask, num_tokens)
-        loss = loss - settings.entropy_coefficient * mean.of(entropy, mask)
+        loss = loss - settings.entropy_coefficient * mean.share(entropy, mask)
     if reference is not None:
         log_ref = torch.where(mask.bool(), reference.logprobs - logprobs, 0.0)
         divergence = log_ref.exp() - log_ref - 1
         sums["kl_to_ref_estimate"] = _share(divergence, mask, num_tokens)
-        loss = loss + reference.coefficient * mean.of(divergence, mask)
+        loss = loss + reference.coefficient * mean.share(divergence, mask)
     return LossShare(loss, _detached(sums))
 
 
@@ -176,7 +176,7 @@ def value_loss(
     return LossShare(loss, _detached(sums))
 
 
-def within_target(metrics: Mapping[str, float], settings: LearningSettings) -> bool:
+def within_target_kl(metrics: Mapping[str, float], settings: LearningSettings) -> bool:
     """False once `approx_kl` exceeds 1.5 x `target_kl`; then this update and the rest of the step are skipped.
 
     `metrics` are those of the whole minibatch before its update; a critic's have no `approx_kl`. The rule and the
@@ -213,7 +213,7 @@ def experience_metrics(
     mask: Tensor,
     truncated: Tensor,
     *,
-    paid: Paid,
+    rewards: ResponseRewards,
 ) -> dict[str, float]:
     """Metrics of a whole batch of experience: means over its rows [B], the divergence also per token.
 
@@ -229,7 +229,7 @@ def experience_metrics(
         divergence["kl_to_ref_per_token"] = log_ratio / max(1, int(num_tokens))
     return {
         "score": float(scores.double().mean()),
-        "paid_score": float(paid.amounts.mean()),
+        "paid_score": float(rewards.amounts.mean()),
         **divergence,
         "response_tokens": float(num_tokens / len(scores)),
         "truncated_fraction": float(truncated.double().mean()),

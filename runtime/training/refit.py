@@ -24,11 +24,11 @@ from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import is_of_adapter
+from meshwright.runtime.model.adapted import is_adapter_parameter
 from meshwright.runtime.model.hf_mapping import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
-from meshwright.runtime.model.model_shard import Held, model_chunks_of, named_in_whole
-from meshwright.runtime.model.quantised import quantised_in_whole, take_over
+from meshwright.runtime.model.model_shard import ModelChunks, model_chunks_of, named_global_parameters
+from meshwright.runtime.model.quantised import named_quantised_weights, quantise_received
 from meshwright.runtime.training.versions import Version
 
 BUCKET_BYTES = 64 * 2**20
@@ -55,9 +55,9 @@ class RefitCopy:
 
     def __init__(
         self,
-        source: Held | None,
+        source: ModelChunks | None,
         source_mesh: Mesh,
-        target: Held | None,
+        target: ModelChunks | None,
         target_mesh: Mesh,
         *,
         number: int = 0,
@@ -102,7 +102,7 @@ class RefitCopy:
         """Number of messages that this rank sends or receives in one run."""
         return sum(len(buckets) for buckets in (*self._sends.values(), *self._receives.values()))
 
-    def give(self) -> None:
+    def start_send(self) -> None:
         """Starts to send the present weights in a thread, if the source need not wait for the target.
 
         The next `run` then has nothing to do, and the weights must not change before `settle`.
@@ -112,7 +112,7 @@ class RefitCopy:
             self._sending, self._is_sent = sender.submit(self._exchange_all), True
             sender.shutdown(wait=False)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for the send that `give` started; raises its error, if any."""
         if self._sending is not None:
             self._sending.result()
@@ -141,7 +141,7 @@ class RefitCopy:
                 {peer: buckets[number] for peer, buckets in self._receives.items() if number < len(buckets)},
             )
         self._target.quantise()
-        self._target_version.arrive(versions)
+        self._target_version.set_version(versions)
 
     @property
     def _source_version(self) -> int:
@@ -183,23 +183,23 @@ class _Side:
     """The source or target model of a refit in the form of Megatron's planner: parameters named as in the whole
     model."""
 
-    def __init__(self, model: Held | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
+    def __init__(self, model: ModelChunks | None, mesh: Mesh, *, tied_twice: bool = False) -> None:
         """With `tied_twice` the copy of a tied embedding on the last stage is listed too, under the same name."""
         self.pg_collection = mesh.groups if mesh.is_member else ProcessGroupCollection()
         self.dtype: torch.dtype = model.config.params_dtype if model is not None else torch.float32
         self._parameters: dict[str, nn.Parameter] = {}
-        self._quantised = dict(quantised_in_whole(model)) if model is not None else {}
+        self._quantised = dict(named_quantised_weights(model)) if model is not None else {}
         self._received: dict[str, Tensor] = {}
-        for name, parameter in named_in_whole(model) if model is not None else ():
+        for name, parameter in named_global_parameters(model) if model is not None else ():
             assert model is not None
-            if model.spec.adapter and not is_of_adapter(name):
+            if model.spec.adapter and not is_adapter_parameter(name):
                 continue  # frozen weights are the same in every copy
             if name == OUTPUT and model_chunks_of(model)[-1].share_embeddings_and_output_weights:
                 if tied_twice:
                     self._parameters[EMBEDDING] = parameter
             else:
                 self._parameters[name] = parameter
-        self._parameters |= {name: weight.stands_for for name, weight in self._quantised.items()}
+        self._parameters |= {name: weight.meta_parameter for name, weight in self._quantised.items()}
 
     def named_parameters(self, recurse: bool = True) -> Iterable[tuple[str, nn.Parameter]]:
         assert recurse
@@ -219,7 +219,7 @@ class _Side:
             return self._parameters[name].data[transfer.target_slices]
         if name not in self._received:
             quantised = self._quantised[name]
-            self._received[name] = torch.empty_like(quantised.stands_for, device=quantised.device)
+            self._received[name] = torch.empty_like(quantised.meta_parameter, device=quantised.device)
         return self._received[name][transfer.target_slices]
 
     def sized(self, transfer: SliceTransfer) -> Tensor:
@@ -230,7 +230,7 @@ class _Side:
         """Converts the received 8-bit weights to 8-bit floats, and frees the buffers."""
         if self._received:
             received = {name: self._received[name] for name in self._quantised}
-            take_over(received, self._quantised, self.pg_collection.tp)
+            quantise_received(received, self._quantised, self.pg_collection.tp)
             self._received.clear()
 
 

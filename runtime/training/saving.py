@@ -31,10 +31,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
 from meshwright.runtime.device import host, used_memory
-from meshwright.runtime.device.host_copies import copied_to_host
+from meshwright.runtime.device.host_copies import copy_to_host
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import ANY_ERROR, reason_of, state_of
-from meshwright.runtime.training.manifest import seal, sync
+from meshwright.runtime.training.checkpoint import ANY_ERROR, describe_error, sharded_trainer_state
+from meshwright.runtime.training.manifest import fsync_directory, write_manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Snapshot:
     writer: FileSystemWriterAsync
     metadata: Metadata | None
     """Metadata of all ranks' files; only on rank 0."""
-    beside: Callable[[Path], None]
+    write_extra: Callable[[Path], None]
 
     @property
     def partial(self) -> Path:
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 def take_snapshot(
-    directory: Path, trainers: Mapping[str, Trainer], beside: Callable[[Path], None] = lambda _: None
+    directory: Path, trainers: Mapping[str, Trainer], write_extra: Callable[[Path], None] = lambda _: None
 ) -> Snapshot:
     """Copies the trainers of all ranks to host memory, each under its own name, to be saved to a new directory.
 
@@ -76,18 +76,18 @@ def take_snapshot(
     vars(filesystem_async)["_results_queue"] = queue.SimpleQueue()
     # Errors are raised as well, so logging them again is noise.
     logging.getLogger(filesystem_async.__name__).setLevel(logging.CRITICAL)
-    state = {name: state_of(name, trainer, is_loading=False) for name, trainer in trainers.items()}
+    state = {name: sharded_trainer_state(name, trainer, is_loading=False) for name, trainer in trainers.items()}
     strategy = _PlanOnly()
     try:
         _copy_to_host(state, set(_storages(trainers)))
         dist_checkpointing.save(state, str(_partial(directory)), strategy, async_sharded_save=True)
     except ANY_ERROR as error:
         raise _not_written(directory, error) from error
-    return Snapshot(directory=directory, writer=strategy.writer, metadata=strategy.metadata, beside=beside)
+    return Snapshot(directory=directory, writer=strategy.writer, metadata=strategy.metadata, write_extra=write_extra)
 
 
 def publish(
-    snapshot: Snapshot, group: dist.ProcessGroup | None = None, behind: Callable[[], None] = lambda: None
+    snapshot: Snapshot, group: dist.ProcessGroup | None = None, on_published: Callable[[], None] = lambda: None
 ) -> None:
     """Writes a snapshot and renames the directory when all of it is on disk; then rank 0 calls `behind`.
 
@@ -96,11 +96,11 @@ def publish(
     is_first = dist.get_rank() == 0
     try:
         _write(snapshot, group)
-        seal(snapshot.partial, group)
+        write_manifest(snapshot.partial, group)
         if is_first:
             snapshot.partial.rename(snapshot.directory)
-            sync(snapshot.directory.parent)
-            behind()
+            fsync_directory(snapshot.directory.parent)
+            on_published()
         dist.barrier(group)
     except ANY_ERROR as error:
         raise _not_written(snapshot.directory, error) from error
@@ -126,7 +126,7 @@ class Saver:
         self.seconds: float | None = None
         """Seconds that the last checkpoint took, from its snapshot until it was on disk; None before the first."""
 
-    def save(self, snapshot: Callable[[], Snapshot], behind: Callable[[], None]) -> None:
+    def save(self, snapshot: Callable[[], Snapshot], on_published: Callable[[], None]) -> None:
         """Takes a snapshot once the previous one is published, and starts to publish it.
 
         Raises the error of the previous `publish`, if it failed.
@@ -138,7 +138,7 @@ class Saver:
             self._thread = threading.Thread(target=self._publish, name="checkpoint", daemon=True)
             self._thread.start()
         self._published.clear()
-        self._requests.put((taken, behind))
+        self._requests.put((taken, on_published))
 
     def wait(self) -> None:
         """Waits until no checkpoint is being written. Raises the error of `publish`, if it failed."""
@@ -155,7 +155,7 @@ class Saver:
             except MeshwrightError as error:
                 self._error = error
             del snapshot, behind  # so that their memory is free while the thread waits for the next
-            used_memory.return_freed()
+            used_memory.trim_host_memory()
             self.seconds = time.monotonic() - self._began
             self._published.set()
 
@@ -188,7 +188,7 @@ def _copy_to_host(state: dict[str, Any], live: set[int]) -> None:
         if is_main_replica(sharded.replica_id)
         and not (sharded.data.device.type == "cpu" and sharded.data.untyped_storage().data_ptr() not in live)
     ]
-    for sharded, copy in zip(to_copy, copied_to_host([sharded.data for sharded in to_copy]), strict=True):
+    for sharded, copy in zip(to_copy, copy_to_host([sharded.data for sharded in to_copy]), strict=True):
         sharded.data = copy
 
 
@@ -214,7 +214,7 @@ def _write(snapshot: Snapshot, group: dist.ProcessGroup | None) -> None:
         )
     local = [results.get()[1] for _ in snapshot.writer.write_buckets]
     try:
-        snapshot.beside(snapshot.partial)
+        snapshot.write_extra(snapshot.partial)
     except BadInput as error:
         local.append(error)
     per_rank: list[list[Any]] = [[]] * dist.get_world_size()
@@ -231,4 +231,4 @@ def _partial(directory: Path) -> Path:
 
 
 def _not_written(directory: Path, error: BaseException) -> RunFailed:
-    return RunFailed(f"checkpoint {_partial(directory)} cannot be written: {reason_of(error)}; is its disk full?")
+    return RunFailed(f"checkpoint {_partial(directory)} cannot be written: {describe_error(error)}; is its disk full?")

@@ -23,7 +23,7 @@ from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
 from meshwright.runtime.training.advantages import response_mask
-from meshwright.runtime.training.told_tokens import drawn_mask
+from meshwright.runtime.training.told_tokens import sampled_mask
 
 _REMEDY = "run again with --resume to go on from the last checkpoint."
 
@@ -45,14 +45,14 @@ class Version:
                 f"{_REMEDY}"
             )
 
-    def rise(self) -> None:
+    def increment(self) -> None:
         """Increments the version after a step of training."""
         assert self.number is not None, "weights that are trained were loaded"
         self.number += 1
 
-    def arrive(self, found: Iterable[int]) -> None:
+    def set_version(self, received: Iterable[int]) -> None:
         """Takes the versions of a refit's messages. Raises RunFailed if they differ, or are older than before."""
-        versions = sorted(set(found))
+        versions = sorted(set(received))
         if len(versions) > 1:
             listed = " and ".join(map(str, versions))
             raise RunFailed(f"the refit of {self.copy} brought weights of versions {listed} together; {_REMEDY}")
@@ -64,7 +64,7 @@ class Version:
                 )
             self.number = version
 
-    def of_replica(self, mesh: Mesh, step: int) -> int:
+    def agreed_version(self, mesh: Mesh, step: int) -> int:
         """The version that all ranks of this rank's replica hold. Collective over the replica.
 
         Raises RunFailed if they hold different ones, or none.
@@ -162,7 +162,7 @@ def _sampled_mask(batch: StepExperience, rows: Sequence[int]) -> Tensor:
     """The mask [rows, width] of the predictions of sampled response tokens, without tool tokens."""
     prompts = torch.tensor([batch.prompt_length(row) for row in rows])
     totals = torch.tensor([batch.length(row) for row in rows])
-    return drawn_mask(response_mask(prompts, totals - prompts, int(totals.max())), _padded(batch, "versions", rows))
+    return sampled_mask(response_mask(prompts, totals - prompts, int(totals.max())), _padded(batch, "versions", rows))
 
 
 def _padded(batch: StepExperience, field: str, rows: Sequence[int]) -> Tensor:

@@ -27,7 +27,7 @@ from meshwright.cost_models.measurements.imported import imported_points, import
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster, of_one_kind
+from meshwright.profiles.cluster import Cluster, require_uniform
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
@@ -83,7 +83,7 @@ def test_log_probabilities_are_those_of_transformers_and_in_bf16_as_near_as_its_
 def points_of_shards(directory: Path, name: str) -> tuple[tuple[Point, ...], Cluster]:
     world = World(out=directory, device="h200", tiny=False)
     facts = resolve(read_job(write_profile_job(directory, world, name)), directory)
-    cluster = of_one_kind(facts.cluster, "profile")
+    cluster = require_uniform(facts.cluster, "profile")
     return imported_points(
         PPO_GRAPH, [{role: facts.models.spec(role) for role in PPO_GRAPH.roles}], [facts.workload], cluster
     ), cluster

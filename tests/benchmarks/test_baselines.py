@@ -101,7 +101,7 @@ def test_a_walk_finds_the_best_choice_of_a_small_problem() -> None:
     scores = [greedy.score(picks) for picks in itertools.product(*(range(len(c.options)) for c in problem.calls))]
     found = walk(problem, seconds=0.3, seed=0)
     assert found.num_steps > 100
-    assert found.makespan == min(score.makespan for score in scores if not score.excess_blocks)
+    assert found.makespan == min(score.makespan for score in scores if not score.excess_units)
 
 
 def test_the_job_made_here_is_legal() -> None:

@@ -7,10 +7,10 @@ import pytest
 from benchmarks.pipeline import ablation, deals, law, rehearsed
 from benchmarks.pipeline.jobs import JOBS, facts_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.rules import workload_violations
-from meshwright.planner.search.recost import illegal_under
+from meshwright.planner.search.recost import violations_under
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.lengths import LengthSpec
@@ -23,7 +23,7 @@ def test_the_plan_made_by_hand_is_legal_and_takes_its_period() -> None:
     facts = facts_of_1024_ranks()
     plan = plan_by_hand(facts)
     assert facts.cluster.num_ranks == 1024
-    assert illegal_under(plan, facts) == ()
+    assert violations_under(plan, facts) == ()
     assert simulate(plan, steps=2).steps.mean == pytest.approx(plan.period_seconds)
 
 
@@ -53,7 +53,7 @@ def test_every_row_of_the_ablation_predicts_no_slower_plan_than_the_row_before()
 @seeds(2, all=4)
 def test_the_named_differences_add_up_to_that_of_the_simulated_mean(seed: int) -> None:
     facts = long_tailed()
-    plan = random_plan(seed, facts, model_of(facts), deferral=1)
+    plan = random_plan(seed, facts, cost_model_of(facts), deferral=1)
     solver = plan.solver.model_copy(update={"objective_seconds": plan.period_seconds})
     row = law.compare("small", plan.model_copy(update={"solver": solver}))
     assert row.difference == pytest.approx(row.no_barrier + row.tail + row.bursts + row.padding)
@@ -65,7 +65,7 @@ def test_work_alone_is_dealt_more_evenly_than_work_by_number_and_that_than_token
     facts = long_tailed()
     found = [
         deals.over_mean(plan, placement.stage, steps=16)
-        for plan in (random_plan(seed, facts, model_of(facts)) for seed in range(40))
+        for plan in (random_plan(seed, facts, cost_model_of(facts)) for seed in range(40))
         for placement in plan.placements
         if placement.layout.dp > 1 and placement.stage != "actor_generate" and not placement.schedule.chunk_tokens
     ]
@@ -78,10 +78,10 @@ def test_work_alone_is_dealt_more_evenly_than_work_by_number_and_that_than_token
 @pytest.mark.check_all
 def test_a_row_is_rehearsed_with_the_lengths_it_is_simulated_with() -> None:
     facts = long_tailed()
-    plan = random_plan(1, facts, model_of(facts), deferral=1)
+    plan = random_plan(1, facts, cost_model_of(facts), deferral=1)
     row = rehearsed.compare("small", "any", plan)
     assert row.simulated_seconds == pytest.approx(
-        simulate(plan, Sampled(plan, model_of, seed=0), steps=rehearsed.STEPS, warm_up=1).steps.mean
+        simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=rehearsed.STEPS, warm_up=1).steps.mean
     )
     assert row.rehearsed_seconds == pytest.approx(row.simulated_seconds * (1 + row.error))
     assert row.error > -0.001

@@ -11,7 +11,7 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.harness import Sample, record_collective
+from meshwright.profiles.harness import TimingResult, record_collective
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Collective, Exchange
@@ -97,7 +97,7 @@ def test_an_engine_that_was_measured_answers_by_what_was_measured(serving: Servi
 
 def _reduction(seconds: float, num_bytes: int = 1) -> Collective:
     exchange = Exchange(operation="all_reduce", num_ranks=2, num_bytes=num_bytes)
-    return record_collective(exchange, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=1))
+    return record_collective(exchange, TimingResult(median_seconds=seconds, spread_seconds=0.0, repeats=1))
 
 
 @pytest.mark.parametrize("precision", ["fp8", "fp4"])

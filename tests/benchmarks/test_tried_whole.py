@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
 from benchmarks.search.tried_whole import report, tried
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call, LayoutCosts, Move, PassedOn, Summed
-from meshwright.planner.plan.calls import model_of
+from meshwright.cost_models.question import Call, DelegatingCostModel, LayoutCosts, Move, TotalCosts
+from meshwright.planner.plan.calls import cost_model_of
 from tests.seeds import cases, seeds
 
 
 @dataclass(frozen=True)
-class WithFault(PassedOn):
+class WithFault(DelegatingCostModel):
     """A cost model by which one stage, or every refit, takes a hundredth less."""
 
     less: str
@@ -23,7 +23,7 @@ class WithFault(PassedOn):
         return found.scaled(0.99) if call.stage.name == self.less else found
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         found = super().move_seconds(move)
@@ -61,8 +61,8 @@ def test_it_does_so_on_pools_of_any_number_of_nodes_with_stages_of_different_num
 @cases("less", ["actor_generate", "actor_train", "refit"], few=1)
 def test_a_cost_that_differs_is_found_out(less: str) -> None:
     job = random_job(3)
-    assert tried(job, WithFault(model_of(job.facts), "nothing")).disagreements == ()
-    said = tried(job, WithFault(model_of(job.facts), less)).disagreements
+    assert tried(job, WithFault(cost_model_of(job.facts), "nothing")).disagreements == ()
+    said = tried(job, WithFault(cost_model_of(job.facts), less)).disagreements
     assert said[0].startswith("seed 3, ")
     assert "brute force" in said[0]
 
@@ -71,9 +71,9 @@ def test_the_jobs_are_of_all_kinds_and_the_same_every_time() -> None:
     jobs = [random_job(seed) for seed in range(300)]
     graphs = [job.facts.graph for job in jobs]
     sizes = range(FEWEST_STAGES, MOST_STAGES + 1)
-    assert {len(graph.stages) + len(graph.hosted) for graph in graphs} == set(sizes)
+    assert {len(graph.stages) + len(graph.host_stages) for graph in graphs} == set(sizes)
     assert {len(graph.train_stage) for graph in graphs} == set(range(1, MOST_TRAINED + 1))
-    assert 60 < sum(bool(graph.hosted) for graph in graphs) < 240
+    assert 60 < sum(bool(graph.host_stages) for graph in graphs) < 240
     assert 60 < sum(bool(graph.streaming) for graph in graphs) < 240
     assert len(set(graphs)) > 250
     assert jobs == [random_job(seed) for seed in range(300)]
@@ -81,7 +81,7 @@ def test_the_jobs_are_of_all_kinds_and_the_same_every_time() -> None:
 
 def test_a_report_counts_those_that_agree_and_tells_the_others() -> None:
     job = random_job(1)
-    good, bad = tried(job), tried(job, WithFault(model_of(job.facts), "actor_train"))
+    good, bad = tried(job), tried(job, WithFault(cost_model_of(job.facts), "actor_train"))
     text = report({"one kind": [good, bad], "another": [good], "none": []}, "command")
     assert "| 2 of one kind | 1 | 0 |" in text
     assert "| 1 of another | 1 | 0 |" in text

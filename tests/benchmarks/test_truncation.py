@@ -18,7 +18,7 @@ from benchmarks.truncation.treatments import (
 )
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training import learning
-from meshwright.runtime.training.ppo import targets
+from meshwright.runtime.training.ppo import ppo_targets
 from tests.runtime.checkpoints import expected_scores, tokens, write_checkpoint
 
 BEFORE, TERMINAL, BOOTSTRAP = TREATMENTS
@@ -43,15 +43,15 @@ def test_rows_that_ended_are_treated_alike() -> None:
     for settings in (PPO(whiten_advantages=False), PPO(whiten_advantages=False, truncation="bootstrap")):
         truncated = torch.tensor([False, True])
         twice = targets_paid_twice(**facts, mask=mask, truncated=truncated, settings=settings)
-        once = targets(**facts, mask=mask, truncated=truncated, settings=settings)
+        once = ppo_targets(**facts, mask=mask, truncated=truncated, settings=settings)
         assert torch.equal(twice.advantages[0], once.advantages[0])
         assert (twice.advantages[1, :4] != once.advantages[1, :4]).all()
 
 
 def test_runs_learn_from_the_treatment_and_from_todays_targets_again_after_it() -> None:
     with treated(BEFORE):
-        assert learning.targets is targets_paid_twice
-    assert learning.targets is targets
+        assert learning.ppo_targets is targets_paid_twice
+    assert learning.ppo_targets is ppo_targets
 
 
 def test_the_constant_reward_says_one_whatever_it_reads(tmp_path: Path) -> None:

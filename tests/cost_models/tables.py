@@ -1,6 +1,6 @@
 """What the tables of these tests say of themselves, and a measurement that was as quick every time."""
 
-from meshwright.profiles.harness import Sample
+from meshwright.profiles.harness import TimingResult
 from meshwright.profiles.table import Provenance
 
 PROVENANCE = Provenance(
@@ -17,5 +17,5 @@ PROVENANCE = Provenance(
 )
 
 
-def sample(seconds: float) -> Sample:
-    return Sample(median_seconds=seconds, spread_seconds=0.0, repeats=3)
+def sample(seconds: float) -> TimingResult:
+    return TimingResult(median_seconds=seconds, spread_seconds=0.0, repeats=3)

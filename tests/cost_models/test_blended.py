@@ -17,7 +17,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, Correction, Table, Traffic, TrafficCorrection, shape_of
+from meshwright.profiles.table import Correction, Table, TimedPass, Traffic, TrafficCorrection, shape_of
 from meshwright.profiles.workload import Workload
 from tests.cost_models.tables import PROVENANCE, sample
 
@@ -134,7 +134,7 @@ def test_a_correction_multiplies_its_body_of_its_shape_and_is_no_longer_measured
 ) -> None:
     correction = Correction(
         shape=shape_of(shallow[Role.REF], 1),
-        body=Body.FORWARD,
+        body=TimedPass.FORWARD,
         factor=1.5,
         spread=0.0,
         stages=("ref_logprob",),
@@ -170,7 +170,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     asked = {
         Traffic.COLLECTIVE: lambda m: m.seconds(call("actor_train", "dp16", 4, model=model)),
         Traffic.REFIT: lambda m: m.move_seconds(Move(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)),
-        Traffic.HANDOVER: lambda m: m.handover_seconds(1e9),
+        Traffic.TRANSFER: lambda m: m.handover_seconds(1e9),
     }
     for kind, ask in asked.items():
         if kind is not traffic:

@@ -9,7 +9,7 @@ from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 
 @pytest.fixture
@@ -22,18 +22,21 @@ def shard(llama: ModelSpec, a100s: Callable[[int], Cluster]) -> Callable[..., An
 
 
 BODIES = [
-    (Body.FORWARD, 4, 1024, 0),
-    (Body.TRAIN, 4, 1024, 0),
-    (Body.PREFILL, 4, 512, 0),
-    (Body.DECODE, 64, 1, 900),
-    (Body.OPTIMIZER, 0, 0, 0),
+    (TimedPass.FORWARD, 4, 1024, 0),
+    (TimedPass.TRAIN, 4, 1024, 0),
+    (TimedPass.PREFILL, 4, 512, 0),
+    (TimedPass.DECODE, 64, 1, 900),
+    (TimedPass.OPTIMIZER, 0, 0, 0),
 ]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body[0])
 @pytest.mark.parametrize("fact", ["memory_bytes_per_second", "flops_per_second", "launch_seconds"])
 def test_a_better_device_is_never_slower(
-    shard: Callable[..., AnalyticShard], a100s: Callable[[int], Cluster], body: tuple[Body, int, int, int], fact: str
+    shard: Callable[..., AnalyticShard],
+    a100s: Callable[[int], Cluster],
+    body: tuple[TimedPass, int, int, int],
+    fact: str,
 ) -> None:
     device: Device = a100s(1).device
     better: object = getattr(device, fact)
@@ -47,7 +50,7 @@ def test_a_better_device_is_never_slower(
 
 @pytest.mark.parametrize("body", BODIES[:4], ids=lambda body: body[0])
 def test_passes_together_take_the_sum_of_what_each_takes(
-    shard: Callable[..., AnalyticShard], body: tuple[Body, int, int, int]
+    shard: Callable[..., AnalyticShard], body: tuple[TimedPass, int, int, int]
 ) -> None:
     name, rows, tokens, context = body
     passes = [(3, rows, tokens, context), (0.5, rows / 3, tokens, context), (2, rows, tokens, context + 7)]
@@ -59,7 +62,7 @@ def test_passes_together_take_the_sum_of_what_each_takes(
 def test_a_large_forward_pass_is_bound_by_its_flops(shard: Callable[..., AnalyticShard], llama: ModelSpec) -> None:
     tokens = 16 * 2048
     at_peak = 2 * tokens * llama.layer_params / 312e12
-    assert 0.5 < at_peak / shard().time(Body.FORWARD, 16, 2048).layer < 0.85
+    assert 0.5 < at_peak / shard().time(TimedPass.FORWARD, 16, 2048).layer < 0.85
 
 
 def test_attention_grows_with_the_square_of_the_prompt(shard: Callable[..., AnalyticShard]) -> None:
@@ -68,14 +71,14 @@ def test_attention_grows_with_the_square_of_the_prompt(shard: Callable[..., Anal
 
 
 def test_training_costs_about_three_forward_passes(shard: Callable[..., AnalyticShard]) -> None:
-    forward, train = shard().time(Body.FORWARD, 4, 1024), shard().time(Body.TRAIN, 4, 1024)
+    forward, train = shard().time(TimedPass.FORWARD, 4, 1024), shard().time(TimedPass.TRAIN, 4, 1024)
     assert 3 <= train.layer / forward.layer < 3.5
 
 
 def test_a_shard_takes_less_and_sequence_parallelism_less_again(shard: Callable[..., AnalyticShard]) -> None:
-    whole = shard().time(Body.FORWARD, 4, 1024).layer
-    half = shard(2).time(Body.FORWARD, 4, 1024).layer
-    sequence = shard(2, 0.5).time(Body.FORWARD, 4, 1024).layer
+    whole = shard().time(TimedPass.FORWARD, 4, 1024).layer
+    half = shard(2).time(TimedPass.FORWARD, 4, 1024).layer
+    sequence = shard(2, 0.5).time(TimedPass.FORWARD, 4, 1024).layer
     assert whole / 2 < half < whole
     assert sequence < half
 
@@ -84,7 +87,7 @@ def test_a_scalar_head_costs_next_to_nothing(llama: ModelSpec, a100s: Callable[[
     def ends(scalar_head: bool) -> float:
         model = llama.__class__(**{**llama.__dict__, "scalar_head": scalar_head})
         shard = AnalyticShard(model, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
-        return shard.time(Body.FORWARD, 16, 1024).ends
+        return shard.time(TimedPass.FORWARD, 16, 1024).ends
 
     assert ends(True) < ends(False) / 10
 
@@ -113,7 +116,7 @@ def test_a_layer_is_the_mean_of_those_with_a_sliding_window_and_those_without(
         ends = [shard.time(body, rows, tokens, context).layer for shard in (plain, all_layers)]
         assert half.time(body, rows, tokens, context).layer == pytest.approx(sum(ends) / 2)
         assert ends[1] <= ends[0]
-    assert all_layers.time(Body.DECODE, 64, 1, 8000).layer == all_layers.time(Body.DECODE, 64, 1, 127).layer
+    assert all_layers.time(TimedPass.DECODE, 64, 1, 8000).layer == all_layers.time(TimedPass.DECODE, 64, 1, 127).layer
 
 
 def test_gradients_of_attention_are_slower_by_what_was_measured_of_them(

@@ -9,7 +9,7 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.collectives import ALL_GATHER, REDUCE_SCATTER, Group, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.context import ContextShard, longest_part
+from meshwright.cost_models.context import ContextShard, context_parallel_tokens
 from meshwright.cost_models.cost import Cost, Source
 from meshwright.cost_models.question import Call, Move
 from meshwright.profiles.cluster import Cluster
@@ -18,7 +18,7 @@ from meshwright.profiles.harness import record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body, Point, Table, shape_of
+from meshwright.profiles.table import Point, Table, TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 from tests.cost_models.tables import PROVENANCE, sample
 
@@ -119,15 +119,17 @@ def test_more_context_ranks_never_need_more_memory(
 
 @pytest.mark.parametrize("tokens", [1, 7, 4096, 4097])
 def test_the_parts_of_a_sequence_hold_it(tokens: int) -> None:
-    assert longest_part(tokens, 1) == tokens
+    assert context_parallel_tokens(tokens, 1) == tokens
     for cp in (2, 3, 4, 8):
-        assert tokens <= cp * longest_part(tokens, cp) < tokens + 2 * cp
+        assert tokens <= cp * context_parallel_tokens(tokens, cp) < tokens + 2 * cp
 
 
 def test_a_refit_to_context_ranks_is_one_to_as_many_replicas(model: AnalyticModel, llama: ModelSpec) -> None:
     source, cut = Layout(tp=4, dp=2), Layout(tp=2, dp=2, cp=4)
-    assert cut.cut == Layout(tp=2, dp=8)
-    found = [model.move_seconds(Move(model=llama, source=source, target=to, overlap=0)) for to in (cut, cut.cut)]
+    assert cut.weight_layout == Layout(tp=2, dp=8)
+    found = [
+        model.move_seconds(Move(model=llama, source=source, target=to, overlap=0)) for to in (cut, cut.weight_layout)
+    ]
     assert found[0] == found[1]
 
 
@@ -137,10 +139,10 @@ def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_no
     """A table that says what the equations say gives their answer, named for both."""
     efficiency = efficiency_of("cuda", "a100-80gb")
     measurements = []
-    for body in (Body.FORWARD, Body.TRAIN, Body.OPTIMIZER):
+    for body in (TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.OPTIMIZER):
         for layers in (1, 2):
-            for tokens in (0,) if body is Body.OPTIMIZER else (TOKENS // 4, TOKENS):
-                rows = int(body is not Body.OPTIMIZER)
+            for tokens in (0,) if body is TimedPass.OPTIMIZER else (TOKENS // 4, TOKENS):
+                rows = int(body is not TimedPass.OPTIMIZER)
                 point = Point(
                     shape=shape_of(llama, 1), num_layers=layers, body=body, rows=rows, tokens=tokens, context=0
                 )
@@ -156,5 +158,5 @@ def test_what_a_table_knows_of_parts_is_measured_and_attending_beyond_them_is_no
         (layers,) = (term for term in blended.terms if term.name == "layers")
         assert layers.source is Source.ANALYTIC
     shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency, 1.0)
-    own = ContextShard(shard, shard, 4).time(Body.FORWARD, 0.25, TOKENS)
-    assert own.layer == pytest.approx(shard.time(Body.FORWARD, 0.25, TOKENS).layer)
+    own = ContextShard(shard, shard, 4).time(TimedPass.FORWARD, 0.25, TOKENS)
+    assert own.layer == pytest.approx(shard.time(TimedPass.FORWARD, 0.25, TOKENS).layer)

@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost_models import dealing
 from meshwright.cost_models.dealing import MicroBatches, capped_micro_batches, micro_batches
 from meshwright.profiles.lengths import Histogram
-from meshwright.profiles.packing import deal, deal_by_tokens
+from meshwright.profiles.packing import micro_batches_by_rows, micro_batches_by_tokens
 from meshwright.profiles.workload import Workload
 
 
@@ -31,7 +31,7 @@ def test_no_row_is_forgotten_and_no_token_is_added(num_rows: int, size: int) -> 
     assert sum(number for number, _, _ in found) == -(-num_rows // size)
     assert all(1 <= rows <= size for _, rows, _ in found)
     tokens = sum(number * rows * tokens for number, rows, tokens in found)
-    assert tokens == pytest.approx(sum(lengths.strata(num_rows)))
+    assert tokens == pytest.approx(sum(lengths.stratified_sample(num_rows)))
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 64])
@@ -52,7 +52,7 @@ def test_of_many_rows_a_part_stands_for_all(long_tail: Workload, size: int, monk
 @pytest.mark.parametrize(("rows", "size"), [(12, 4), (12, 5), (4096, 64), (1, 1)])
 def test_rows_that_are_alike_fill_micro_batches_that_are_alike(rows: int, size: int) -> None:
     """Where the size divides the rows none is dealt, and the answer is that of dealing."""
-    dealt = deal([30] * rows, size)
+    dealt = micro_batches_by_rows([30] * rows, size)
     found = micro_batches(Histogram((30,), (1.0,)), rows, size)
     assert sum(batch.number for batch in found) == len(dealt)
     assert sum(batch.number * batch.rows for batch in found) == pytest.approx(rows)
@@ -68,7 +68,7 @@ def test_under_a_cap_there_are_as_many_as_drawn_batches_take_on_average(
     found = capped_micro_batches(lengths, num_rows, cap)
     number, draw = 32768 // num_rows, np.random.default_rng(7)
     batches = draw.choice(lengths.tokens, (number, num_rows), p=lengths.probabilities).tolist()
-    drawn = np.mean([len(deal_by_tokens(batch, cap)) for batch in batches])
+    drawn = np.mean([len(micro_batches_by_tokens(batch, cap)) for batch in batches])
     assert sum(number for number, _, _ in found) == pytest.approx(drawn, rel=0.02)
 
 

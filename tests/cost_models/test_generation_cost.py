@@ -4,15 +4,15 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.generation_cost import work_of
+from meshwright.cost_models.generation_cost import generation_work
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, rounds_of
+from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, batch_rounds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
@@ -34,11 +34,11 @@ def test_one_wave_on_one_rank_is_its_closed_form(
     cost = AnalyticModel(a100s(1), fixed, "bf16").seconds(call("actor_generate", "tp1", slots=64))
     shard = AnalyticShard(llama, a100s(1).device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
 
-    def one(body: Body, tokens: int, context: int) -> float:
+    def one(body: TimedPass, tokens: int, context: int) -> float:
         time = shard.time(body, 64, tokens, context)
         return 32 * time.layer + time.ends
 
-    expected = one(Body.PREFILL, 100, 0) + sum(one(Body.DECODE, 1, 100 + i) for i in range(27))
+    expected = one(TimedPass.PREFILL, 100, 0) + sum(one(TimedPass.DECODE, 1, 100 + i) for i in range(27))
     assert cost.total == pytest.approx(expected, rel=0.002)
 
 
@@ -74,7 +74,7 @@ def test_groups_take_turns_and_a_pipeline_waits_for_those_that_are_dry() -> None
     nothing = Prefill(0, 0, 0)
     for live, rows in ((8, 2), (2, 1)):
         rounds = Rounds(10, (RoundWindow(10, live, 100),), nothing, nothing)
-        ((_, load),) = work_of(rounds, 8, 4).loads
+        ((_, load),) = generation_work(rounds, 8, 4).loads
         assert load.passes == [(40, rows, 1, 100)]
         assert (load.number, load.mean_rows, load.mean_tokens) == (40, rows, rows)
 
@@ -82,10 +82,10 @@ def test_groups_take_turns_and_a_pipeline_waits_for_those_that_are_dry() -> None
 @pytest.mark.parametrize("pp", [1, 2, 4])
 @pytest.mark.parametrize("slots", [1, 3, 16])
 def test_every_token_is_decoded_or_prefilled_in_some_pass(long_tail: Workload, slots: int, pp: int) -> None:
-    rounds = rounds_of(long_tail, 16, slots)
-    work = work_of(rounds, slots, pp)
-    decoding = dict(work.loads)[Body.DECODE]
+    rounds = batch_rounds(long_tail, 16, slots)
+    work = generation_work(rounds, slots, pp)
+    decoding = dict(work.loads)[TimedPass.DECODE]
     decoded = sum(number * rows for number, rows, _, _ in decoding.passes)
     assert decoded >= sum(window.rounds * window.live for window in rounds.windows) - 1e-6
-    assert work.drawn == rounds.drawn
-    assert work.visits == rounds.visits * min(pp, slots)
+    assert work.num_sampled == rounds.num_sampled
+    assert work.host_iterations == rounds.num_busy * min(pp, slots)

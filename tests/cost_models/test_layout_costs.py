@@ -5,10 +5,10 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.steps_ahead import max_deferral, patterns, scopes
-from meshwright.planner.search.space import choices_by_layout
+from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
+from meshwright.planner.search.space import legal_choices_by_layout
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import critic_free_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts
@@ -32,14 +32,14 @@ def test_the_sums_of_a_layout_are_those_of_the_terms_of_each_schedule(name: str)
 
 
 def assert_sums_are_those_of_the_terms(facts: Facts, model: CostModel, stage: Stage, num_ranks: int) -> None:
-    ahead = patterns(facts.graph, facts.staleness)[-1]
-    scope, deferral = scopes(ahead, facts.staleness)[-1], max_deferral(ahead, facts.staleness)
+    ahead = steps_ahead_patterns(facts.graph, facts.staleness)[-1]
+    scope, deferral = search_cases(ahead, facts.staleness)[-1], max_deferral(ahead, facts.staleness)
     asked = 0
-    for layout, schedules in choices_by_layout(facts, stage, num_ranks, (), Counter(), scope=scope):
-        any_of_them = call_of(facts, stage, Choice(layout, schedules[0]), deferral=deferral)
+    for layout, schedules in legal_choices_by_layout(facts, stage, num_ranks, (), Counter(), search_case=scope):
+        any_of_them = query_for_choice(facts, stage, Choice(layout, schedules[0]), deferral=deferral)
         costs = model.on_layout(replace(any_of_them, max_deferral=deferral))
         for schedule in schedules[:: max(1, len(schedules) // 8)]:
-            call = call_of(facts, stage, Choice(layout, schedule), deferral=deferral)
+            call = query_for_choice(facts, stage, Choice(layout, schedule), deferral=deferral)
             memory, held = model.memory(call), costs.bytes(schedule)
             assert costs.seconds(schedule) == model.seconds(call).total
             assert costs.tail_seconds(schedule) == model.tail_seconds(call)

@@ -18,9 +18,9 @@ from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.adapter import ATTENTION, Adapter
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
@@ -47,8 +47,8 @@ def test_the_backward_pass_has_no_gradients_of_weights_and_costs_about_as_much_a
     shard: Callable[[ModelSpec], AnalyticShard], llama: ModelSpec, adapted: ModelSpec, rows: int
 ) -> None:
     """Products of weights are two of three; what is left, attention and what is between, is the same."""
-    plain, low = (shard(one).time(Body.TRAIN, rows, 1024) for one in (llama, adapted))
-    once = shard(llama).time(Body.FORWARD, rows, 1024)
+    plain, low = (shard(one).time(TimedPass.TRAIN, rows, 1024) for one in (llama, adapted))
+    once = shard(llama).time(TimedPass.FORWARD, rows, 1024)
     assert 0.6 < low.layer / plain.layer < 0.95
     assert low.layer > 1.8 * once.layer
     assert low.ends < plain.ends
@@ -57,7 +57,7 @@ def test_the_backward_pass_has_no_gradients_of_weights_and_costs_about_as_much_a
 def test_a_forward_pass_takes_two_more_products_for_each_linear(
     shard: Callable[[ModelSpec], AnalyticShard], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
-    plain, low = (shard(one).time(Body.FORWARD, 8, 1024) for one in (llama, adapted))
+    plain, low = (shard(one).time(TimedPass.FORWARD, 8, 1024) for one in (llama, adapted))
     assert 1.0 < low.layer / plain.layer < 1.3
     assert low.ends == plain.ends
 
@@ -66,8 +66,14 @@ def test_seconds_grow_with_the_rank_and_with_the_linears(
     shard: Callable[[ModelSpec], AnalyticShard], adapted: ModelSpec
 ) -> None:
     seconds = [
-        shard(replace(adapted, adapter=Adapter(rank=rank, alpha=1.0, targets=targets))).time(Body.TRAIN, 8, 1024).layer
-        for rank, targets in ((16, ATTENTION), (16, Adapter(rank=1, alpha=1.0).targets), (512, ATTENTION))
+        shard(replace(adapted, adapter=Adapter(rank=rank, alpha=1.0, targets=targets)))
+        .time(TimedPass.TRAIN, 8, 1024)
+        .layer
+        for rank, targets in (
+            (16, ATTENTION_LINEARS),
+            (16, Adapter(rank=1, alpha=1.0).targets),
+            (512, ATTENTION_LINEARS),
+        )
     ]
     assert seconds[0] < min(seconds[1:])
 
@@ -84,8 +90,8 @@ def test_frozen_experts_have_no_gradients_of_their_weights(
     shard: Callable[[ModelSpec], AnalyticShard], llama: ModelSpec
 ) -> None:
     mixed = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=llama.ffn_size // 4))
-    adapted = replace(mixed, adapter=Adapter(rank=16, alpha=16.0, targets=ATTENTION))
-    plain, low = (shard(one).time(Body.TRAIN, 8, 1024) for one in (mixed, adapted))
+    adapted = replace(mixed, adapter=Adapter(rank=16, alpha=16.0, targets=ATTENTION_LINEARS))
+    plain, low = (shard(one).time(TimedPass.TRAIN, 8, 1024) for one in (mixed, adapted))
     assert low.layer < 0.9 * plain.layer
 
 
@@ -106,8 +112,8 @@ def test_gradients_moments_and_fp32_weights_are_those_of_the_adapter(
 
 def test_all_stages_together_hold_the_whole_adapter(adapted: ModelSpec) -> None:
     first, last = stage_parts(adapted, 1, 2)
-    assert first.trained.num_params + last.trained.num_params == adapted.trained_params
-    assert first.num_params + last.num_params == adapted.num_params + adapted.trained_params
+    assert first.trained.num_params + last.trained.num_params == adapted.trainable_params
+    assert first.num_params + last.num_params == adapted.num_params + adapted.trainable_params
 
 
 def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec, adapted: ModelSpec) -> None:
@@ -115,7 +121,7 @@ def test_a_refit_moves_the_adapter_alone(model: AnalyticModel, llama: ModelSpec,
         model.move_seconds(Move(model=one, source=Layout(tp=2), target=Layout(dp=2), overlap=0)).amount("weight bytes")
         for one in (llama, adapted)
     ]
-    assert moved[1] / moved[0] == pytest.approx(adapted.trained_params / llama.num_params)
+    assert moved[1] / moved[0] == pytest.approx(adapted.trainable_params / llama.num_params)
 
 
 def test_an_update_exchanges_and_steps_the_adapter_alone(
@@ -144,6 +150,6 @@ def test_the_least_that_training_takes_is_below_what_it_takes(
     model: AnalyticModel, call: Callable[..., Call], llama: ModelSpec, adapted: ModelSpec
 ) -> None:
     stage = PPO_GRAPH.by_name["actor_train"]
-    least, plain = (model.least_seconds(stage, spec, 8, 0) for spec in (adapted, llama))
+    least, plain = (model.lower_bound_seconds(stage, spec, 8, 0) for spec in (adapted, llama))
     assert least == pytest.approx(plain * 2 / 3)
     assert least < model.seconds(call("actor_train", "dp8", model=adapted)).total

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Memory
-from meshwright.cost_models.memory_cost import offloaded, optimizer_state, weights
+from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -15,7 +15,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.workload import Workload
 
@@ -205,7 +205,7 @@ def test_a_stage_that_streams_keeps_keys_and_values_and_works_on_a_chunk(
     ask: Callable[..., Memory], long_tail: Workload
 ) -> None:
     whole, chunked = (terms(ask("ref_logprob", "tp2,dp4", 4, chunk_tokens=chunk)) for chunk in (0, 1024))
-    blocks = 128 * blocks_of(long_tail.max_tokens) + 1
+    blocks = 128 * num_blocks_for(long_tail.max_tokens) + 1
     assert chunked["kv cache"] == blocks * BLOCK_TOKENS * 524_288 / 2
     assert chunked["working set"] == whole["working set"] * 1024 / long_tail.max_tokens
     assert "kv cache" not in whole
@@ -234,7 +234,7 @@ def amounts(cost: Cost) -> dict[str, float]:
 
 
 def test_a_copy_takes_its_elements_and_only_training_keeps_more(call: Callable[..., Call]) -> None:
-    assert amounts(weights(1000.0, 2)) == {"weights": 2000.0}
+    assert amounts(weight_copy(1000.0, 2)) == {"weights": 2000.0}
     assert optimizer_state(call("ref_logprob"), PART, 2) == Cost()
     assert amounts(optimizer_state(call("actor_train"), PART, 2)) == {
         "gradients": 4000.0,
@@ -263,10 +263,10 @@ def test_the_state_of_experts_is_shared_by_those_that_hold_them(call: Callable[.
 
 
 def test_what_waits_on_the_host_is_a_frozen_copy_or_all_that_an_optimizer_keeps(call: Callable[..., Call]) -> None:
-    assert offloaded(call("ref_logprob"), Offload.WEIGHTS, PART, 2) == weights(1000.0, 2)
+    assert offloaded_state(call("ref_logprob"), Offload.WEIGHTS, PART, 2) == weight_copy(1000.0, 2)
     training = call("actor_train")
-    assert offloaded(training, Offload.OPTIMIZER, PART, 2) == optimizer_state(training, PART, 2)
-    assert offloaded(training, Offload.NONE, PART, 2) == Cost()
+    assert offloaded_state(training, Offload.OPTIMIZER, PART, 2) == optimizer_state(training, PART, 2)
+    assert offloaded_state(training, Offload.NONE, PART, 2) == Cost()
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_state_that_a_stage_does_not_have_cannot_be_offloaded(
     call: Callable[..., Call], stage: str, what: Offload, says: str
 ) -> None:
     with pytest.raises(BadInput, match=says):
-        offloaded(call(stage), what, PART, 2)
+        offloaded_state(call(stage), what, PART, 2)
 
 
 @pytest.mark.parametrize("layout", ["tp1", "tp2", "dp8", "tp2,pp3", "pp5"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.blended import BlendedModel, cost_model
-from meshwright.cost_models.mixed import MixedModel, as_one_kind
+from meshwright.cost_models.mixed import MixedModel, homogeneous_cluster
 from meshwright.cost_models.question import Call, CostModel, Move
 from meshwright.profiles.cluster import Cluster, Link, MixedCluster
 from meshwright.profiles.devices import device_named
@@ -65,9 +65,9 @@ def test_weights_stay_within_a_part_or_go_over_the_fabric(
 def test_experience_is_handed_over_as_slowly_as_it_may_have_to_be(
     parts: tuple[Cluster, Cluster], fixed: Workload
 ) -> None:
-    within = max(cost_model(part, fixed, "bf16").handover_seconds(1e9).total for part in parts)
-    assert mixed(parts, FAST, fixed).handover_seconds(1e9).total == within
-    assert mixed(parts, SLOW, fixed).handover_seconds(1e9).total > 1.0 > within
+    within = max(cost_model(part, fixed, "bf16").transfer_seconds(1e9).total for part in parts)
+    assert mixed(parts, FAST, fixed).transfer_seconds(1e9).total == within
+    assert mixed(parts, SLOW, fixed).transfer_seconds(1e9).total > 1.0 > within
 
 
 def test_more_slots_never_take_less_memory_only_where_no_part_was_measured(
@@ -75,9 +75,9 @@ def test_more_slots_never_take_less_memory_only_where_no_part_was_measured(
 ) -> None:
     cluster = MixedCluster(parts=parts, between=SLOW)
     analytic = [cost_model(part, fixed, "bf16") for part in parts]
-    assert MixedModel(cluster, analytic, (), "bf16").memory_grows
+    assert MixedModel(cluster, analytic, (), "bf16").memory_is_monotone
     measured = BlendedModel(table, parts[0], fixed, "bf16")
-    assert not MixedModel(cluster, [measured, analytic[1]], (), "bf16").memory_grows
+    assert not MixedModel(cluster, [measured, analytic[1]], (), "bf16").memory_is_monotone
 
 
 BOTH = 2
@@ -104,7 +104,7 @@ def test_no_other_deal_of_rows_ends_sooner(
     def seconds(rows: tuple[int, ...]) -> float:
         return model.seconds(replace(question, schedule=replace(question.schedule, rows=rows))).total
 
-    found = model.dealt(question).rows
+    found = model.with_row_split(question).rows
     assert sum(found) == 64
     assert found[1] > found[0]  # the second part computes faster
     assert seconds(found) == min(seconds((mine, 64 - mine)) for mine in range(each, 64 - each + 1))
@@ -116,7 +116,7 @@ def test_two_kinds_take_the_passes_of_the_last_and_the_slower_of_every_exchange(
     model = mixed(parts, SLOW, fixed)
     cost = model.seconds(replace(call("actor_train", "tp2,dp16", 1, rows=(48, 16)), part=BOTH))
     kinds = [
-        cost_model(as_one_kind(one, other, SLOW), fixed, "bf16").seconds(
+        cost_model(homogeneous_cluster(one, other, SLOW), fixed, "bf16").seconds(
             replace(call("actor_train", "tp2,dp16", 1), replica_rows=rows)
         )
         for one, other, rows in ((*parts, 6), (*reversed(parts), 2))
@@ -146,9 +146,9 @@ def test_no_choice_on_two_kinds_is_below_the_least(
 ) -> None:
     model = mixed(parts, FAST, fixed)
     question = replace(call("actor_train", "dp32", 2), part=BOTH)
-    dealt = replace(question, schedule=model.dealt(question))
-    least = model.least_seconds(question.stage, question.model, 32, BOTH)
-    alone = [model.least_seconds(question.stage, question.model, 16, part) for part in range(2)]
+    dealt = replace(question, schedule=model.with_row_split(question))
+    least = model.lower_bound_seconds(question.stage, question.model, 32, BOTH)
+    alone = [model.lower_bound_seconds(question.stage, question.model, 16, part) for part in range(2)]
     assert 0 < least < min(alone)
     assert model.seconds(dealt).total >= least
 

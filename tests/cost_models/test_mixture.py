@@ -20,7 +20,7 @@ from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
@@ -39,7 +39,7 @@ def latent(llama: ModelSpec) -> ModelSpec:
 @pytest.fixture
 def time(a100s: Callable[[int], Cluster]) -> Callable[..., float]:
     def of(
-        model: ModelSpec, body: Body, rows: int, tokens: int, context: int = 0, *, framework: str = "runtime"
+        model: ModelSpec, body: TimedPass, rows: int, tokens: int, context: int = 0, *, framework: str = "runtime"
     ) -> float:
         device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
         shard = AnalyticShard(model, device, "bf16", efficiency, 1.0, framework=framework_named(framework))
@@ -60,7 +60,7 @@ def test_many_tokens_take_longer_than_a_dense_model_of_the_active_width_by_what_
     time: Callable[..., float], mixture: ModelSpec, llama: ModelSpec
 ) -> None:
     dense, known = replace(llama, ffn_size=llama.ffn_size // 2), efficiency_of("cuda", "a100-80gb")
-    for body in (Body.FORWARD, Body.TRAIN):
+    for body in (TimedPass.FORWARD, TimedPass.TRAIN):
         ratio = time(mixture, body, 16, 1024) / time(dense, body, 16, 1024)
         assert 1.2 < ratio < known.gemm.flops / known.grouped.flops
 
@@ -70,14 +70,16 @@ def test_a_token_alone_takes_the_launches_of_its_layer_of_what_routes_it_and_of_
 ) -> None:
     efficiency = efficiency_of("cuda", "a100-80gb")
     more = (efficiency.routing_kernels + 8 * efficiency.expert_kernels) * a100s(1).device.launch_seconds
-    for body, passes in ((Body.FORWARD, 1), (Body.TRAIN, 3)):
+    for body, passes in ((TimedPass.FORWARD, 1), (TimedPass.TRAIN, 3)):
         assert time(mixture, body, 1, 1) - time(llama, body, 1, 1) == pytest.approx(passes * more)
 
 
 def test_a_decode_reads_the_experts_that_its_rows_reach(time: Callable[..., float], mixture: ModelSpec) -> None:
     """One row reads two of eight; hundreds read all, for little more than their bytes. A graph hides the launches."""
     device_bytes = 2.039e12
-    one, *some, many = (time(mixture, Body.DECODE, rows, 1, 100, framework="vllm") for rows in (1, 2, 4, 8, 64, 256))
+    one, *some, many = (
+        time(mixture, TimedPass.DECODE, rows, 1, 100, framework="vllm") for rows in (1, 2, 4, 8, 64, 256)
+    )
     all_experts = 2 * 3 * mixture.hidden_size * 8 * (mixture.ffn_size // 4) / device_bytes
     assert many - one > 0.75 * all_experts
     assert all(few <= more for few, more in pairwise((one, *some, many)))
@@ -88,8 +90,8 @@ def test_dense_layers_at_the_bottom_count_as_what_they_are(
 ) -> None:
     assert mixture.experts is not None
     half = replace(mixture, experts=replace(mixture.experts, num_dense_layers=16))
-    mean = (time(mixture, Body.FORWARD, 4, 512) + time(llama, Body.FORWARD, 4, 512)) / 2
-    assert time(half, Body.FORWARD, 4, 512) == pytest.approx(mean, rel=0.03)
+    mean = (time(mixture, TimedPass.FORWARD, 4, 512) + time(llama, TimedPass.FORWARD, 4, 512)) / 2
+    assert time(half, TimedPass.FORWARD, 4, 512) == pytest.approx(mean, rel=0.03)
     first, last = stage_parts(half, 1, 2)
     assert last.num_params - first.num_params == 16 * (mixture.layer_params - llama.layer_params) + llama.hidden_size
 
@@ -107,7 +109,7 @@ def test_latent_attention_leaves_less_in_the_cache_whatever_tp(
 def test_decoding_over_a_long_cache_is_quicker_with_latent_attention(
     time: Callable[..., float], latent: ModelSpec, llama: ModelSpec
 ) -> None:
-    assert time(latent, Body.DECODE, 64, 1, 8192) < 0.3 * time(llama, Body.DECODE, 64, 1, 8192)
+    assert time(latent, TimedPass.DECODE, 64, 1, 8192) < 0.3 * time(llama, TimedPass.DECODE, 64, 1, 8192)
 
 
 @pytest.mark.parametrize("layout", ["dp8", "tp2,pp2,dp2", "tp4,dp2,sp"])
@@ -127,7 +129,7 @@ def test_a_rank_takes_the_products_of_its_experts_and_what_brings_tokens_to_them
     """256 copies of tokens for 4 experts: up and gate, down, and reading and writing around them."""
     efficiency = efficiency_of("cuda", "a100-80gb")
     experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
-    found = Mixture(laws, efficiency, experts, 1024, spread=2, size=2).of(256, 4)
+    found = Mixture(laws, efficiency, experts, 1024, spread=2, size=2).seconds_of_rows(256, 4)
     products = laws.grouped(256, 4, 1024, 1024) + laws.grouped(256, 4, 512, 1024)
     moved = laws.elementwise(256 * 2 * (3 * 512 + 4 * 1024))
     assert found == pytest.approx(efficiency.grouped.seconds + products + moved)
@@ -138,6 +140,6 @@ def test_experts_that_are_spread_wait_for_the_busiest_rank(laws: Kernels, count:
     efficiency = efficiency_of("cuda", "a100-80gb")
     experts = Experts(num_experts=8, experts_per_token=2, ffn_size=512)
     spread = Mixture(laws, efficiency, experts, 1024, spread=4, size=2)
-    mean = spread.of(count * 2, experts.touched(count * 4) / 4)
+    mean = spread.seconds_of_rows(count * 2, experts.num_selected(count * 4) / 4)
     assert spread.seconds(count, trains=False) >= mean
     assert spread.seconds(count, trains=True) > 2 * spread.seconds(count, trains=False)

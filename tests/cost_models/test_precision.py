@@ -14,7 +14,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.model_parts.eight_bit_floats import linears_of
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 
 
 def test_models_are_trained_in_two_bytes_or_four() -> None:
@@ -58,7 +58,7 @@ def test_a_decode_step_is_never_slower_where_rounding_is_part_of_other_kernels(
 ) -> None:
     quantised, whole = shards(llama.shard(tp), device_named(device)[0], "bf16", "vllm")
     for rows in (1, 3, 16, 64, 256, 1024):
-        for body, tokens, context in ((Body.DECODE, 1, 500), (Body.PREFILL, 300, 0)):
+        for body, tokens, context in ((TimedPass.DECODE, 1, 500), (TimedPass.PREFILL, 300, 0)):
             mine, theirs = (shard.time(body, rows, tokens, context) for shard in (quantised, whole))
             assert mine.layer <= theirs.layer
             assert mine.ends == theirs.ends
@@ -70,7 +70,7 @@ def test_our_decode_step_gains_where_reading_weights_takes_longer_than_starting_
     device = device_named("h100-sxm")[0]
     for tp, gains in ((1, True), (8, False)):
         quantised, whole = (
-            s.time(Body.DECODE, 16, 1, 500) for s in shards(llama.shard(tp), device, "bf16", "runtime-graph")
+            s.time(TimedPass.DECODE, 16, 1, 500) for s in shards(llama.shard(tp), device, "bf16", "runtime-graph")
         )
         assert (quantised.layer < whole.layer) is gains
 
@@ -80,5 +80,5 @@ def test_a_cpu_is_slower_by_what_it_casts_up_however_few_the_tokens(llama: Model
     quantised, whole = shards(llama, device, "fp32", "runtime")
     moved = linears_of(llama).num_weights * (1 + 4) / device.memory_bytes_per_second
     for rows in (1, 8):
-        mine, theirs = (shard.time(Body.DECODE, rows, 1, 100).layer for shard in (quantised, whole))
+        mine, theirs = (shard.time(TimedPass.DECODE, rows, 1, 100).layer for shard in (quantised, whole))
         assert mine - theirs > moved

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.cost_models.question import Call, Move, Once, PassedOn
+from meshwright.cost_models.question import Call, DelegatingCostModel, Memo, Move
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -62,7 +62,7 @@ def test_what_the_hash_leaves_out_still_tells_questions_apart(call: Callable[...
 
 
 def test_an_answer_is_computed_once_for_each_key() -> None:
-    squares: Once[int, int] = Once()
+    squares: Memo[int, int] = Memo()
     computed: list[int] = []
 
     def square(number: int) -> int:
@@ -70,7 +70,7 @@ def test_an_answer_is_computed_once_for_each_key() -> None:
             computed.append(number)
             return number * number
 
-        return squares.of(number, make)
+        return squares.memoize(number, make)
 
     assert [square(number) for number in (3, 0, 3, 0)] == [9, 0, 9, 0]
     assert computed == [3, 0]
@@ -79,13 +79,13 @@ def test_an_answer_is_computed_once_for_each_key() -> None:
 def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
     facts = small_facts()
     other = ToyModel(facts)
-    model = PassedOn(other)
+    model = DelegatingCostModel(other)
     call = Call(
         stage=PPO_GRAPH.by_name["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule()
     )
     move = Move(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
-    assert (model.memory_grows, model.seconds_grow) == (other.memory_grows, other.seconds_grow)
-    assert model.least_seconds(call.stage, call.model, 2, 0) == other.least_seconds(call.stage, call.model, 2, 0)
+    assert (model.memory_is_monotone, model.seconds_are_monotone) == (other.memory_grows, other.seconds_grow)
+    assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.least_seconds(call.stage, call.model, 2, 0)
     assert (model.seconds(call), model.tail_seconds(call)) == (other.seconds(call), other.tail_seconds(call))
     assert (model.memory(call), model.move_seconds(move)) == (other.memory(call), other.move_seconds(move))
-    assert model.handover_seconds(1e6) == other.handover_seconds(1e6)
+    assert model.transfer_seconds(1e6) == other.handover_seconds(1e6)

@@ -106,5 +106,5 @@ def test_no_generation_takes_less_than_what_is_told_without_playing_it(
             for waiting in (KEEP, LEAVE):
                 asked = call("actor_generate", layout, slots=slots)
                 asked = replace(asked, schedule=replace(asked.schedule, while_waiting=waiting))
-                least, seconds = model.least_generation_seconds(asked), model.seconds(asked).total
+                least, seconds = model.generation_lower_bound(asked), model.seconds(asked).total
                 assert 0 < least <= seconds, (layout, slots, waiting)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.roofline import least_rank_seconds
-from meshwright.planner.plan.calls import call_of, model_of
+from meshwright.cost_models.roofline import rank_seconds_lower_bound
+from meshwright.planner.plan.calls import cost_model_of, query_for_choice
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pools import pool_sizes
-from meshwright.planner.plan.steps_ahead import max_deferral, patterns, scopes
+from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.search.frontier import frontier
-from meshwright.planner.search.space import choices
+from meshwright.planner.search.space import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
@@ -40,7 +40,7 @@ def test_no_choice_is_below_the_least(job: str) -> None:
     for stage in PPO_GRAPH.stages:
         found = frontier(facts, model, stage, (), is_limited=False, is_plain=True)
         for kind, candidates in found.candidates.items():
-            least = model.least_seconds(stage, facts.models.spec(stage.role), kind.num_ranks, 0)
+            least = model.lower_bound_seconds(stage, facts.models.spec(stage.role), kind.num_ranks, 0)
             assert 0 < least <= min(candidate.seconds for candidate in candidates)
 
 
@@ -51,7 +51,7 @@ def test_training_is_three_passes_and_every_epoch_is_one_more() -> None:
 
     def least(stage: str, workload: object = facts.workload) -> float:
         found = next(one for one in PPO_GRAPH.stages if one.name == stage)
-        return least_rank_seconds(found, spec, cluster, workload, facts.precision)  # type: ignore[arg-type]
+        return rank_seconds_lower_bound(found, spec, cluster, workload, facts.precision)  # type: ignore[arg-type]
 
     assert least("actor_train") == pytest.approx(3 * facts.workload.num_epochs * least("actor_logprob"))
     assert least("actor_train", twice) == pytest.approx(2 * least("actor_train"))
@@ -63,18 +63,24 @@ def test_no_generation_is_below_what_it_is_told_to_take_at_least(job: str) -> No
     """Random choices, quick and slow: with slots for all and for few, in turn and running on."""
     path, draw, told = EXAMPLES / job / "job.yaml", random.Random(0), []
     facts = resolve(read_job(path), path.parent)
-    model, stage = model_of(facts), facts.graph.by_name[GENERATE]
-    every = [scope for ahead in patterns(facts.graph, facts.staleness) for scope in scopes(ahead, facts.staleness)]
+    model, stage = cost_model_of(facts), facts.graph.by_name[GENERATE]
+    every = [
+        scope
+        for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
+        for scope in search_cases(ahead, facts.staleness)
+    ]
     while len(told) < 40:
         part, scope = draw.randrange(len(facts.cluster.parts)), draw.choice(every)
         size = draw.choice([size for size in pool_sizes(facts.cluster) if size <= 1024])
         legal = (
-            list(choices(facts, stage, size, (), scope=scope)) if size <= facts.cluster.parts[part].num_ranks else []
+            list(legal_choices(facts, stage, size, (), search_case=scope))
+            if size <= facts.cluster.parts[part].num_ranks
+            else []
         )
         for choice in draw.sample(legal, min(4, len(legal))):
             deferral = max_deferral(scope.ahead, facts.staleness)
-            call = call_of(facts, stage, choice, deferral=deferral, part=part)
-            least, seconds = model.least_generation_seconds(call), model.seconds(call).total
+            call = query_for_choice(facts, stage, choice, deferral=deferral, part=part)
+            least, seconds = model.generation_lower_bound(call), model.seconds(call).total
             assert least <= seconds * (1 + 1e-9), choice
             told.append(least / seconds)
     assert max(told) > 0.5
@@ -85,7 +91,7 @@ def test_what_layers_with_a_sliding_window_read_is_left_out_of_the_least() -> No
     generate, spec = PPO_GRAPH.stages[0], facts.models.actor
     windows = (SlidingWindow(num_tokens=128, every=2), SlidingWindow(num_tokens=128))
     whole, half, none = (
-        least_rank_seconds(generate, replace(spec, window=window), cluster, facts.workload, facts.precision)
+        rank_seconds_lower_bound(generate, replace(spec, window=window), cluster, facts.workload, facts.precision)
         for window in (None, *windows)
     )
     assert whole > half > none > 0

@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from meshwright.cost_models.rounds import admit, batches_of, mean_windows, pass_of, rounds_of
+from meshwright.cost_models.rounds import admit, batch_rounds, mean_windows, ordered_batches, round_counts
 from meshwright.profiles.workload import Workload
 
 
 def test_with_a_slot_for_every_row_there_are_as_many_rounds_as_the_longest_row(long_tail: Workload) -> None:
-    rounds = rounds_of(long_tail, 64, 64)
+    rounds = batch_rounds(long_tail, 64, 64)
     assert rounds.num_rounds == round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
     assert rounds.refills.calls == 0
 
 
 @pytest.mark.parametrize(("rows", "slots"), [(64, 64), (64, 16), (64, 63), (7, 2), (1, 1)])
 def test_fixed_lengths_take_whole_waves(fixed: Workload, rows: int, slots: int) -> None:
-    rounds = rounds_of(fixed, rows, slots)
+    rounds = batch_rounds(fixed, rows, slots)
     waves = -(-rows // slots)
     assert rounds.num_rounds == 28 * waves
     assert rounds.refills.calls == waves - 1
@@ -24,9 +24,9 @@ def test_fixed_lengths_take_whole_waves(fixed: Workload, rows: int, slots: int) 
 
 @pytest.mark.parametrize("slots", [1, 5, 16, 64])
 def test_every_token_but_a_rows_first_is_decoded_once(long_tail: Workload, slots: int) -> None:
-    rounds = rounds_of(long_tail, 64, slots)
+    rounds = batch_rounds(long_tail, 64, slots)
     decoded = sum(window.rounds * window.live for window in rounds.windows)
-    lengths = list(long_tail.response_lengths.strata(64))
+    lengths = list(long_tail.response_lengths.stratified_sample(64))
     lengths[-1] = round(long_tail.response_lengths.expected_maximum(long_tail.batch_size))
     assert decoded == pytest.approx(sum(lengths) - 64)
     assert all(window.live <= slots + 1e-9 for window in rounds.windows)
@@ -36,15 +36,15 @@ def test_every_token_but_a_rows_first_is_decoded_once(long_tail: Workload, slots
 @pytest.mark.parametrize("slots", [1, 5, 16, 64])
 def test_a_row_reads_its_own_cache_however_long_the_others_are(long_tail: Workload, slots: int) -> None:
     """The decode rounds of a row of n tokens behind a prompt of p read p, p + 1, ..., p + n - 2 tokens."""
-    windows = rounds_of(long_tail, 64, slots).windows
+    windows = batch_rounds(long_tail, 64, slots).windows
     read = sum(window.rounds * window.live * window.context for window in windows)
-    orders = batches_of(long_tail, 64)
+    orders = ordered_batches(long_tail, 64)
     own = [(b.responses - 1) * (b.prompts + (b.responses - 2) / 2) for b in orders]
     assert read == pytest.approx(sum(float(one.sum()) for one in own) / len(orders))
 
 
 def test_more_slots_take_fewer_rounds(long_tail: Workload) -> None:
-    rounds = [rounds_of(long_tail, 64, slots).num_rounds for slots in (1, 2, 4, 8, 16, 32, 64)]
+    rounds = [batch_rounds(long_tail, 64, slots).num_rounds for slots in (1, 2, 4, 8, 16, 32, 64)]
     assert rounds == sorted(rounds, reverse=True)
 
 
@@ -59,25 +59,25 @@ def test_each_sequence_takes_the_slot_that_is_free_first_and_none_overtakes() ->
 def test_orders_of_arrival_are_of_the_same_rows_and_one_where_all_are_alike(
     long_tail: Workload, fixed: Workload
 ) -> None:
-    batches = batches_of(long_tail, 64)
+    batches = ordered_batches(long_tail, 64)
     assert len(batches) == 8
     assert len({tuple(batch.responses.tolist()) for batch in batches}) == 8
     for rows in zip(*((sorted(batch.responses), sorted(batch.prompts)) for batch in batches), strict=True):
         assert all(row == rows[0] for row in rows)
-    assert len(batches_of(fixed, 64)) == 1
+    assert len(ordered_batches(fixed, 64)) == 1
 
 
 def test_a_sequence_decodes_in_all_of_its_rounds_but_the_first() -> None:
     """Two sequences in rounds [0, 4) and [2, 7), of which rounds [0, 6) are looked at."""
-    found = pass_of(np.array([0, 2]), np.array([4, 7]), np.array([10, 20]), 0, 6)
+    found = round_counts(np.array([0, 2]), np.array([4, 7]), np.array([10, 20]), 0, 6)
     assert (found.num_first, found.num_refills, found.num_refilled) == (1, 1, 1)
     assert found.row_rounds.sum() == 3 + 3
     assert found.rounds.sum() == 5  # in round 0 the first sequence is prefilled, and nothing decodes
 
 
 def test_windows_that_are_alike_are_one_and_empty_ones_none() -> None:
-    alike = pass_of(np.array([0, 0]), np.array([9, 9]), np.array([5, 5]), 0, 9)
+    alike = round_counts(np.array([0, 0]), np.array([9, 9]), np.array([5, 5]), 0, 9)
     windows = mean_windows([alike, alike])
     assert sum(window.rounds for window in windows) == pytest.approx(8)
     assert {window.live for window in windows} == {2.0}
-    assert mean_windows([pass_of(np.array([0]), np.array([1]), np.array([5]), 0, 1)]) == ()
+    assert mean_windows([round_counts(np.array([0]), np.array([1]), np.array([5]), 0, 1)]) == ()

@@ -9,13 +9,13 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.pipeline import MicroBatches
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.streaming_cost import Chunks, all_chunks, last_chunks, passes_of
+from meshwright.cost_models.streaming_cost import Chunks, all_chunks, last_chunks, streaming_passes
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 
@@ -29,7 +29,7 @@ def test_chunks_hold_every_token_once(long_tail: Workload, chunk: int) -> None:
     """But for the mean width of the last ones, which is rounded."""
     chunks = all_chunks(long_tail, 64, chunk)
     tokens = sum(number * width for number, width, _ in chunks)
-    assert tokens == pytest.approx(sum(long_tail.response_lengths.strata(64)), abs=32)
+    assert tokens == pytest.approx(sum(long_tail.response_lengths.stratified_sample(64)), abs=32)
 
 
 def test_fixed_lengths_are_cut_by_hand(fixed: Workload) -> None:
@@ -40,13 +40,13 @@ def test_fixed_lengths_are_cut_by_hand(fixed: Workload) -> None:
 
 def test_passes_fill_micro_batches_and_know_what_is_cached() -> None:
     prompts = (MicroBatches(8, 8, 100),)
-    passes = passes_of(prompts, (Chunks(192, 8, 108), Chunks(60, 4, 124)), 8)
+    passes = streaming_passes(prompts, (Chunks(192, 8, 108), Chunks(60, 4, 124)), 8)
     assert passes.batches == (*prompts, (24, 8, 8), (8, 8, 4))
     assert passes.contexts == {100: 0, 8: 108, 4: 124}
 
 
 def test_chunks_as_wide_as_a_prompt_share_its_mean_context() -> None:
-    passes = passes_of((MicroBatches(8, 8, 100),), (Chunks(192, 100, 108),), 8)
+    passes = streaming_passes((MicroBatches(8, 8, 100),), (Chunks(192, 100, 108),), 8)
     assert passes.contexts == {100: 108 * 24 / 32}
 
 
@@ -57,8 +57,8 @@ def test_a_chunk_is_a_prefill_behind_cached_tokens_that_scores_every_token(
     cluster = a100s(1)
     tail = AnalyticModel(cluster, fixed, "bf16").tail_seconds(call("ref_logprob", "tp1", 8, chunk_tokens=16))
     shard = AnalyticShard(llama, cluster.device, "bf16", efficiency_of("cuda", "a100-80gb"), 1.0)
-    layers = 32 * shard.time(Body.PREFILL, 8, 12, 116).layer
-    assert tail == pytest.approx(8 * (layers + shard.time(Body.FORWARD, 8, 12).ends), rel=1e-9)
+    layers = 32 * shard.time(TimedPass.PREFILL, 8, 12, 116).layer
+    assert tail == pytest.approx(8 * (layers + shard.time(TimedPass.FORWARD, 8, 12).ends), rel=1e-9)
 
 
 @pytest.mark.parametrize("stage", PPO_GRAPH.streaming)

@@ -6,7 +6,7 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.question import Call, Move
-from meshwright.cost_models.transfer import loaded_seconds
+from meshwright.cost_models.transfer import loader_refit_seconds
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
@@ -53,7 +53,7 @@ def test_between_nodes_it_takes_longer(move: Callable[..., Cost]) -> None:
 
 def test_experience_pays_latency_and_bandwidth(a100s: Callable[[int], Cluster], fixed: Workload) -> None:
     near, far = AnalyticModel(a100s(1), fixed, "bf16"), AnalyticModel(a100s(2), fixed, "bf16")
-    assert 0 < near.handover_seconds(0).total < near.handover_seconds(1e9).total < far.handover_seconds(1e9).total
+    assert 0 < near.transfer_seconds(0).total < near.transfer_seconds(1e9).total < far.transfer_seconds(1e9).total
 
 
 def test_weights_are_read_back_once_over_the_link_to_the_host(
@@ -112,7 +112,7 @@ def test_a_loader_is_given_every_tensor_whole(
 def test_every_expert_is_a_message_of_its_own(a100s: Callable[[int], Cluster], llama: ModelSpec) -> None:
     mixture = replace(llama, experts=Experts(num_experts=8, experts_per_token=2, ffn_size=1024))
     dense, mixed = (
-        loaded_seconds(
+        loader_refit_seconds(
             Move(model=model, source=Layout(), target=Layout(), overlap=0, generates=True),
             a100s(1),
             efficiency_of("cuda", "a100-80gb"),

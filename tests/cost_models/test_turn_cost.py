@@ -9,8 +9,8 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.rounds import Batch, batches_of, rounds_of
-from meshwright.cost_models.turn_cost import Overlap, Turns, play, whole_steps
+from meshwright.cost_models.rounds import Batch, batch_rounds, ordered_batches
+from meshwright.cost_models.turn_cost import Overlap, SteadyState, simulate_periods, whole_steps
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.workload import Workload
@@ -21,7 +21,7 @@ OVERCOMMITS = [Overlap(overcommit=extra, max_deferral=d) for extra in (8, 24, 64
 
 @pytest.mark.parametrize("num_slots", [64, 200])
 def test_one_batch_in_flight_is_synchronous(long_tail: Workload, num_slots: int) -> None:
-    assert Turns(long_tail).rounds(64, num_slots, Overlap()) == rounds_of(long_tail, 64, 64)
+    assert SteadyState(long_tail).rounds(64, num_slots, Overlap()) == batch_rounds(long_tail, 64, 64)
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 16])
@@ -30,10 +30,12 @@ def test_synchronous_replicas_whose_sequences_wait_for_slots_wait_for_the_slowes
 ) -> None:
     played = _played_as_drawn(long_tail, 8, 64, num_slots, Overlap())
     slowest, mean = np.diff(played).max(axis=0).mean(), np.diff(played).mean()
-    found = Turns(long_tail).rounds(64, num_slots, Overlap())
+    found = SteadyState(long_tail).rounds(64, num_slots, Overlap())
     assert found.num_rounds == pytest.approx(slowest, rel=0.05)
     assert found.num_rounds > 1.1 * mean
-    work = [sum(w.rounds * w.live for w in rounds.windows) for rounds in (found, rounds_of(long_tail, 64, num_slots))]
+    work = [
+        sum(w.rounds * w.live for w in rounds.windows) for rounds in (found, batch_rounds(long_tail, 64, num_slots))
+    ]
     assert work[0] == pytest.approx(work[1])
 
 
@@ -42,8 +44,8 @@ def test_synchronous_replicas_whose_sequences_wait_for_slots_wait_for_the_slowes
 def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_allow(
     long_tail: Workload, overlap: Overlap, num_slots: int
 ) -> None:
-    responses = batches_of(long_tail, 64)[0].responses
-    rounds = Turns(long_tail).rounds(64, num_slots, overlap)
+    responses = ordered_batches(long_tail, 64)[0].responses
+    rounds = SteadyState(long_tail).rounds(64, num_slots, overlap)
     slots = min(num_slots, overlap.in_flight(64))
     assert rounds.num_rounds >= responses.sum() / slots
     assert sum(w.rounds * w.live for w in rounds.windows) == pytest.approx(responses.sum() - 64)
@@ -55,7 +57,7 @@ def test_a_turn_does_one_batchs_work_and_never_in_fewer_rounds_than_its_slots_al
 @pytest.mark.parametrize("num_slots", [4, 16, 64, 100, 320])
 @pytest.mark.parametrize("num_rows", [1, 7, 64])
 def test_a_larger_setting_never_takes_more_rounds(long_tail: Workload, num_rows: int, num_slots: int) -> None:
-    turns = Turns(long_tail)
+    turns = SteadyState(long_tail)
 
     def taken(overlap: Overlap) -> float:
         return turns.rounds(num_rows, num_slots, overlap).num_rounds
@@ -76,19 +78,19 @@ def test_fixed_lengths_wait_for_slots_or_for_their_turns(
     fixed: Workload, num_slots: int, batches_in_flight: int
 ) -> None:
     """64 rows of 28 tokens: a turn is 28 x 64 row-rounds over the slots, or a sequence's 28 rounds over its turns."""
-    rounds = Turns(fixed).rounds(64, num_slots, Overlap(batches_in_flight=batches_in_flight))
+    rounds = SteadyState(fixed).rounds(64, num_slots, Overlap(batches_in_flight=batches_in_flight))
     assert rounds.num_rounds == pytest.approx(28 * max(64 / num_slots, 1 / batches_in_flight))
 
 
 def test_a_batch_overcommitted_in_whole_is_two_batches_in_flight_when_lengths_are_fixed(fixed: Workload) -> None:
-    turns = Turns(fixed)
+    turns = SteadyState(fixed)
     two = turns.rounds(64, 128, Overlap(batches_in_flight=2))
     assert turns.rounds(64, 128, Overlap(overcommit=64, max_deferral=1)).num_rounds == two.num_rounds == 14
 
 
 def test_a_tail_that_may_take_more_turns_no_longer_decides(long_tail: Workload) -> None:
     """With a slot for every row a turn is as long as the longest response, over the turns that it may take."""
-    turns = Turns(long_tail.model_copy(update={"batch_size": 64}))
+    turns = SteadyState(long_tail.model_copy(update={"batch_size": 64}))
     longest = turns.rounds(64, 64, Overlap()).num_rounds
     for overlap in (Overlap(batches_in_flight=3), Overlap(overcommit=64, max_deferral=2)):
         assert turns.rounds(64, 320, overlap).num_rounds == pytest.approx(longest / 3, rel=0.1)
@@ -105,7 +107,7 @@ def test_a_turn_is_as_long_as_that_of_the_slowest_of_the_replicas(
     num_slots = 512 // num_replicas
     played = _played_as_drawn(long_tail, num_replicas, 64, num_slots, overlap)
     slowest = np.diff(played).max(axis=0)[10:].mean()
-    turns = Turns(long_tail.model_copy(update={"batch_size": 64 * num_replicas}))
+    turns = SteadyState(long_tail.model_copy(update={"batch_size": 64 * num_replicas}))
     assert turns.rounds(64, num_slots, overlap).num_rounds == pytest.approx(slowest, rel=0.1)
 
 
@@ -113,7 +115,7 @@ def test_a_long_response_holds_up_the_batches_behind_it(long_tail: Workload) -> 
     """So eight batches in flight do not take an eighth of a batch's rounds, where batches differ much."""
     few_rows = long_tail.model_copy(update={"batch_size": 16})
     overlap = Overlap(batches_in_flight=8)
-    alone, running_on = (Turns(few_rows).rounds(16, 128, how).num_rounds for how in (Overlap(), overlap))
+    alone, running_on = (SteadyState(few_rows).rounds(16, 128, how).num_rounds for how in (Overlap(), overlap))
     [bounds] = _played_as_drawn(few_rows, 1, 16, 128, overlap, num_turns=2000)
     assert running_on == pytest.approx(np.diff(bounds)[10:].mean(), rel=0.15)
     assert running_on > 1.15 * alone / 8
@@ -127,15 +129,15 @@ def _played_as_drawn(
     size = (num_turns, num_replicas, num_rows)
     drawn = np.random.default_rng(1).choice(lengths.tokens, p=lengths.probabilities, size=size)
     return [
-        play(tuple(Batch(rows, rows) for rows in drawn[:, replica]), num_slots, num_turns, overlap).bounds
+        simulate_periods(tuple(Batch(rows, rows) for rows in drawn[:, replica]), num_slots, num_turns, overlap).bounds
         for replica in range(num_replicas)
     ]
 
 
 def test_replicas_with_equal_lengths_do_not_wait_for_each_other(fixed: Workload) -> None:
     overlap = Overlap(batches_in_flight=2)
-    alone = Turns(fixed.model_copy(update={"batch_size": 64})).rounds(64, 128, overlap)
-    assert Turns(fixed).rounds(64, 128, overlap).num_rounds == alone.num_rounds
+    alone = SteadyState(fixed.model_copy(update={"batch_size": 64})).rounds(64, 128, overlap)
+    assert SteadyState(fixed).rounds(64, 128, overlap).num_rounds == alone.num_rounds
 
 
 @pytest.fixture
@@ -175,6 +177,6 @@ def test_overcommit_that_could_not_be_delivered_in_time_is_refused(ask: Callable
 
 def test_first_and_later_admissions_are_kept_apart(long_tail: Workload) -> None:
     """A turn starts with a batch's prompts where there are slots for them, and with a few where there are not."""
-    wide, narrow = (Turns(long_tail).rounds(64, slots, Overlap(batches_in_flight=3)) for slots in (192, 16))
+    wide, narrow = (SteadyState(long_tail).rounds(64, slots, Overlap(batches_in_flight=3)) for slots in (192, 16))
     assert wide.first.rows > 60
     assert narrow.first.rows < 4 < narrow.refills.calls

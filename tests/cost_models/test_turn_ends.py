@@ -7,8 +7,8 @@ import pytest
 
 from meshwright.cost_models import turn_cost
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.turn_cost import Overlap, Turns, play
-from meshwright.cost_models.turn_ends import TurnEnds, bounds_of
+from meshwright.cost_models.turn_cost import Overlap, SteadyState, simulate_periods
+from meshwright.cost_models.turn_ends import PeriodEnds, period_bounds
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 
@@ -16,11 +16,11 @@ from meshwright.profiles.workload import Workload
 def ends(max_deferral: int | None, *admitted: list[list[int]]) -> list[list[int]]:
     """The bounds of turns of two rows, [replica, turn]; what is admitted to each ends in the rounds given, and starts
     when it is admitted."""
-    turns = TurnEnds(len(admitted[0]), 2, max_deferral)
+    turns = PeriodEnds(len(admitted[0]), 2, max_deferral)
     for rounds in admitted:
         end = np.array(rounds)
         turns.add(np.repeat(turns.bounds[:, -1:], end.shape[1], axis=1), end)
-        turns.next()
+        turns.end_period()
     found: list[list[int]] = turns.bounds.tolist()
     return found
 
@@ -50,17 +50,17 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
     num_rows, num_turns = 24, 9
     in_flight = overlap.in_flight(num_rows)
     drawn = np.random.default_rng(3).choice([2, 9, 30, 200], size=(5, in_flight + num_turns * num_rows))
-    found = bounds_of(
+    found = period_bounds(
         drawn,
         num_slots=num_slots,
         num_rows=num_rows,
         in_flight=in_flight,
-        num_turns=num_turns,
+        num_periods=num_turns,
         max_deferral=overlap.deferral,
     )
     for responses, bounds in zip(drawn, found.tolist(), strict=True):
         batches = _batches(responses, num_rows)
-        assert bounds == play(batches, num_slots, num_turns, overlap).bounds
+        assert bounds == simulate_periods(batches, num_slots, num_turns, overlap).bounds
 
 
 def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.M
         monkeypatch.setattr(turn_cost, plays, lambda *_, **__: pytest.fail("a replica was played"))
     for num_replicas in (4, 16):
         fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=32 * num_replicas)
-        assert Turns(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
+        assert SteadyState(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
 
 
 @pytest.mark.parametrize("overlap", [Overlap(batches_in_flight=2), Overlap(overcommit=16, max_deferral=2)], ids=str)
@@ -76,7 +76,9 @@ def test_replicas_are_played_until_they_are_as_slow_as_is_enough(
     monkeypatch: pytest.MonkeyPatch, overlap: Overlap
 ) -> None:
     played = _counting_plays(monkeypatch)
-    shares = turn_cost.shares_of(_workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=256), 32)
+    shares = turn_cost.sampled_responses(
+        _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=256), 32
+    )
 
     def slowest(enough: float) -> tuple[float, int]:
         played.clear()
@@ -95,17 +97,17 @@ def test_an_overcommit_of_a_whole_batch_plays_its_half_and_what_is_half_of_that(
 ) -> None:
     played = _counting_plays(monkeypatch)
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=128)
-    Turns(workload).rounds(64, 96, Overlap(overcommit=64, max_deferral=2))
+    SteadyState(workload).rounds(64, 96, Overlap(overcommit=64, max_deferral=2))
     assert {overlap.overcommit for overlap in played} <= {8, 16, 32, 64}
     assert len(played) <= 3 * 4 * 2  # two replicas and the mean one, of four overcommits and two deferrals
 
 
 def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
-    all_played = Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
+    all_played = SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
     monkeypatch.setattr(turn_cost, "_MOST_SEQUENCES", 2048)
-    assert turn_cost.shares_of(workload, 32).shape == (8, 64, 32)
-    assert Turns(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
+    assert turn_cost.sampled_responses(workload, 32).shape == (8, 64, 32)
+    assert SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
         all_played, rel=0.03
     )
 
@@ -113,18 +115,20 @@ def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("num_rows", "num_replicas"), [(8, 1), (4, 2), (3, 3), (2, 4)])
 def test_replicas_that_are_played_hold_a_whole_batch(num_rows: int, num_replicas: int) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8)
-    assert turn_cost.shares_of(workload, num_rows).shape[1:] == (num_replicas, num_rows)
+    assert turn_cost.sampled_responses(workload, num_rows).shape[1:] == (num_replicas, num_rows)
 
 
 def _counting_plays(monkeypatch: pytest.MonkeyPatch) -> list[Overlap]:
     """The settings that are played from now on, one after the other."""
     played: list[Overlap] = []
 
-    def counted(batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap) -> turn_cost.Played:
+    def counted(
+        batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap
+    ) -> turn_cost.SimulatedPeriods:
         played.append(overlap)
-        return play(batches, num_slots, num_turns, overlap)
+        return simulate_periods(batches, num_slots, num_turns, overlap)
 
-    monkeypatch.setattr(turn_cost, "play", counted)
+    monkeypatch.setattr(turn_cost, "simulate_periods", counted)
     return played
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.question import Call
-from meshwright.cost_models.waves import WAVE_REWARDS, InWaves, slowest_seconds
+from meshwright.cost_models.waves import WAVE_REWARDS, WavesModel, slowest_seconds
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.environment.latency import LatencySpec
@@ -33,7 +33,7 @@ def test_generation_and_scores_are_of_waves_and_the_rest_of_the_batch(
 ) -> None:
     wave = fixed.model_copy(update={"batch_size": 96})
     batch, drawn = (cost_model(a100s(2), one, "bf16") for one in (fixed, wave))
-    model = InWaves(batch, wave=drawn, num_waves=1.5, reward_seconds=2.0)
+    model = WavesModel(batch, wave=drawn, num_waves=1.5, reward_seconds=2.0)
     for name in ("ref_logprob", "actor_logprob", "actor_train"):
         asked = call(shallow, name)
         assert model.seconds(asked) == batch.seconds(asked)

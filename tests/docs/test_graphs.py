@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.planner.plan.own_graph import OwnGraph, is_same
+from meshwright.planner.plan.own_graph import OwnGraph, is_same_graph
 from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.documents import parse
 
@@ -27,4 +27,4 @@ def test_the_graph_in_the_page_is_that_of_ppo() -> None:
 
 
 def test_the_graph_with_a_filter_is_that_of_grpo_on_the_best_samples() -> None:
-    assert is_same(stated_in("dynamic_sampling.md").graph(), graph_of("grpo", has_filter=True))
+    assert is_same_graph(stated_in("dynamic_sampling.md").graph(), graph_of("grpo", has_filter=True))

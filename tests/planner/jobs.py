@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call, LayoutCosts, Move, Summed
+from meshwright.cost_models.question import Call, LayoutCosts, Move, TotalCosts
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.plan.own_graph import MODES, OwnGraph, OwnStage
 from meshwright.profiles.algorithms import Algorithm
@@ -130,7 +130,7 @@ def stated(graph: StageGraph) -> OwnGraph:
         for stage in graph.stages
     )
     hosted = (
-        OwnStage(name=host.name, kind="environment", reads=host.reads, writes=host.writes) for host in graph.hosted
+        OwnStage(name=host.name, kind="environment", reads=host.reads, writes=host.writes) for host in graph.host_stages
     )
     return OwnGraph(stages=(first, *hosted, *others))
 
@@ -211,7 +211,7 @@ class ToyModel:
         return Memory(resident=Cost(tuple(resident)), transient=Cost((Term("activations", activations),)))
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         if move.source == move.target and move.overlap == move.source.num_ranks:
@@ -271,11 +271,17 @@ class RandomModel:
         )
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
     def move_seconds(self, move: Move) -> Cost:
         source, target = move.source, move.target
-        told = (source.num_ranks, source.slices_for(target), target.cut, source == target, move.overlap)
+        told = (
+            source.num_ranks,
+            source.max_overlapping_shards(target),
+            target.weight_layout,
+            source == target,
+            move.overlap,
+        )
         return Cost((Term("transfer", 0.2 * self._draw("m", move.model.name, *told)),))
 
     def handover_seconds(self, num_bytes: float) -> Cost:

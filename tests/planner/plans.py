@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.rules import rows_per_update
-from meshwright.planner.plan.steps_ahead import Scope, StepsAhead, synchronous
+from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.space import choices, pools
+from meshwright.planner.search.space import legal_choices, pools
 from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from tests.planner.jobs import RandomModel, small_facts
@@ -51,11 +51,11 @@ def random_plan(
     ahead = ahead or synchronous(facts.graph)
     facts = facts.model_copy(update={"staleness": ahead[GENERATE] + deferral})
     model = model or RandomModel(seed, memory_scale=1.0)
-    draw, scope = random.Random(seed), Scope(ahead=ahead, runs_on=deferral > 0)
+    draw, scope = random.Random(seed), SearchCase(ahead=ahead, runs_on=deferral > 0)
     plan = assemble(
         facts,
         model,
-        handovers=handovers(facts, model),
+        handovers=stage_transfers(facts, model),
         picks={stage.name: _pick(draw, facts, stage, scope) for stage in facts.graph.stages},
         order=_order(draw, facts.graph, ahead),
         origin=Origin(digests=facts.digests(), pins=(), solver=_PINNED),
@@ -65,10 +65,10 @@ def random_plan(
     return plan.model_copy(update={"solver": solver})
 
 
-def _pick(draw: random.Random, facts: Facts, stage: Stage, scope: Scope) -> Pick:
+def _pick(draw: random.Random, facts: Facts, stage: Stage, scope: SearchCase) -> Pick:
     ranks = draw.choice(pools(facts, stage, ()))
     part = facts.cluster.part_of_pool(ranks.ranks)
-    choice = draw.choice(list(choices(facts, stage, ranks.num_ranks, (), part=part, scope=scope)))
+    choice = draw.choice(list(legal_choices(facts, stage, ranks.num_ranks, (), part=part, search_case=scope)))
     if len(facts.cluster.parts_of(part)) == 1:
         return Pick(ranks, choice)
     every, layout = rows_per_update(facts, stage), choice.layout

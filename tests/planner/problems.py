@@ -25,7 +25,7 @@ def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int
     """A random problem whose options may be on any block."""
     problem = random_problem(seed, num_ranks=num_ranks, num_calls=num_calls, num_options=num_options, step=step)
     kept = tuple(CallOptions(c.name, tuple(_first_of_each(c.options))) for c in problem.calls)
-    return replace(problem, calls=kept, anywhere=True, step=step)
+    return replace(problem, calls=kept, anywhere=True, range_step=step)
 
 
 def everywhere(problem: Problem) -> Problem:
@@ -33,7 +33,9 @@ def everywhere(problem: Problem) -> Problem:
     if not problem.anywhere:
         return problem
     calls = tuple(
-        CallOptions(call.name, tuple(o.at(first) for o in call.options for first in problem.blocks(o.place.num_ranks)))
+        CallOptions(
+            call.name, tuple(o.at(first) for o in call.options for first in problem.range_starts(o.place.num_ranks))
+        )
         for call in problem.calls
     )
     return replace(problem, anywhere=False, calls=calls)
@@ -62,7 +64,7 @@ def _first_of_each(options: Iterable[Option]) -> Iterator[Option]:
     """The options, moved to rank 0, each once; of two with copies of different sizes the first stays."""
     shared: dict[Place, int] = {}
     for option in dict.fromkeys(option.at(0) for option in options):
-        if shared.setdefault(option.place, option.shared_blocks) == option.shared_blocks:
+        if shared.setdefault(option.place, option.shared_units) == option.shared_units:
             yield option
 
 
@@ -99,11 +101,11 @@ def random_problem(seed: int, *, num_ranks: int, num_calls: int, num_options: in
             precedences.append(Precedence(f"to {target}", target))
     problem = Problem(
         num_ranks=num_ranks,
-        device_blocks=rng.choice((8, 12, 16, 24, 100)),
+        device_units=rng.choice((8, 12, 16, 24, 100)),
         calls=calls,
         tasks=tuple(tasks),
         precedences=tuple(precedences),
-        copies=copies,
+        sharing_groups=copies,
     )
     return _streamed(rng, problem) if rng.random() < 0.5 else problem
 
@@ -133,11 +135,11 @@ def random_graph(seed: int) -> Problem:
         precedences.append(Precedence(f"to {target}", target))
     problem = Problem(
         num_ranks=2,
-        device_blocks=rng.choice((16, 24, 40, 100)),
+        device_units=rng.choice((16, 24, 40, 100)),
         calls=calls,
         tasks=(*(CallRun(name=name, call=name) for name in names), *moves),
         precedences=tuple(precedences),
-        copies=copies,
+        sharing_groups=copies,
     )
     return _streamed(rng, problem) if rng.random() < 0.5 else problem
 
@@ -184,14 +186,14 @@ def _options(rng: random.Random, num_ranks: int, num_options: int, step: int) ->
         firsts = every if rng.random() < 0.6 else [rng.choice(every)]
         for first in firsts:
             place = Place(first, size, layout)
-            known = next((o.shared_blocks for o in found if o.place == place), shared)
+            known = next((o.shared_units for o in found if o.place == place), shared)
             found.append(
                 Option(
                     place=place,
                     ticks=ticks,
-                    resident_blocks=resident + known,
-                    shared_blocks=known,
-                    transient_blocks=transient,
+                    resident_units=resident + known,
+                    shared_units=known,
+                    transient_units=transient,
                 )
             )
     return tuple(found)

@@ -32,6 +32,6 @@ def require_proof(facts: Facts) -> None:
     model = model_of(facts)
     plan = compile_plan(facts, model)
     assert isinstance(plan, Plan), plan
-    proof = prove(plan, model, most_splits=20)
+    proof = prove(plan, model, max_splits=20)
     assert refusals(proof, plan, model) == ()
     assert 0 < proof.bound_seconds <= plan.period_seconds

@@ -13,9 +13,9 @@ from meshwright.profiles.aiconfigurator import (
     HeadCounts,
     Message,
     Operators,
-    Routed,
+    RoutedExperts,
     device_of,
-    knows,
+    has_operators,
     package_version,
     read_configs,
     read_experts,
@@ -47,14 +47,18 @@ def test_seconds_are_positive_and_plausible_for_the_device(operators: Operators)
     """4096 cubed is 137 GFLOP; an L40S has a peak of 362 TFLOP/s in bf16."""
     assert 137e9 / 362e12 < operators.gemms[Gemm(4096, 4096, 4096)] < 5 * 137e9 / 362e12
     heads = HeadCounts(32, 8, 128)
-    assert operators.prompts[heads][Attention(1, 1024)] < operators.prompts[heads][Attention(1, 4096)]
-    assert operators.decoding[heads][Attention(64, 1023)] < operators.decoding[heads][Attention(64, 8191)]
+    assert (
+        operators.prefill_attention[heads][Attention(1, 1024)] < operators.prefill_attention[heads][Attention(1, 4096)]
+    )
+    assert (
+        operators.decode_attention[heads][Attention(64, 1023)] < operators.decode_attention[heads][Attention(64, 8191)]
+    )
     measured = (
         *operators.gemms.values(),
         *operators.collectives.values(),
         *(
             seconds
-            for known in (operators.prompts, operators.decoding)
+            for known in (operators.prefill_attention, operators.decode_attention)
             for of in known.values()
             for seconds in of.values()
         ),
@@ -66,7 +70,7 @@ def test_attention_of_a_device_that_was_measured_before_windows_were_told_is_rea
     """It used to end in a KeyError."""
     heads = HeadCounts(32, 8, 128)
     a100 = read_operators("a100-80gb")
-    assert a100.prompts[heads][Attention(1, 1024)] > 0 < a100.decoding[heads][Attention(64, 1023)]
+    assert a100.prefill_attention[heads][Attention(1, 1024)] > 0 < a100.decode_attention[heads][Attention(64, 1023)]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -77,12 +81,14 @@ def test_products_in_fp8_of_an_engine_leave_out_what_casts_their_inputs(engine: 
     assert 2 * 8192**3 / 1979e12 < fp8.gemms[Gemm(8192, 8192, 8192)] < 0.7 * bf16.gemms[Gemm(8192, 8192, 8192)]
     assert min(fp8.gemms.values()) > 0
     heads = HeadCounts(8, 1, 128)
-    assert fp8.decoding[heads][Attention(64, 8191)] < bf16.decoding[heads][Attention(64, 8191)]
+    assert fp8.decode_attention[heads][Attention(64, 8191)] < bf16.decode_attention[heads][Attention(64, 8191)]
     assert list(fp8.versions)[1] == engine
 
 
 def test_an_engine_reduces_through_peers_where_that_is_quicker() -> None:
-    alone, peers = (read_operators("h200", engine="trtllm", peers=with_peers) for with_peers in (False, True))
+    alone, peers = (
+        read_operators("h200", engine="trtllm", custom_all_reduce=with_peers) for with_peers in (False, True)
+    )
     small, large = Message("all_reduce", 8, 2**16), Message("all_gather", 8, 2**29)
     assert peers.collectives[small] < 0.5 * alone.collectives[small]
     assert peers.collectives[large] == alone.collectives[large]
@@ -102,7 +108,7 @@ def test_a_collective_is_keyed_by_the_bytes_of_the_whole_tensor(operators: Opera
 @pytest.mark.parametrize("device", SYSTEMS)
 def test_a_device_is_found_by_either_name(device: str) -> None:
     assert device_of(device) == device_of(SYSTEMS[device]) == device
-    assert knows(device)
+    assert has_operators(device)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("h20_sxm", "'h200_sxm'"), ("H200", "'h200'"), ("tpu", "known: a100-80gb")])
@@ -120,7 +126,7 @@ def test_configs_of_quantised_models_are_left_out() -> None:
 def test_experts_are_read_by_their_sizes_and_loads() -> None:
     """Qwen3-235B: 16384 tokens take 4.9 TFLOP, which an H100 does not do in less than 5 ms; one reads 8 experts."""
     known = read_experts("h100-sxm", engine="trtllm")
-    many, one = (known[Routed(tokens, 4096, 1536, 8, 128, 1, 1, "balanced")] for tokens in (16384, 1))
+    many, one = (known[RoutedExperts(tokens, 4096, 1536, 8, 128, 1, 1, "balanced")] for tokens in (16384, 1))
     assert 5e-3 < many < 15e-3
     assert 8 * 3 * 4096 * 1536 * 2 / 3.35e12 < one < 3e-4
     assert min(known.values()) > 0

@@ -8,9 +8,9 @@ from meshwright.profiles.cluster import (
     Cluster,
     Link,
     MixedCluster,
-    most_usable_bytes,
-    of_one_kind,
+    max_usable_bytes,
     replicas_of_parts,
+    require_uniform,
 )
 from meshwright.profiles.devices import cpu_device, device_named
 from meshwright.profiles.documents import canonical_json, parse
@@ -50,7 +50,7 @@ def test_ranks_are_numbered_through_the_parts(nodes: Callable[..., Cluster]) -> 
     assert mixed.first_ranks == (0, 8)
     assert [mixed.part_of(rank) for rank in (0, 7, 8, 11)] == [0, 0, 1, 1]
     assert [mixed.usable_bytes(rank) for rank in (7, 8)] == [2**30, 2**31]
-    assert most_usable_bytes(mixed) == 2**31
+    assert max_usable_bytes(mixed) == 2**31
     assert mixed.name == "8 x cpu, 1 cores + 4 x cpu, 1 cores"
 
 
@@ -67,13 +67,13 @@ def test_a_cluster_of_one_kind_is_its_only_part(nodes: Callable[..., Cluster]) -
     assert cluster.parts == (cluster,)
     assert (cluster.first_ranks, cluster.part_of(5), cluster.part_of_pool(range(8))) == ((0,), 0, 0)
     assert cluster.parts_of(0) == cluster.parts
-    assert of_one_kind(cluster, "--sizes") is cluster
+    assert require_uniform(cluster, "--sizes") is cluster
 
 
 def test_what_takes_one_kind_of_node_refuses_several(nodes: Callable[..., Cluster]) -> None:
     mixed = MixedCluster(parts=(nodes(1), nodes(1)), between=FAR)
     with pytest.raises(BadInput, match=r"--sizes takes a cluster of one kind, and this one is 4 x .* give it one of"):
-        of_one_kind(mixed, "--sizes")
+        require_uniform(mixed, "--sizes")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_difference_has_its_key_and_both_values() -> None:
     other = _Pair(link=Link(seconds=2e-6, bytes_per_second=1e10), names=("a",))
     found = differences(ONE, other)
     assert found == (Difference("link.seconds", 1e-6, 2e-6), Difference("names", [], ["a"]))
-    assert found[0].between("one", "the other") == "link.seconds is 1e-06 in one and 2e-06 in the other"
+    assert found[0].describe("one", "the other") == "link.seconds is 1e-06 in one and 2e-06 in the other"
 
 
 def test_what_one_side_alone_has_differs() -> None:

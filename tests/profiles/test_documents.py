@@ -14,7 +14,7 @@ from meshwright.profiles.documents import (
     parse,
     read_json,
     read_yaml,
-    remove_partials,
+    remove_temporary_files,
     write_atomically,
 )
 from meshwright.profiles.errors import BadInput, RunFailed
@@ -152,5 +152,5 @@ def test_what_a_killed_process_left_beside_a_file_is_removed_by_who_writes_it_ne
     assert {one.name for one in tmp_path.iterdir()} == {
         *("plan.json", names[1], names[2], "mine.partial", f".plan.json.{dead}.new.{dead}.partial")
     }
-    remove_partials(tmp_path, least_seconds=0.0)
+    remove_temporary_files(tmp_path, min_age_seconds=0.0)
     assert {one.name for one in tmp_path.iterdir()} == {"plan.json", names[1], "mine.partial"}

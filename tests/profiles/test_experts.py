@@ -208,8 +208,8 @@ def test_latent_attention_caches_one_vector_and_one_rotary_key() -> None:
 def test_many_tokens_reach_every_expert_and_one_reaches_its_own() -> None:
     experts = spec("qwen2_moe").experts
     assert experts is not None
-    assert experts.touched(1) == pytest.approx(2)
-    assert [round(experts.touched(n), 1) for n in (2, 1000)] == [3.3, 6.0]
+    assert experts.num_selected(1) == pytest.approx(2)
+    assert [round(experts.num_selected(n), 1) for n in (2, 1000)] == [3.3, 6.0]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from meshwright.profiles.devices import device_named, device_names
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import (
-    OWN,
+    OWN_ENGINES,
     EngineName,
     engine_named,
     framework_named,
     own_engine,
     own_framework,
-    require_possible_engine,
+    require_graph_support,
 )
 
 
@@ -58,15 +58,15 @@ def test_a_device_that_is_not_listed_takes_the_constants_of_its_kind() -> None:
 def test_an_engine_is_known_with_its_source_and_passes_of_a_framework(name: EngineName) -> None:
     engine = engine_named(name)
     assert len(engine.source) > 40
-    assert len(engine.passes_on("cuda").source) > 40
+    assert len(engine.framework_on("cuda").source) > 40
 
 
 def test_ours_take_weights_where_they_are_read_and_the_others_through_a_loader() -> None:
-    assert {name for name in get_args(EngineName) if engine_named(name).refit.in_place} == set(OWN)
+    assert {name for name in get_args(EngineName) if engine_named(name).refit.in_place} == set(OWN_ENGINES)
 
 
 def test_ours_differ_on_a_gpu_in_how_the_layers_of_a_decode_step_start_alone() -> None:
-    eager, graph = (engine_named(name).passes_on("cuda") for name in OWN)
+    eager, graph = (engine_named(name).framework_on("cuda") for name in OWN_ENGINES)
     differing = {name for name in type(eager).model_fields if getattr(eager, name) != getattr(graph, name)}
     assert differing == {"recorded_kernels", "start_share", "source"}
 
@@ -74,11 +74,11 @@ def test_ours_differ_on_a_gpu_in_how_the_layers_of_a_decode_step_start_alone() -
 def test_ours_has_kernels_of_its_own_on_a_gpu_and_other_engines_are_what_they_are() -> None:
     assert own_framework("cuda") is framework_named("runtime-cuda")
     assert own_framework("cpu") is framework_named("runtime")
-    assert all(engine_named(name).passes_on("cpu") is engine_named(name).passes_on("cuda") for name in others())
+    assert all(engine_named(name).framework_on("cpu") is engine_named(name).framework_on("cuda") for name in others())
 
 
 def others() -> list[EngineName]:
-    return [name for name in get_args(EngineName) if name not in OWN]
+    return [name for name in get_args(EngineName) if name not in OWN_ENGINES]
 
 
 def test_run_records_decode_steps_on_a_gpu_and_not_with_experts() -> None:
@@ -87,11 +87,11 @@ def test_run_records_decode_steps_on_a_gpu_and_not_with_experts() -> None:
 
 
 def test_steps_that_cannot_be_recorded_are_refused_with_the_reason() -> None:
-    require_possible_engine("meshwright-graph", "cuda", has_experts=False)
+    require_graph_support("meshwright-graph", "cuda", has_experts=False)
     with pytest.raises(BadInput, match=r"^engine=meshwright-graph .* a CPU has no graphs; use meshwright-eager\.$"):
-        require_possible_engine("meshwright-graph", "cpu", has_experts=False)
+        require_graph_support("meshwright-graph", "cpu", has_experts=False)
     with pytest.raises(BadInput, match="the host routes tokens to experts; use meshwright-eager"):
-        require_possible_engine("meshwright-graph", "cuda", has_experts=True)
+        require_graph_support("meshwright-graph", "cuda", has_experts=True)
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_name() -> None:

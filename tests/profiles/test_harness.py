@@ -7,20 +7,20 @@ from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.harness import (
     DEPTHS,
-    Sample,
+    TimingResult,
     clock_timer,
     event_timer,
     exchanges,
-    failure,
+    failed_measurement,
     measure,
-    merged,
+    merge_measurements,
     points,
     record,
 )
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, shape_of
+from meshwright.profiles.table import TimedPass, shape_of
 from meshwright.profiles.workload import Workload
 
 
@@ -49,7 +49,7 @@ def timed(
     repeats: int = 5,
     budget_seconds: float = 100.0,
     least_seconds: float = 0.0,
-) -> Sample:
+) -> TimingResult:
     clock = Clock(iter(durations))
     return measure(
         clock.body,
@@ -58,13 +58,13 @@ def timed(
         warmup=warmup,
         repeats=repeats,
         budget_seconds=budget_seconds,
-        least_seconds=least_seconds,
+        min_seconds=least_seconds,
     )
 
 
 def test_the_median_is_of_the_repeats_and_not_of_the_warm_up() -> None:
     sample = timed([90.0, 1.0, 2.0, 3.0, 4.0, 5.0], warmup=1, budget_seconds=1000.0)
-    assert sample == Sample(median_seconds=3.0, spread_seconds=2.0, repeats=5)
+    assert sample == TimingResult(median_seconds=3.0, spread_seconds=2.0, repeats=5)
 
 
 def test_a_spent_budget_stops_the_repeats_but_never_the_first() -> None:
@@ -82,7 +82,9 @@ def test_a_short_body_is_timed_more_often_so_that_its_first_calls_do_not_decide(
 def test_calls_that_are_timed_together_count_by_their_mean() -> None:
     clock = Clock(iter([1.0, 5.0, 2.0, 2.0, 1.0, 3.0]))
     timer = clock_timer(clock.read, clock.wait)
-    found = measure(clock.body, timer=timer, clock=clock.read, warmup=0, repeats=3, budget_seconds=99.0, together=2)
+    found = measure(
+        clock.body, timer=timer, clock=clock.read, warmup=0, repeats=3, budget_seconds=99.0, calls_per_sample=2
+    )
     assert (found.median_seconds, found.repeats) == (2.0, 3)
 
 
@@ -91,14 +93,16 @@ def test_a_turn_in_which_the_machine_was_disturbed_is_left_out(
 ) -> None:
     point = points(PPO_GRAPH, specs, workload, cluster)[0]
     turns = [
-        record(point, Sample(median_seconds=seconds, spread_seconds=0.1, repeats=3), peak_bytes)
+        record(point, TimingResult(median_seconds=seconds, spread_seconds=0.1, repeats=3), peak_bytes)
         for seconds, peak_bytes in ((1.0, 10), (9.0, 30), (1.2, 20))
     ]
-    found = merged(turns)
+    found = merge_measurements(turns)
     assert (found.point, found.seconds, found.repeats, found.peak_bytes) == (point, 1.2, 9, 20)
     assert found.spread_seconds == pytest.approx(4.0)
-    assert merged(turns[:1]) == turns[0]
-    assert merged([turns[0], failure(point, "out of memory"), turns[2]]).reason == "out of memory"
+    assert merge_measurements(turns[:1]) == turns[0]
+    assert (
+        merge_measurements([turns[0], failed_measurement(point, "out of memory"), turns[2]]).reason == "out of memory"
+    )
 
 
 def test_each_repeat_waits_for_the_device() -> None:
@@ -136,7 +140,7 @@ def test_events_count_what_the_device_does_and_not_what_the_host_waits() -> None
 
     read: Callable[[], float] = lambda: 0.0  # noqa: E731
     sample = measure(body, timer=event_timer(Mark), clock=read, warmup=1, repeats=3, budget_seconds=1.0)
-    assert sample == Sample(median_seconds=0.25, spread_seconds=0.0, repeats=3)
+    assert sample == TimingResult(median_seconds=0.25, spread_seconds=0.0, repeats=3)
 
 
 def test_a_failing_body_is_the_callers_to_record() -> None:
@@ -156,22 +160,22 @@ def test_points_cover_the_workload_at_two_depths(
     assert len(found) == len(set(found))
     for body, depths in DEPTHS[cluster.device.kind].items():
         assert {point.num_layers for point in found if point.body is body} == set(depths)
-    for body in (Body.FORWARD, Body.TRAIN):
+    for body in (TimedPass.FORWARD, TimedPass.TRAIN):
         lengths = {point.tokens for point in found if point.body is body}
         assert min(lengths) == workload.sequence_lengths.tokens[0]
         assert max(lengths) == workload.sequence_lengths.maximum
-    contexts = {point.context for point in found if point.body is Body.DECODE}
+    contexts = {point.context for point in found if point.body is TimedPass.DECODE}
     assert min(contexts) == workload.prompt_lengths.tokens[0]
     assert max(contexts) == workload.sequence_lengths.maximum - 1
-    assert max(point.rows for point in found if point.body is Body.DECODE) == workload.batch_size
+    assert max(point.rows for point in found if point.body is TimedPass.DECODE) == workload.batch_size
 
 
 def test_batches_that_may_be_in_flight_together_are_decoded_together_and_nothing_else_is(
     specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster
 ) -> None:
     found, fresh = (points(PPO_GRAPH, specs, workload, cluster, staleness=staleness) for staleness in (3, 0))
-    assert max(point.rows for point in found if point.body is Body.DECODE) == 4 * workload.batch_size
-    assert {point.body for point in set(found) - set(fresh)} == {Body.DECODE}
+    assert max(point.rows for point in found if point.body is TimedPass.DECODE) == 4 * workload.batch_size
+    assert {point.body for point in set(found) - set(fresh)} == {TimedPass.DECODE}
 
 
 def test_all_samples_that_are_drawn_are_decoded_together_and_those_that_are_kept_are_trained_on(
@@ -179,8 +183,10 @@ def test_all_samples_that_are_drawn_are_decoded_together_and_those_that_are_kept
 ) -> None:
     few = workload.model_copy(update={"batch_size": 4})
     found = points(PPO_GRAPH, specs, few.model_copy(update={"best_of": 3}), cluster)
-    most = {body: max(point.rows for point in found if point.body is body) for body in (Body.DECODE, Body.TRAIN)}
-    assert most == {Body.DECODE: 12, Body.TRAIN: 4}
+    most = {
+        body: max(point.rows for point in found if point.body is body) for body in (TimedPass.DECODE, TimedPass.TRAIN)
+    }
+    assert most == {TimedPass.DECODE: 12, TimedPass.TRAIN: 4}
 
 
 def test_points_of_one_shape_and_depth_are_neighbours(
@@ -197,8 +203,8 @@ def test_each_shape_is_timed_in_the_bodies_that_some_role_runs(
     for tp in (1, 2):
         actor = {point.body for point in found if point.shape == shape_of(specs[Role.ACTOR], tp)}
         critic = {point.body for point in found if point.shape == shape_of(specs[Role.CRITIC], tp)}
-        assert actor == set(Body)
-        assert critic == {Body.FORWARD, Body.TRAIN, Body.OPTIMIZER}
+        assert actor == set(TimedPass)
+        assert critic == {TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.OPTIMIZER}
     assert len({point.shape for point in found}) == 4
 
 
@@ -215,18 +221,18 @@ def test_a_gpu_is_timed_at_what_fills_it_and_its_decode_steps_at_depths_far_apar
     many = Workload(batch_size=256, prompt=LengthSpec(max=48, fixed=48), response=LengthSpec(max=464, fixed=464))
     gpu = cluster.model_copy(update={"device": cluster.device.model_copy(update={"kind": "cuda"})})
     of_gpu, of_cpu = (
-        [point for point in points(PPO_GRAPH, specs, many, on) if point.body in (Body.TRAIN, Body.DECODE)]
+        [point for point in points(PPO_GRAPH, specs, many, on) if point.body in (TimedPass.TRAIN, TimedPass.DECODE)]
         for on in (gpu, cluster)
     )
-    tokens = [max(p.rows * p.tokens for p in found if p.body is Body.TRAIN) for found in (of_gpu, of_cpu)]
+    tokens = [max(p.rows * p.tokens for p in found if p.body is TimedPass.TRAIN) for found in (of_gpu, of_cpu)]
     assert tokens == [256 * 512, 16 * 512]
-    assert {point.num_layers for point in of_gpu if point.body is Body.DECODE} == {1, 8}
-    assert {point.num_layers for point in of_gpu if point.body is Body.TRAIN} == {1, 2}
+    assert {point.num_layers for point in of_gpu if point.body is TimedPass.DECODE} == {1, 8}
+    assert {point.num_layers for point in of_gpu if point.body is TimedPass.TRAIN} == {1, 2}
 
 
 def test_no_measured_micro_batch_is_huge(specs: dict[Role, ModelSpec], cluster: Cluster) -> None:
     long = Workload(batch_size=64, prompt=LengthSpec(max=512, fixed=512), response=LengthSpec(max=8192, fixed=8192))
-    trained = [point for point in points(PPO_GRAPH, specs, long, cluster) if point.body is Body.TRAIN]
+    trained = [point for point in points(PPO_GRAPH, specs, long, cluster) if point.body is TimedPass.TRAIN]
     assert max(point.rows * point.tokens for point in trained) <= 32768
     assert min(point.rows for point in trained) == 1
 

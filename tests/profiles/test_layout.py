@@ -7,12 +7,12 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import (
     Layout,
+    chunk_layers,
     divisors,
-    layers_of_chunks,
-    layers_of_stage,
-    layers_of_stages,
+    layers_per_stage,
     layout_violations,
     nearest_divisor,
+    stage_layers,
 )
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 
@@ -92,9 +92,9 @@ def test_a_written_layout_speaks_of_expert_parallelism_only_where_there_is_some(
 def test_experts_are_whole_or_cut_by_tensor_parallelism() -> None:
     whole = Layout(tp=4, pp=2, dp=8, ep=32, etp=1)
     assert str(whole) == "tp4,pp2,dp8,ep32,etp1"
-    assert (whole.folded, whole.expert_replicas) == (4, 8)
+    assert (whole.fold_size, whole.expert_replicas) == (4, 8)
     cut = Layout(tp=4, dp=8, ep=8, etp=4)
-    assert (cut, cut.folded, cut.expert_replicas) == (Layout(tp=4, dp=8, ep=8), 1, 8)
+    assert (cut, cut.fold_size, cut.expert_replicas) == (Layout(tp=4, dp=8, ep=8), 1, 8)
     assert Layout(dp=8, ep=8, etp=1) == Layout(dp=8, ep=8)
     with pytest.raises(BadInput, match=r"layout etp=2 is neither 1 nor tp=4; use one of them\."):
         Layout(tp=4, dp=2, ep=2, etp=2)
@@ -130,15 +130,15 @@ def test_the_ranks_of_every_group_of_experts_hold_each_part_of_them_once(text: s
 
 def test_a_part_of_the_target_is_made_of_every_part_of_the_source_that_it_overlaps() -> None:
     """Two of three pipeline stages reach into each of two, and two of two into the second of three."""
-    assert Layout(pp=4).slices_for(Layout(pp=2)) == 2
-    assert Layout(pp=2).slices_for(Layout(pp=4)) == 1
-    assert Layout(pp=3).slices_for(Layout(pp=2)) == 2
-    assert Layout(pp=2).slices_for(Layout(pp=3)) == 2
-    assert Layout(pp=5).slices_for(Layout(pp=3)) == 3
-    assert Layout(tp=8, pp=3).slices_for(Layout(tp=2, pp=1)) == 12
-    assert Layout(tp=4, dp=2, ep=2).slices_for(Layout(dp=2, ep=2)) == 4
-    assert Layout(tp=4, dp=2, ep=8, etp=1).slices_for(Layout(dp=2, ep=2)) == 4
-    assert Layout(tp=2, dp=2, ep=4, etp=1).slices_for(Layout(tp=2, dp=2, ep=2)) == 2
+    assert Layout(pp=4).max_overlapping_shards(Layout(pp=2)) == 2
+    assert Layout(pp=2).max_overlapping_shards(Layout(pp=4)) == 1
+    assert Layout(pp=3).max_overlapping_shards(Layout(pp=2)) == 2
+    assert Layout(pp=2).max_overlapping_shards(Layout(pp=3)) == 2
+    assert Layout(pp=5).max_overlapping_shards(Layout(pp=3)) == 3
+    assert Layout(tp=8, pp=3).max_overlapping_shards(Layout(tp=2, pp=1)) == 12
+    assert Layout(tp=4, dp=2, ep=2).max_overlapping_shards(Layout(dp=2, ep=2)) == 4
+    assert Layout(tp=4, dp=2, ep=8, etp=1).max_overlapping_shards(Layout(dp=2, ep=2)) == 4
+    assert Layout(tp=2, dp=2, ep=4, etp=1).max_overlapping_shards(Layout(tp=2, dp=2, ep=2)) == 2
 
 
 def test_divisors_and_the_nearest_common_one() -> None:
@@ -162,26 +162,26 @@ def test_divisors_and_the_nearest_common_one() -> None:
 def test_a_pipeline_of_a_language_model_counts_embedding_and_head_as_layers_where_it_must(
     num_layers: int, pp: int, counts: tuple[int, ...]
 ) -> None:
-    assert layers_of_stages(llama(num_hidden_layers=num_layers), pp) == counts
+    assert layers_per_stage(llama(num_hidden_layers=num_layers), pp) == counts
 
 
 def test_a_scalar_head_does_not_count_as_a_layer() -> None:
     scorer = replace(llama(num_hidden_layers=7), scalar_head=True)
-    assert layers_of_stages(scorer, 2) == (3, 4)
-    assert layers_of_stages(scorer, 4) == (1, 2, 2, 2)
+    assert layers_per_stage(scorer, 2) == (3, 4)
+    assert layers_per_stage(scorer, 4) == (1, 2, 2, 2)
 
 
 def test_any_other_pipeline_is_dealt_by_the_parameters_that_a_token_passes() -> None:
     """A head over 32,000 tokens is 0.7 layers of 4,096 x 11,008, one over 160,000 tokens 3.7."""
-    assert layers_of_stages(llama(), 7) == (1, 5, 5, 5, 5, 5, 4)
-    assert layers_of_stages(llama(vocab_size=160_000), 7) == (4, 5, 5, 5, 5, 5, 1)
-    assert layers_of_stages(replace(llama(vocab_size=160_000), scalar_head=True), 4) == (7, 8, 8, 7)
+    assert layers_per_stage(llama(), 7) == (1, 5, 5, 5, 5, 5, 4)
+    assert layers_per_stage(llama(vocab_size=160_000), 7) == (4, 5, 5, 5, 5, 5, 1)
+    assert layers_per_stage(replace(llama(vocab_size=160_000), scalar_head=True), 4) == (7, 8, 8, 7)
 
 
 def test_a_split_depends_on_the_shape_of_the_model_and_not_on_what_is_tied_or_trained() -> None:
     model = llama(vocab_size=160_000)
     for other in (replace(model, tied_embeddings=True, name="tied"), replace(model, qk_norm=True)):
-        assert layers_of_stages(other, 7) == layers_of_stages(model, 7)
+        assert layers_per_stage(other, 7) == layers_per_stage(model, 7)
 
 
 @pytest.mark.parametrize("scalar_head", [False, True])
@@ -190,15 +190,15 @@ def test_every_pipeline_holds_every_layer_once_and_no_stage_is_empty(num_layers:
     model = replace(llama(num_hidden_layers=num_layers), scalar_head=scalar_head)
     for pp in range(1, num_layers + 1):
         assert layout_violations(Layout(pp=pp), model) == ()
-        held = [layers_of_stage(model, pp, stage) for stage in range(pp)]
+        held = [stage_layers(model, pp, stage) for stage in range(pp)]
         assert [number for layers in held for number in layers] == list(range(num_layers))
-        assert tuple(map(len, held)) == layers_of_stages(model, pp)
+        assert tuple(map(len, held)) == layers_per_stage(model, pp)
         assert min(map(len, held)) >= 1
 
 
 def test_there_are_no_more_stages_than_layers() -> None:
     with pytest.raises(BadInput, match="pp=31 is more than the 30 layers of llama; use pp=30 at most"):
-        layers_of_stages(llama(), 31)
+        layers_per_stage(llama(), 31)
 
 
 def test_a_legal_layout_breaks_no_rule() -> None:
@@ -226,15 +226,15 @@ def test_each_broken_rule_is_one_sentence_with_a_way_out(layout: Layout, model: 
 def test_layouts_that_cut_weights_alike_have_one_cut() -> None:
     layout = Layout.parse("tp2,pp2,dp3,cp4,sp")
     assert layout == Layout(tp=2, pp=2, dp=3, cp=4, sp=True)
-    assert layout.cut == Layout(tp=2, pp=2, dp=12)
-    assert layout.cut.num_ranks == layout.num_ranks
+    assert layout.weight_layout == Layout(tp=2, pp=2, dp=12)
+    assert layout.weight_layout.num_ranks == layout.num_ranks
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (2, 2), (4, 2), (2, 8), (4, 8)])
 def test_a_piece_of_a_stage_is_a_virtual_stage(pp: int, vpp: int) -> None:
     """Chunk k of stage s is virtual stage k x pp + s, and virtual stages follow one another through the model."""
     model = llama(num_hidden_layers=32)
-    of_stages = [layers_of_chunks(model, pp, stage, vpp) for stage in range(pp)]
+    of_stages = [chunk_layers(model, pp, stage, vpp) for stage in range(pp)]
     virtual = [of_stages[stage][chunk] for chunk in range(vpp) for stage in range(pp)]
     assert [layer for layers in virtual for layer in layers] == list(range(32))
     assert {len(layers) for layers in virtual} == {32 // (pp * vpp)}

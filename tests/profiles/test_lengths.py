@@ -14,7 +14,7 @@ def test_a_fixed_length_is_one_bin() -> None:
 
 def test_a_log_normal_keeps_its_median_and_is_cut_at_max() -> None:
     lengths = LengthSpec(max=300, median=100, p99=400).resolve()
-    assert lengths.strata(101)[50] == pytest.approx(100, rel=0.03)
+    assert lengths.stratified_sample(101)[50] == pytest.approx(100, rel=0.03)
     assert lengths.maximum == 300
     assert sum(lengths.probabilities) == pytest.approx(1)
     assert 100 < lengths.mean < 300
@@ -26,8 +26,8 @@ def test_a_histogram_is_normalised_and_sorted_and_drops_empty_bins() -> None:
 
 
 def test_strata_are_as_many_of_each_length_as_it_is_likely() -> None:
-    assert SKEWED.strata(10).tolist() == [1] * 5 + [2] * 3 + [10] * 2
-    assert SKEWED.strata(1).tolist() == [1]
+    assert SKEWED.stratified_sample(10).tolist() == [1] * 5 + [2] * 3 + [10] * 2
+    assert SKEWED.stratified_sample(1).tolist() == [1]
 
 
 def test_the_expected_maximum_of_one_draw_is_the_mean_and_grows_towards_the_longest() -> None:
@@ -39,7 +39,7 @@ def test_the_expected_maximum_of_one_draw_is_the_mean_and_grows_towards_the_long
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 1000])
 def test_strata_are_a_sorted_sample_with_the_distributions_mean(count: int) -> None:
-    strata = SKEWED.strata(count)
+    strata = SKEWED.stratified_sample(count)
     assert len(strata) == count
     assert list(strata) == sorted(strata)
     assert sum(strata) / count == pytest.approx(SKEWED.mean, abs=10 / count)
@@ -47,8 +47,8 @@ def test_strata_are_a_sorted_sample_with_the_distributions_mean(count: int) -> N
 
 def test_half_is_there_of_a_response_met_under_way_and_long_ones_are_met_more_often() -> None:
     """Of responses of 1 and 3 tokens, equally many, three of four tokens are in one of 3: their mean is 2.5."""
-    assert Histogram((8,), (1.0,)).half_of_one_met == 4.0
-    assert Histogram((1, 3), (0.5, 0.5)).half_of_one_met == pytest.approx(2.5 / 2)
+    assert Histogram((8,), (1.0,)).mean_tokens_in_flight == 4.0
+    assert Histogram((1, 3), (0.5, 0.5)).mean_tokens_in_flight == pytest.approx(2.5 / 2)
 
 
 def test_a_sum_of_lengths_adds_their_means() -> None:

@@ -5,8 +5,15 @@ import pytest
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.observations import bodies_of, extra_seconds, factor, met, observe, traffic_factor
-from meshwright.profiles.table import Body
+from meshwright.profiles.observations import (
+    collective_factor,
+    compute_factor,
+    extra_transfer_seconds,
+    observe,
+    observe_workload,
+    timed_passes_of,
+)
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.trace import Span
 from meshwright.profiles.workload import Workload
 
@@ -58,11 +65,11 @@ def test_a_trace_that_tells_no_tokens_leaves_the_workload_as_it_was(workload: Wo
     silent = [replace(item, facts={}) for item in trace(3)]
     seen = observe(silent, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert (seen.response_tokens, seen.sequence_tokens) == (None, None)
-    assert met(workload, seen) == workload
+    assert observe_workload(workload, seen) == workload
 
 
 def test_the_workload_that_was_met_has_the_means_of_the_trace(workload: Workload) -> None:
-    found = met(workload, observe(trace(3, scale=2.0), LAYOUTS, PPO_GRAPH, batch_size=32))
+    found = observe_workload(workload, observe(trace(3, scale=2.0), LAYOUTS, PPO_GRAPH, batch_size=32))
     assert found.response_lengths.mean == pytest.approx(30.0)
     assert found.prompt_lengths.mean == pytest.approx(5.0)
     assert found.max_tokens == workload.max_tokens
@@ -76,10 +83,10 @@ def test_the_share_of_responses_that_were_cut_is_met_beside_their_mean(workload:
     ]
     seen = observe(cut, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.truncated_share == 6 / 32
-    found = met(workload, seen).response_lengths
+    found = observe_workload(workload, seen).response_lengths
     assert found.mean == pytest.approx(25.0)
     assert (found.maximum, found.probabilities[-1]) == (96, pytest.approx(6 / 32))
-    none = met(workload, replace(seen, truncated_share=0.0)).response_lengths
+    none = observe_workload(workload, replace(seen, truncated_share=0.0)).response_lengths
     assert none.mean == pytest.approx(25.0)
     assert none.maximum < 96
 
@@ -94,7 +101,7 @@ def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> N
     ]
     seen = observe(told, LAYOUTS, PPO_GRAPH, batch_size=32)
     assert seen.longest_tokens == 60.0
-    found = met(workload, seen).response_lengths
+    found = observe_workload(workload, seen).response_lengths
     assert found.mean == pytest.approx(15.0)
     assert found.expected_maximum(32) == pytest.approx(60.0, rel=0.01)
     assert found.maximum > 60
@@ -103,7 +110,7 @@ def test_the_longest_response_is_met_where_none_was_cut(workload: Workload) -> N
 def test_a_share_that_no_lengths_can_have_scales_them_all(workload: Workload) -> None:
     """Half of the responses at 96 tokens have a mean above 25."""
     seen = replace(observe(trace(3, scale=5 / 3), LAYOUTS, PPO_GRAPH, batch_size=32), truncated_share=0.5)
-    assert met(workload, seen).response_lengths.mean == pytest.approx(25.0)
+    assert observe_workload(workload, seen).response_lengths.mean == pytest.approx(25.0)
 
 
 def test_a_step_that_lacks_a_span_does_not_count() -> None:
@@ -130,17 +137,17 @@ def test_a_stage_that_took_no_time_is_refused() -> None:
 
 
 def test_a_factor_multiplies_what_is_computed_and_nothing_else() -> None:
-    assert factor(measured=5.0, predicted=5.0, doubled=9.0) == 1.0
-    assert factor(measured=9.0, predicted=5.0, doubled=9.0) == 2.0
-    assert factor(measured=3.0, predicted=5.0, doubled=9.0) == 0.5
-    assert factor(measured=0.5, predicted=5.0, doubled=9.0) <= 0
-    assert factor(measured=5.0, predicted=4.0, doubled=4.0) == 0
+    assert compute_factor(measured=5.0, predicted=5.0, doubled=9.0) == 1.0
+    assert compute_factor(measured=9.0, predicted=5.0, doubled=9.0) == 2.0
+    assert compute_factor(measured=3.0, predicted=5.0, doubled=9.0) == 0.5
+    assert compute_factor(measured=0.5, predicted=5.0, doubled=9.0) <= 0
+    assert compute_factor(measured=5.0, predicted=4.0, doubled=4.0) == 0
 
 
 def test_a_stage_is_made_of_the_bodies_that_are_profiled_for_it() -> None:
-    assert bodies_of(PPO_GRAPH.by_name["actor_generate"]) == (Body.PREFILL, Body.DECODE)
-    assert bodies_of(PPO_GRAPH.by_name["reward_score"]) == (Body.FORWARD,)
-    assert bodies_of(PPO_GRAPH.by_name["critic_train"]) == (Body.TRAIN, Body.OPTIMIZER)
+    assert timed_passes_of(PPO_GRAPH.by_name["actor_generate"]) == (TimedPass.PREFILL, TimedPass.DECODE)
+    assert timed_passes_of(PPO_GRAPH.by_name["reward_score"]) == (TimedPass.FORWARD,)
+    assert timed_passes_of(PPO_GRAPH.by_name["critic_train"]) == (TimedPass.TRAIN, TimedPass.OPTIMIZER)
 
 
 def test_a_factor_of_collectives_is_told_by_stages_that_exchange_differently() -> None:
@@ -149,8 +156,8 @@ def test_a_factor_of_collectives_is_told_by_stages_that_exchange_differently() -
         [(2 * 0.4 + 5 * 0.04, 0.4, 0.04), (2 * 0.5, 0.5, 0.0)],
         [(3 * 0.1 + 5 * 0.14, 0.1, 0.14), (0.9, 0.3, 0.0)],
     ]
-    assert traffic_factor(groups) == pytest.approx(5.0)
-    assert traffic_factor(groups[:1]) == pytest.approx(5.0)
+    assert collective_factor(groups) == pytest.approx(5.0)
+    assert collective_factor(groups[:1]) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +168,13 @@ def test_a_factor_of_collectives_is_told_by_stages_that_exchange_differently() -
 def test_a_trace_that_does_not_tell_a_factor_of_collectives_changes_none(
     groups: list[list[tuple[float, float, float]]],
 ) -> None:
-    assert traffic_factor(groups) is None
+    assert collective_factor(groups) is None
 
 
 def test_what_a_step_takes_beyond_its_stages_is_found_by_halving() -> None:
-    assert extra_seconds(5.0, lambda seconds: 2.0 + 3 * seconds) == pytest.approx(1.0)
-    assert extra_seconds(2.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
-    assert extra_seconds(1.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
+    assert extra_transfer_seconds(5.0, lambda seconds: 2.0 + 3 * seconds) == pytest.approx(1.0)
+    assert extra_transfer_seconds(2.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
+    assert extra_transfer_seconds(1.0, lambda seconds: 2.0 + 3 * seconds) == 0.0
 
 
 def test_refits_and_the_whole_step_are_observed() -> None:

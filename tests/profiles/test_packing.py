@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.packing import (
-    ReplicaDeal,
-    deal,
-    deal_by_tokens,
-    deal_to_replicas,
-    rows_of_replicas,
+    ReplicaAssignment,
+    assign_to_replicas,
+    micro_batches_by_rows,
+    micro_batches_by_tokens,
+    replica_rows,
+    row_work,
     rows_per_prompt,
-    share_in_order,
-    work_of_rows,
+    rows_per_replica,
 )
 from tests.planner.jobs import model_spec
 
@@ -28,7 +28,7 @@ SPEC = model_spec("actor")
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 9))
 def test_every_row_is_dealt_once_into_as_few_micro_batches_as_may_be(lengths: list[int], size: int) -> None:
-    dealt = deal(lengths, size)
+    dealt = micro_batches_by_rows(lengths, size)
     assert sorted(index for micro_batch in dealt for index in micro_batch) == list(range(len(lengths)))
     assert len(dealt) == -(-len(lengths) // size)
     assert all(1 <= len(micro_batch) <= size for micro_batch in dealt)
@@ -36,21 +36,21 @@ def test_every_row_is_dealt_once_into_as_few_micro_batches_as_may_be(lengths: li
 
 def test_the_longest_goes_first_and_to_the_fewest_tokens_that_have_room() -> None:
     # 90 and 50 begin, 40 joins 50, and only beside 90 is there room for 10.
-    assert deal([10, 40, 90, 50], 2) == ((2, 0), (3, 1))
+    assert micro_batches_by_rows([10, 40, 90, 50], 2) == ((2, 0), (3, 1))
     # 40 joins 50; at 90 tokens each, 20 goes to the first, 10 to the second, which has fewer then, as 5 has no choice.
-    assert deal([90, 50, 40, 20, 10, 5], 3) == ((0, 3, 5), (1, 2, 4))
+    assert micro_batches_by_rows([90, 50, 40, 20, 10, 5], 3) == ((0, 3, 5), (1, 2, 4))
 
 
 def test_a_long_tail_is_spread_evenly() -> None:
     lengths = [200, 150, *[60] * 14, *[30] * 16]
-    dealt = deal(lengths, 8)
+    dealt = micro_batches_by_rows(lengths, 8)
     sums = [sum(lengths[index] for index in micro_batch) for micro_batch in dealt]
     assert max(sums) < 1.25 * min(sums)
 
 
 @given(st.lists(st.integers(1, 500), max_size=40), st.integers(500, 3000))
 def test_under_a_cap_every_row_is_dealt_once_and_no_micro_batch_has_more_tokens(lengths: list[int], cap: int) -> None:
-    dealt = deal_by_tokens(lengths, cap)
+    dealt = micro_batches_by_tokens(lengths, cap)
     assert sorted(index for micro_batch in dealt for index in micro_batch) == list(range(len(lengths)))
     sums = [sum(lengths[index] for index in micro_batch) for micro_batch in dealt]
     assert all(0 < tokens <= cap for tokens in sums)
@@ -59,14 +59,14 @@ def test_under_a_cap_every_row_is_dealt_once_and_no_micro_batch_has_more_tokens(
 
 def test_a_cap_is_met_by_the_fewest_micro_batches_that_are_dealt_evenly() -> None:
     # Of 100 tokens each, two have no room for 60, 60 and 60; three have 60 with 20, 60 with 20, and 60.
-    assert deal_by_tokens([60, 60, 60, 20, 20], 100) == ((0, 3), (1, 4), (2,))
-    assert deal_by_tokens([10, 40, 90, 50], 100) == ((2, 0), (3, 1))
-    assert deal_by_tokens([10, 40, 90, 50], 190) == ((2, 3, 1, 0),)
+    assert micro_batches_by_tokens([60, 60, 60, 20, 20], 100) == ((0, 3), (1, 4), (2,))
+    assert micro_batches_by_tokens([10, 40, 90, 50], 100) == ((2, 0), (3, 1))
+    assert micro_batches_by_tokens([10, 40, 90, 50], 190) == ((2, 3, 1, 0),)
 
 
 @given(st.integers(0, 600), st.integers(1, 50))
 def test_replicas_have_as_many_rows_as_the_next_and_the_first_ones_one_more(num_rows: int, num_replicas: int) -> None:
-    rows = rows_of_replicas(num_rows, num_replicas)
+    rows = rows_per_replica(num_rows, num_replicas)
     assert len(rows) == num_replicas
     assert sum(rows) == num_rows
     assert rows[0] - rows[-1] == (num_rows % num_replicas > 0)
@@ -75,9 +75,9 @@ def test_replicas_have_as_many_rows_as_the_next_and_the_first_ones_one_more(num_
 
 @given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 9))
 def test_every_row_is_dealt_to_one_replica_and_each_has_its_number(lengths: list[int], num_replicas: int) -> None:
-    dealt = deal_to_replicas(lengths, (num_replicas,))
+    dealt = assign_to_replicas(lengths, (num_replicas,))
     assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
-    assert tuple(map(len, dealt)) == rows_of_replicas(len(lengths), num_replicas)
+    assert tuple(map(len, dealt)) == rows_per_replica(len(lengths), num_replicas)
 
 
 @given(st.lists(st.integers(1, 500), min_size=4, max_size=40), st.integers(1, 3), st.integers(1, 3), st.data())
@@ -86,9 +86,9 @@ def test_rows_that_are_dealt_by_speed_go_to_each_kind_in_their_number(
 ) -> None:
     mine = data.draw(st.integers(1, len(lengths) - 1))
     rows = mine, len(lengths) - mine
-    dealt = deal_to_replicas(lengths, (first, other), rows)
+    dealt = assign_to_replicas(lengths, (first, other), rows)
     assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
-    each = rows_of_replicas(rows[0], first), rows_of_replicas(rows[1], other)
+    each = rows_per_replica(rows[0], first), rows_per_replica(rows[1], other)
     assert tuple(map(len, dealt)) == (*each[0], *each[1])
 
 
@@ -135,25 +135,25 @@ ROUNDED = [
 @given(st.lists(st.integers(1, 500), min_size=2, max_size=40).filter(lambda lengths: len(lengths) % 2 == 0))
 def test_two_kinds_of_one_speed_share_rows_as_one_kind_does(lengths: list[int]) -> None:
     half = len(lengths) // 2
-    assert deal_to_replicas(lengths, (1, 1), (half, half)) == deal_to_replicas(lengths, (2,))
+    assert assign_to_replicas(lengths, (1, 1), (half, half)) == assign_to_replicas(lengths, (2,))
 
 
 def test_who_has_thrice_the_rows_has_nearly_thrice_the_tokens() -> None:
     lengths = np.random.default_rng(0).integers(1, 4000, 256).tolist()
-    slow, _ = deal_to_replicas(lengths, (1, 1), (64, 192))
+    slow, _ = assign_to_replicas(lengths, (1, 1), (64, 192))
     share = sum(lengths[row] for row in slow) / sum(lengths)
     assert abs(share - 1 / 4) < 1e-3
 
 
 def test_other_numbers_of_rows_are_shared_in_proportion() -> None:
-    dealt = deal_to_replicas([7] * 10, (1, 2), (2, 6))
+    dealt = assign_to_replicas([7] * 10, (1, 2), (2, 6))
     assert tuple(map(len, dealt)) == (2, 4, 4)
-    assert tuple(map(len, deal_to_replicas([7], (1, 2), (2, 6)))) == (0, 1, 0)
+    assert tuple(map(len, assign_to_replicas([7], (1, 2), (2, 6)))) == (0, 1, 0)
 
 
 def test_uneven_replicas_have_nearly_as_many_tokens() -> None:
     # 90 and 50 begin; 40 and 30 join 50, which is full then, and 90 takes what is left.
-    assert deal_to_replicas([10, 30, 40, 90, 50], (2,)) == ((3, 1, 0), (4, 2))
+    assert assign_to_replicas([10, 30, 40, 90, 50], (2,)) == ((3, 1, 0), (4, 2))
 
 
 @pytest.mark.parametrize("window", [None, SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=3, first=1, every=2)])
@@ -162,7 +162,7 @@ def test_the_work_of_a_row_is_its_products_with_weights_and_those_of_the_pairs_t
     role: str, window: SlidingWindow | None
 ) -> None:
     model = replace(model_spec(role), window=window)
-    weights = sum(model.passed_layer_params) + (model.hidden_size if model.scalar_head else 256 * model.hidden_size)
+    weights = sum(model.active_layer_params) + (model.hidden_size if model.scalar_head else 256 * model.hidden_size)
     with_window = range(window.first, 4, window.every) if window else ()
     for length in (1, 5, 40):
         seen = [
@@ -171,11 +171,11 @@ def test_the_work_of_a_row_is_its_products_with_weights_and_those_of_the_pairs_t
             for token in range(1, length + 1)
         ]
         of_pair = 2 * model.num_heads * model.head_dim
-        assert work_of_rows(model, [length]) == [length * weights + of_pair * sum(seen)]
+        assert row_work(model, [length]) == [length * weights + of_pair * sum(seen)]
 
 
 def test_a_row_of_twice_the_tokens_is_more_than_twice_the_work() -> None:
-    short, long, again = work_of_rows(SPEC, [1000, 2000, 1000])
+    short, long, again = row_work(SPEC, [1000, 2000, 1000])
     assert short == again
     assert 2 * short < long < 4 * short
 
@@ -184,25 +184,25 @@ def test_a_row_of_twice_the_tokens_is_more_than_twice_the_work() -> None:
 def test_where_any_number_goes_every_row_is_dealt_once_and_no_replica_has_a_row_more_work_than_another(
     lengths: list[int], num_replicas: int
 ) -> None:
-    dealt = ReplicaDeal(SPEC, (num_replicas,), any_number=True).of(lengths)
+    dealt = ReplicaAssignment(SPEC, (num_replicas,), any_number=True).assign(lengths)
     assert sorted(index for replica in dealt for index in replica) == list(range(len(lengths)))
     assert sum(1 for replica in dealt if replica) == min(num_replicas, len(lengths))
-    work = work_of_rows(SPEC, lengths)
+    work = row_work(SPEC, lengths)
     sums = [sum(work[index] for index in replica) for replica in dealt]
     assert max(sums) - min(sums) <= max(work)
 
 
 def test_work_deals_a_long_tail_more_evenly_than_tokens_and_most_evenly_where_any_number_goes() -> None:
     lengths = np.minimum(12_000, np.random.default_rng(0).lognormal(6.2, 1.2, 256) + 200).astype(int).tolist()
-    work = work_of_rows(SPEC, lengths)
+    work = row_work(SPEC, lengths)
 
     def unevenness(dealt: tuple[tuple[int, ...], ...]) -> float:
         sums = [sum(work[index] for index in replica) for replica in dealt]
         return max(sums) * len(sums) / sum(sums) - 1
 
-    by_tokens = unevenness(deal_to_replicas(lengths, (8,)))
-    by_work = unevenness(ReplicaDeal(SPEC, (8,)).of(lengths))
-    by_work_alone = unevenness(ReplicaDeal(SPEC, (8,), any_number=True).of(lengths))
+    by_tokens = unevenness(assign_to_replicas(lengths, (8,)))
+    by_work = unevenness(ReplicaAssignment(SPEC, (8,)).assign(lengths))
+    by_work_alone = unevenness(ReplicaAssignment(SPEC, (8,), any_number=True).assign(lengths))
     assert by_work_alone < by_work < by_tokens
     assert by_work_alone < 0.1 * by_tokens
 
@@ -210,9 +210,9 @@ def test_work_deals_a_long_tail_more_evenly_than_tokens_and_most_evenly_where_an
 @given(st.lists(st.integers(1, 500), min_size=4, max_size=40), st.integers(1, 3))
 def test_rows_of_one_length_are_dealt_alike_by_any_rule(lengths: list[int], num_replicas: int) -> None:
     alike = [lengths[0]] * len(lengths)
-    by_number = ReplicaDeal(SPEC, (num_replicas,)).of(alike)
-    assert ReplicaDeal(SPEC, (num_replicas,), any_number=True).of(alike) == by_number
-    assert deal_to_replicas(alike, (num_replicas,)) == by_number
+    by_number = ReplicaAssignment(SPEC, (num_replicas,)).assign(alike)
+    assert ReplicaAssignment(SPEC, (num_replicas,), any_number=True).assign(alike) == by_number
+    assert assign_to_replicas(alike, (num_replicas,)) == by_number
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 7))
@@ -220,17 +220,17 @@ def test_every_row_is_generated_once_and_groups_stay_together_where_they_come_ou
     num_prompts: int, group_size: int, num_replicas: int
 ) -> None:
     num_rows = num_prompts * group_size
-    shares = [share_in_order(num_rows, group_size, replica, num_replicas) for replica in range(num_replicas)]
+    shares = [replica_rows(num_rows, group_size, replica, num_replicas) for replica in range(num_replicas)]
     assert sorted(row for share in shares for row in share) == list(range(num_rows))
     size = rows_per_prompt(num_rows, group_size, num_replicas)
     assert size in (1, group_size)
     if num_prompts % num_replicas == 0:
         assert size == group_size
-        assert [len(share) for share in shares] == list(rows_of_replicas(num_rows, num_replicas))
+        assert [len(share) for share in shares] == list(rows_per_replica(num_rows, num_replicas))
     for share in shares:
         groups = [share[first : first + size] for first in range(0, len(share), size)]
         assert all(len({row // size for row in group}) == 1 for group in groups)
 
 
 def test_single_rows_are_shared_one_by_one() -> None:
-    assert [share_in_order(5, 1, replica, 2) for replica in range(2)] == [(0, 2, 4), (1, 3)]
+    assert [replica_rows(5, 1, replica, 2) for replica in range(2)] == [(0, 2, 4), (1, 3)]

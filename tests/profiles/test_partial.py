@@ -5,14 +5,14 @@ import pytest
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.harness import Sample, exchanges, failure, points, record, record_collective
+from meshwright.profiles.harness import TimingResult, exchanges, failed_measurement, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.partial import PartialTable, begun, missing, partial_path
+from meshwright.profiles.partial import PartialTable, missing_keys, partial_path, resume_table
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Point, Provenance, Table, read_table, write_table
 from meshwright.profiles.workload import Workload
 
-SAMPLE = Sample(median_seconds=0.5, spread_seconds=0.1, repeats=3)
+SAMPLE = TimingResult(median_seconds=0.5, spread_seconds=0.1, repeats=3)
 PROVENANCE = Provenance(
     device="toy",
     kind="cpu",
@@ -35,25 +35,27 @@ def wanted(specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster) -
 
 @pytest.fixture
 def table(wanted: tuple[Point, ...]) -> Table:
-    return Table(provenance=PROVENANCE, measurements=(record(wanted[0], SAMPLE), failure(wanted[1], "out of memory")))
+    return Table(
+        provenance=PROVENANCE, measurements=(record(wanted[0], SAMPLE), failed_measurement(wanted[1], "out of memory"))
+    )
 
 
 def test_a_first_call_begins_with_nothing(tmp_path: Path) -> None:
-    assert begun(tmp_path / "table.json", PROVENANCE, fresh=False) == Table(provenance=PROVENANCE)
+    assert resume_table(tmp_path / "table.json", PROVENANCE, fresh=False) == Table(provenance=PROVENANCE)
 
 
 def test_a_call_that_was_cut_off_is_continued_on_another_day(table: Table, tmp_path: Path) -> None:
     write_table(partial_path(tmp_path / "table.json"), table)
     tomorrow = PROVENANCE.model_copy(update={"date": "2026-11-21"})
-    assert begun(tmp_path / "table.json", tomorrow, fresh=False) == table
-    assert begun(tmp_path / "table.json", tomorrow, fresh=True) == Table(provenance=tomorrow)
+    assert resume_table(tmp_path / "table.json", tomorrow, fresh=False) == table
+    assert resume_table(tmp_path / "table.json", tomorrow, fresh=True) == Table(provenance=tomorrow)
 
 
 def test_a_partial_table_knows_more_than_the_finished_one_beside_it(table: Table, tmp_path: Path) -> None:
     write_table(tmp_path / "table.json", Table(provenance=PROVENANCE))
-    assert begun(tmp_path / "table.json", PROVENANCE, fresh=False).measurements == ()
+    assert resume_table(tmp_path / "table.json", PROVENANCE, fresh=False).measurements == ()
     write_table(partial_path(tmp_path / "table.json"), table)
-    assert begun(tmp_path / "table.json", PROVENANCE, fresh=False) == table
+    assert resume_table(tmp_path / "table.json", PROVENANCE, fresh=False) == table
 
 
 @pytest.mark.parametrize("name", ["table.json", "table.partial.json"])
@@ -75,18 +77,18 @@ def test_what_was_measured_otherwise_is_refused_with_the_reason(
     other = PROVENANCE.model_copy(update=change)
     write_table(tmp_path / name, table.model_copy(update={"provenance": other}))
     with pytest.raises(BadInput) as error:
-        begun(tmp_path / "table.json", PROVENANCE, fresh=False)
+        resume_table(tmp_path / "table.json", PROVENANCE, fresh=False)
     assert str(error.value) == (
         f"{tmp_path / name} was measured with {said}; name another output, or start over with --fresh."
     )
-    assert begun(tmp_path / "table.json", PROVENANCE, fresh=True) == Table(provenance=PROVENANCE)
+    assert resume_table(tmp_path / "table.json", PROVENANCE, fresh=True) == Table(provenance=PROVENANCE)
 
 
 def test_a_failure_is_not_tried_again(table: Table, wanted: tuple[Point, ...], cluster: Cluster) -> None:
-    assert missing(table, wanted) == wanted[2:]
-    assert missing(table, exchanges(cluster)) == exchanges(cluster)
+    assert missing_keys(table, wanted) == wanted[2:]
+    assert missing_keys(table, exchanges(cluster)) == exchanges(cluster)
     one = table.model_copy(update={"collectives": (record_collective(exchanges(cluster)[0], SAMPLE),)})
-    assert missing(one, exchanges(cluster)) == exchanges(cluster)[1:]
+    assert missing_keys(one, exchanges(cluster)) == exchanges(cluster)[1:]
 
 
 def test_a_growing_table_is_written_every_few_seconds_and_keeps_what_it_began_with(
@@ -103,7 +105,7 @@ def test_a_growing_table_is_written_every_few_seconds_and_keeps_what_it_began_wi
     assert (len(written.measurements), len(written.collectives)) == (3, 1)
     growing.add(record(wanted[3], SAMPLE))
     assert read_table(path) == written
-    assert missing(growing.table(), wanted) == wanted[4:]
+    assert missing_keys(growing.table(), wanted) == wanted[4:]
 
 
 def test_a_table_without_a_path_grows_unwritten(table: Table, wanted: tuple[Point, ...], tmp_path: Path) -> None:

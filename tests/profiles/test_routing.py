@@ -22,24 +22,26 @@ def drawn(law: Routing, num_experts: int, ep: int, rng: random.Random) -> float:
 def test_the_busiest_rank_gets_what_it_gets_in_draws(num_experts: int, ep: int) -> None:
     law, rng = routing(), random.Random(0)
     mean = sum(drawn(law, num_experts, ep, rng) for _ in range(400)) / 400
-    assert law.busiest(TOKENS, PICKED, num_experts, ep) == pytest.approx(mean, rel=0.15)
+    assert law.imbalance(TOKENS, PICKED, num_experts, ep) == pytest.approx(mean, rel=0.15)
 
 
 def test_one_rank_gets_all_there_is_and_no_rank_more_than_every_token_sends() -> None:
-    assert routing().busiest(TOKENS, PICKED, 128, 1) == 1
+    assert routing().imbalance(TOKENS, PICKED, 128, 1) == 1
     for ep in (2, 4, 8, 64):
         for tokens in (0.5, 1, 3, 100, 1e6):
-            share = routing().busiest(tokens, 2, 64, ep)
+            share = routing().imbalance(tokens, 2, 64, ep)
             assert 1 <= share <= ep * min(1, 64 / ep / 2)
 
 
 def test_more_ranks_are_less_even_and_more_experts_on_each_are_more_so() -> None:
-    found = [routing().busiest(TOKENS, PICKED, 128, ep) for ep in (1, 2, 4, 8, 16)]
+    found = [routing().imbalance(TOKENS, PICKED, 128, ep) for ep in (1, 2, 4, 8, 16)]
     assert found == sorted(found)
-    assert routing().busiest(TOKENS, PICKED, 256, 8) < routing().busiest(TOKENS, PICKED, 128, 8)
+    assert routing().imbalance(TOKENS, PICKED, 256, 8) < routing().imbalance(TOKENS, PICKED, 128, 8)
 
 
 @pytest.mark.parametrize("ep", [2, 8, 64])
 def test_more_tokens_never_bring_the_busiest_rank_fewer_copies(ep: int) -> None:
-    copies = [tokens * routing().busiest(tokens, 2, 64, ep) for tokens in (0.5, 1, 1.2, 1.3, 2, 5, 17.5, 100, 1e4, 1e6)]
+    copies = [
+        tokens * routing().imbalance(tokens, 2, 64, ep) for tokens in (0.5, 1, 1.2, 1.3, 2, 5, 17.5, 100, 1e4, 1e6)
+    ]
     assert all(few < more for few, more in pairwise(copies))

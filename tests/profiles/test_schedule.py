@@ -20,8 +20,8 @@ def test_a_count_below_its_least_is_refused_with_it(name: str) -> None:
 
 
 def test_sequences_outlive_a_turn_by_batches_or_by_overcommit_and_not_by_both() -> None:
-    assert [Schedule(batches_in_flight=b).runs_on for b in (1, 2)] == [False, True]
-    assert [Schedule(overcommit=extra).runs_on for extra in (0, 1)] == [False, True]
+    assert [Schedule(batches_in_flight=b).keeps_in_flight for b in (1, 2)] == [False, True]
+    assert [Schedule(overcommit=extra).keeps_in_flight for extra in (0, 1)] == [False, True]
     with pytest.raises(BadInput, match="overcommit=4 with batches_in_flight=2; set one of them"):
         Schedule(overcommit=4, batches_in_flight=2)
 
@@ -37,7 +37,7 @@ def test_schedules_have_an_order() -> None:
 
 def test_micro_batches_are_cut_by_rows_or_by_tokens_and_not_by_both() -> None:
     by_tokens = Schedule(micro_batch_size=0, micro_batch_tokens=512)
-    assert [one.most_tokens(100) for one in (by_tokens, Schedule(micro_batch_size=4))] == [512, 400]
+    assert [one.max_tokens(100) for one in (by_tokens, Schedule(micro_batch_size=4))] == [512, 400]
     with pytest.raises(BadInput, match="micro_batch_tokens=512 with micro_batch_size=1; set one of them"):
         Schedule(micro_batch_tokens=512)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.profiles import segments
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import Line, append_lines, drop_lines, files_of, lines_of, move_log
+from meshwright.profiles.segments import Line, append_lines, drop_lines, log_files, read_log_lines, rename_log
 
 SMALL = 64
 """Bytes of a segment here."""
@@ -23,7 +23,7 @@ def written(path: Path, numbers: range) -> None:
 
 
 def read(path: Path) -> list[int]:
-    return [int(line.text) for line in lines_of(*files_of(path))]
+    return [int(line.text) for line in read_log_lines(*log_files(path))]
 
 
 def drop_from(path: Path, first: int) -> None:
@@ -50,7 +50,7 @@ def test_all_lines_are_read_in_order_and_those_from_a_step_on_can_be_dropped(
 def test_segments_are_compressed_and_the_growing_file_stays_small(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     written(path, range(500))
-    *segments, growing = files_of(path)
+    *segments, growing = log_files(path)
     assert [segment.name for segment in segments[:2]] == [f"trace.segment-{n:06d}.jsonl.gz" for n in (1, 2)]
     assert growing.stat().st_size < SMALL
     assert all(len(gzip.decompress(segment.read_bytes())) < SMALL + 4 for segment in segments)
@@ -63,7 +63,7 @@ def test_a_log_that_was_written_as_one_file_is_read_and_then_cut(tmp_path: Path)
     assert read(path) == list(range(100))
     written(path, range(100, 102))
     assert read(path) == list(range(102))
-    assert len(files_of(path)) == 2
+    assert len(log_files(path)) == 2
 
 
 def test_a_process_that_ends_while_it_compresses_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_process_that_ends_while_it_compresses_loses_and_doubles_nothing(tmp_p
 def test_a_log_takes_another_name_with_all_its_segments_and_others_are_not_its_own(tmp_path: Path) -> None:
     path, target = tmp_path / "trace.jsonl", tmp_path / "trace-until-000002.jsonl"
     written(path, range(100))
-    move_log(path, target)
+    rename_log(path, target)
     written(path, range(3))
     assert (read(path), read(target)) == ([0, 1, 2], list(range(100)))
 
@@ -95,10 +95,10 @@ def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
 
 def test_a_log_may_have_any_name_and_no_line_of_it_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("in", "**", "a[1].jsonl"):
-        assert files_of(tmp_path / name) == ()
-    assert files_of(tmp_path / "missing" / "trace.jsonl") == ()
-    monkeypatch.setattr(segments, "MOST_LINE_BYTES", 100)
+        assert log_files(tmp_path / name) == ()
+    assert log_files(tmp_path / "missing" / "trace.jsonl") == ()
+    monkeypatch.setattr(segments, "MAX_LINE_BYTES", 100)
     path = tmp_path / "trace.jsonl"
     path.write_text("x" * 99 + "\n" + "y" * 500)
     with pytest.raises(BadInput, match=r"trace.jsonl: line \d is longer than 100 bytes"):
-        list(lines_of(path))
+        list(read_log_lines(path))

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.profiles.algorithms import PPO_GRAPH, Algorithm, graph_of
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.stages import Role, Stage, StageGraph, Values, values_of
+from meshwright.profiles.stages import FieldType, Role, Stage, StageGraph, field_type
 
 ALGORITHMS: tuple[Algorithm, ...] = ("ppo", "grpo", "rloo", "reinforce++")
 GRAPHS = [graph_of(algorithm, has_ref=has_ref) for algorithm in ALGORITHMS for has_ref in (True, False)]
@@ -116,14 +116,14 @@ def test_stages_that_make_no_graph_are_refused_in_one_sentence(stages: tuple[Sta
 
 def test_what_is_known_of_values_is_of_fields_that_some_stage_writes() -> None:
     written = {field for stage in PPO_GRAPH.stages for field in stage.writes}
-    special = {field for field in written if values_of(field) != Values()}
+    special = {field for field in written if field_type(field) != FieldType()}
     assert special == {"tokens", "prompt_lengths", "truncated", "scores", "versions"}
-    assert values_of("tokens").num_bytes == 8
-    assert values_of("values") == Values("float32", is_one=False)
+    assert field_type("tokens").num_bytes == 8
+    assert field_type("values") == FieldType("float32", per_sequence=False)
 
 
 def test_a_stage_that_trains_is_not_refit_and_one_of_fixed_weights_neither() -> None:
-    refit = [stage.name for stage in PPO_GRAPH.stages if stage.is_refit]
+    refit = [stage.name for stage in PPO_GRAPH.stages if stage.needs_refit]
     assert refit == ["actor_generate", "critic_value", "actor_logprob"]
     assert PPO_GRAPH.by_name["actor_generate"].generates
     assert not PPO_GRAPH.by_name["actor_train"].generates

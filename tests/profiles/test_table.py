@@ -8,19 +8,19 @@ from pydantic import ValidationError
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.harness import Sample, failure, points, record, record_collective
+from meshwright.profiles.harness import TimingResult, failed_measurement, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import (
-    Body,
     Collective,
     Exchange,
     Measurement,
     Point,
     Provenance,
     Table,
+    TimedPass,
     read_table,
     shape_of,
     write_table,
@@ -31,7 +31,7 @@ with as_file(files("meshwright.profiles")) as _package:
     STORED = sorted(_package.glob("data/*/*.json"))
     """Tables that were measured elsewhere and are kept."""
 
-SAMPLE = Sample(median_seconds=0.5, spread_seconds=0.1, repeats=3)
+SAMPLE = TimingResult(median_seconds=0.5, spread_seconds=0.1, repeats=3)
 
 
 @pytest.fixture
@@ -50,7 +50,10 @@ def table(specs: dict[Role, ModelSpec], workload: Workload, cluster: Cluster) ->
             num_ranks=2,
             repeats=3,
         ),
-        measurements=(failure(found[0], "out of memory"), *(record(point, SAMPLE, 1024) for point in found[1:9])),
+        measurements=(
+            failed_measurement(found[0], "out of memory"),
+            *(record(point, SAMPLE, 1024) for point in found[1:9]),
+        ),
         collectives=(
             record_collective(Exchange(operation="all_reduce", num_ranks=2, num_bytes=4096), SAMPLE),
             record_collective(Exchange(operation="all_gather", num_ranks=2, num_bytes=4096), SAMPLE),
@@ -67,7 +70,7 @@ def test_a_table_is_read_back_equal_and_written_again_with_the_same_bytes(table:
 
 def test_calls_take_the_place_of_those_of_the_same_and_a_table_without_any_says_nothing_of_them(table: Table) -> None:
     def timed(target: str, seconds: float) -> TimedCalls:
-        return TimedCalls(called=Called(kind="reward", target=target), seconds=(seconds,), date="2026-11-25")
+        return TimedCalls(called=CallKey(kind="reward", target=target), seconds=(seconds,), date="2026-11-25")
 
     assert "calls" not in table.model_dump(mode="json")
     found = table.with_calls([timed("mine:b", 1.0), timed("mine:a", 2.0)]).with_calls([timed("mine:b", 3.0)])
@@ -168,7 +171,7 @@ def test_a_collective_needs_a_group() -> None:
 
 def test_points_are_keys(specs: dict[Role, ModelSpec]) -> None:
     shape = shape_of(specs[Role.ACTOR], 1)
-    key = {"shape": shape, "num_layers": 1, "body": Body.DECODE, "rows": 4, "tokens": 1, "context": 9}
+    key = {"shape": shape, "num_layers": 1, "body": TimedPass.DECODE, "rows": 4, "tokens": 1, "context": 9}
     assert len({Point(**key), Point(**key), Point(**key | {"context": 8})}) == 2
 
 

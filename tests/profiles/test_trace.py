@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import files_of
+from meshwright.profiles.segments import log_files
 from meshwright.profiles.trace import (
-    MOST_AHEAD,
-    Ends,
+    MAX_STEPS_AHEAD,
+    Endpoints,
     Span,
-    by_step,
-    ends_of,
+    endpoints_of,
+    group_by_step,
     instruction_name,
     read_last_spans,
-    read_most_spans,
+    read_recent_spans,
     read_spans,
     write_spans,
 )
@@ -51,8 +51,8 @@ def test_a_turn_before_the_first_step_that_only_works_ahead_leaves_spans(tmp_pat
 def test_the_name_of_what_goes_from_stage_to_stage_tells_both(kind: str) -> None:
     name = instruction_name(kind, "actor_train", "actor_generate")
     assert name == f"{kind} actor_train -> actor_generate"
-    ends = ends_of(replace(span(0), kind=kind, instruction=name))
-    assert ends == Ends("actor_train", "actor_generate")
+    ends = endpoints_of(replace(span(0), kind=kind, instruction=name))
+    assert ends == Endpoints("actor_train", "actor_generate")
     assert str(ends) == "actor_train -> actor_generate"
 
 
@@ -107,7 +107,7 @@ def long_trace(path: Path, num_steps: int) -> list[Span]:
 def test_a_trace_in_segments_is_read_as_one(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     spans = long_trace(path, 40)
-    assert len(files_of(path)) > 5
+    assert len(log_files(path)) > 5
     assert read_spans(path) == tuple(spans)
     for number in (1, 3, 30, 99):
         assert read_last_spans(path, number) == tuple(one for one in spans if one.step > 40 - number)
@@ -116,12 +116,12 @@ def test_a_trace_in_segments_is_read_as_one(tmp_path: Path) -> None:
 def test_of_a_trace_that_is_too_long_to_be_held_the_last_whole_steps_are_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     spans = long_trace(path, 40)
-    assert read_most_spans(path, 80) == tuple(spans)
-    last = read_most_spans(path, 10, least_steps=1)
+    assert read_recent_spans(path, 80) == tuple(spans)
+    last = read_recent_spans(path, 10, min_steps=1)
     assert 0 < len(last) <= 10
     assert last == tuple(one for one in spans if one.step >= last[0].step)
-    assert read_most_spans(path, 10) == tuple(one for one in spans if one.step > 20)
-    assert read_most_spans(path, 0, least_steps=3) == tuple(one for one in spans if one.step > 37)
+    assert read_recent_spans(path, 10) == tuple(one for one in spans if one.step > 20)
+    assert read_recent_spans(path, 0, min_steps=3) == tuple(one for one in spans if one.step > 37)
 
 
 def test_the_steps_of_a_trace_come_whole_and_few_are_held(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_steps_of_a_trace_come_whole_and_few_are_held(tmp_path: Path) -> Non
             given.append(one)
             yield one
 
-    for step, of_step in by_step(noted()):
+    for step, of_step in group_by_step(noted()):
         assert of_step == [one for one in spans if one.step == step]
-        assert given[-1].step - step <= MOST_AHEAD
+        assert given[-1].step - step <= MAX_STEPS_AHEAD
     assert len(given) == len(spans)

@@ -61,11 +61,11 @@ def test_the_candidates_of_a_batch_are_all_samples_that_are_drawn_of_its_prompts
     lengths = LengthSpec(max=4, fixed=4)
     plain = Workload(batch_size=8, group_size=2, num_minibatches=2, prompt=lengths, response=lengths)
     assert plain.candidates is plain
-    assert not plain.chooses
+    assert not plain.selects_samples
     assert "best_of" not in json.loads(plain.model_dump_json())
     best = plain.model_copy(update={"best_of": 6})
     assert parse(Workload, best.model_dump_json(), "workload") == best
-    assert best.chooses
+    assert best.selects_samples
     assert best.wave == best.candidates
     drawn = best.candidates
     assert (drawn.batch_size, drawn.group_size, drawn.num_prompts) == (24, 6, best.num_prompts)

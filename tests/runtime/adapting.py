@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.model.adapted import init_adapter
 from tests.reference import low_rank
 from tests.runtime.observed import Observed
 from tests.runtime.refereed import Distances
@@ -30,7 +30,7 @@ def started(asked: RunRequest) -> dict[str, Tensor]:
     inputs = {
         name: inner
         for name, (inner, _) in zip(
-            [name for name in MODULES if name in spec.adapter.targets], spec.adapted_products, strict=True
+            [name for name in MODULES if name in spec.adapter.targets], spec.adapted_linears, strict=True
         )
     }
     named = {
@@ -40,7 +40,7 @@ def started(asked: RunRequest) -> dict[str, Tensor]:
         f"{module}.adapter_down": nn.Parameter(torch.zeros(spec.adapter.rank, inputs[name]))
         for (_, name), module in named.items()
     }
-    start_adapter(parameters, asked.job.settings.seed, tp=1, tp_rank=0)
+    init_adapter(parameters, asked.job.settings.seed, tp=1, tp_rank=0)
     return {f"{layer}.{name}": parameters[f"{module}.adapter_down"].detach() for (layer, name), module in named.items()}
 
 

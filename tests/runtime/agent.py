@@ -28,10 +28,10 @@ def work_forever() -> None:
 
 def main(endpoint: str, node_rank: str, work: str, what: str) -> int:
     number = int(node_rank) if node_rank != "none" else None
-    place = replace(Rendezvous.parse(endpoint, 2, number), patience_seconds=120.0 if what != "wait" else 2.0)
+    place = replace(Rendezvous.parse(endpoint, 2, number), timeout_seconds=120.0 if what != "wait" else 2.0)
     entry = work_forever if what == "work" else tell_rank
     try:
-        results = launch(entry, num_ranks=2, rendezvous=place, preparation=MESSAGES_ONLY, work=work)
+        results = launch(entry, num_ranks=2, rendezvous=place, setup=MESSAGES_ONLY, work=work)
     except MeshwrightError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -10,8 +10,8 @@ def carried_out(asked: RunRequest) -> RankRun:
     """The run when it has ended on this rank."""
     run = RankRun(asked)
     run.recorder.open(0)
-    for turn in run.turns:
-        run.turn(turn)
+    for turn in run.periods:
+        run.run_period(turn)
     run.finish()
     run.close()
     return run

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import of_one_kind
-from meshwright.profiles.harness import Sample, points, record
+from meshwright.profiles.cluster import require_uniform
+from meshwright.profiles.harness import TimingResult, points, record
 from meshwright.profiles.table import Provenance, Table, write_table
 
 
 def measured_table(job: Path, path: Path) -> Path:
     """Writes it for a job on one kind of device."""
     facts = resolve(read_job(job), job.parent)
-    cluster = of_one_kind(facts.cluster, "a test")
+    cluster = require_uniform(facts.cluster, "a test")
     provenance = Provenance(
         device=cluster.device.name,
         kind="cpu",
@@ -28,6 +28,6 @@ def measured_table(job: Path, path: Path) -> Path:
         repeats=3,
     )
     wanted = points(PPO_GRAPH, {role: facts.models.spec(role) for role in PPO_GRAPH.roles}, facts.workload, cluster)
-    sample = Sample(median_seconds=1.0, spread_seconds=0.0, repeats=3)
+    sample = TimingResult(median_seconds=1.0, spread_seconds=0.0, repeats=3)
     write_table(path, Table(provenance=provenance, measurements=tuple(record(point, sample) for point in wanted)))
     return path

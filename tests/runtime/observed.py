@@ -79,15 +79,15 @@ def _follow(asked: RunRequest) -> Observed:
     for stage in graph.train_stage.values():
         if trainer := run.copies[stage].trainer:
             trainer.train_step = _noted(trainer.train_step, seen.updates.setdefault(stage, []))  # type: ignore[method-assign]
-    for turn in run.turns:
-        experience = run.turn(turn).experience
+    for turn in run.periods:
+        experience = run.run_period(turn).experience
         if turn in run.steps:
             seen.steps.append({f: {row: experience.get(f, row) for row in experience.rows(f)} for f in graph.writer})
     run.finish()
     for role, stage in graph.train_stage.items():
         copy, source = run.copies[stage], asked.directory / asked.job.models.source(role).path
         if copy.model is not None:
-            save_weights(copy.model, copy.spec, copy.mesh, asked.out / role.value, documents_of=source)
+            save_weights(copy.model, copy.spec, copy.mesh, asked.out / role.value, config_from=source)
     run.close()
     return seen
 
@@ -102,9 +102,9 @@ def _noted(train_step: Callable[..., dict[str, float]], updates: list[Update]) -
 
 
 def _rows_of(block: MicroBatch) -> list[tuple[tuple[int, ...], dict[str, Tensor]]]:
-    fields = {name: block.of_rows(values) for name, values in block.fields.items()}
+    fields = {name: block.split_rows(values) for name, values in block.fields.items()}
     rows = []
-    for index, tokens in enumerate(block.of_rows(block.tokens)):
+    for index, tokens in enumerate(block.split_rows(block.tokens)):
         mask = fields["mask"][index].bool()
         rows.append((tuple(tokens.tolist()), {name: of_rows[index][mask] for name, of_rows in fields.items()}))
     return rows

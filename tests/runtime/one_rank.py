@@ -11,15 +11,15 @@ import torch.distributed as dist
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.execution.actions import Actions
-from meshwright.runtime.generation.control import Control
-from meshwright.runtime.generation.generation_stage import Generating
+from meshwright.runtime.execution.actions import StageRunner
+from meshwright.runtime.generation.control import RunControllers
+from meshwright.runtime.generation.generation_stage import GenerationStage
 from meshwright.runtime.generation.prompts import PromptData, read_data
 from meshwright.runtime.messages.chunk_transport import Streaming
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.model.chosen_kernels import PLAIN
 from meshwright.runtime.training.copies import WeightCopy, build_copies
-from meshwright.runtime.training.offload import HostMemory
+from meshwright.runtime.training.offload import OffloadedStages
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 
@@ -32,22 +32,24 @@ class OneRank:
     data: PromptData
     copies: dict[str, WeightCopy]
 
-    def generating(self, steps: range) -> Generating:
+    def generating(self, steps: range) -> GenerationStage:
         """Its part of the generation stage, with nothing in flight."""
         copy = self.copies[self.plan.copy_of("actor_generate")]
-        return Generating(self.plan, self.job, self.data, copy, steps=steps, streaming=Streaming(self.plan, _alone()))
+        return GenerationStage(
+            self.plan, self.job, self.data, copy, steps=steps, streaming=Streaming(self.plan, _alone())
+        )
 
-    def actions(self, steps: range, out: Path = Path("run")) -> Actions:
+    def actions(self, steps: range, out: Path = Path("run")) -> StageRunner:
         """Its part of every stage, in a run in the directory `out`."""
-        return Actions(
+        return StageRunner(
             self.plan,
             self.job,
             self.data,
             self.copies,
             steps=steps,
             streaming=Streaming(self.plan, _alone()),
-            host_memory=HostMemory(self.plan, self.copies),
-            control=Control(self.plan, _alone(), steps),
+            host_memory=OffloadedStages(self.plan, self.copies),
+            control=RunControllers(self.plan, _alone(), steps),
             out=out,
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.planner.plan.calls import Choice, model_of
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import Choice, cost_model_of
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
@@ -35,7 +35,7 @@ def plan_by_hand(
     facts: Facts, where: Mapping[str, Where], ahead: StepsAhead | None = None, order: Sequence[str] | None = None
 ) -> Plan:
     """The plan with each stage where it is said to be, `other` standing for all that are not named, in their order."""
-    model = model_of(facts)
+    model = cost_model_of(facts)
     ahead = ahead or synchronous(facts.graph)
     picks = {}
     for stage in facts.graph.stages:
@@ -60,7 +60,7 @@ def plan_by_hand(
     plan = assemble(
         facts,
         model,
-        handovers=handovers(facts, model),
+        handovers=stage_transfers(facts, model),
         picks=picks,
         order=[*(f"refit {name}" for name in names), *names],
         origin=Origin(digests=facts.digests(), pins=(), solver=solver),

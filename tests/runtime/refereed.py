@@ -11,7 +11,7 @@ import yaml
 from torch import Tensor
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.ppo import Row
 from tests.runtime.checkpoints import edit_config, write_checkpoint
@@ -43,7 +43,7 @@ def request_of(
     path.write_text(yaml.safe_dump(job))
     out.mkdir()
     facts = resolve(read_job(path), directory)
-    plan = plan_by_hand(facts, where, patterns(facts.graph, facts.staleness)[steps_ahead])
+    plan = plan_by_hand(facts, where, steps_ahead_patterns(facts.graph, facts.staleness)[steps_ahead])
     return RunRequest(plan=plan, job=read_job(path), directory=directory, out=out, steps=steps)
 
 

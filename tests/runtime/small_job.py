@@ -11,7 +11,7 @@ import tokenizers
 import yaml
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
@@ -96,7 +96,7 @@ def best_plan(facts: Facts, pins: tuple[str, ...] = ()) -> Plan:
     """The best plan under the pins by analytic costs, searched once for the same facts."""
     key = (facts.model_dump_json(), pins)
     if key not in _PLANS:
-        found = compile_plan(facts, model_of(facts), pins=pins)
+        found = compile_plan(facts, cost_model_of(facts), pins=pins)
         assert isinstance(found, Plan)
         _PLANS[key] = found
     return _PLANS[key]

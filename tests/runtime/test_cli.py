@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright.runtime.commands.listed import LISTED
+from meshwright.runtime.commands.listed import COMMANDS
 from tests.runtime.command import Call
 
 
@@ -26,7 +26,7 @@ def test_a_plan_is_made_and_explained_without_torch(job: Path, tmp_path: Path) -
 
 
 def test_help_of_every_command_ends_with_an_example(call: Call) -> None:
-    for one in LISTED:
+    for one in COMMANDS:
         outcome = call(one.name, "--help")
         assert outcome.code == 0
         assert "Example: meshwright" in outcome.out

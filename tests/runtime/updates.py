@@ -15,10 +15,10 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.model.adapted import init_adapter
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Recompute, build_model, named_in_whole
+from meshwright.runtime.model.model_shard import Recompute, build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer
 from meshwright.runtime.training.ppo import LossShare
@@ -52,7 +52,7 @@ def blocks(size: int, mesh: Mesh) -> list[MicroBatch]:
     mine = range(mesh.dp_rank, ROWS, mesh.layout.dp)
     groups = [list(mine)[i : i + size] for i in range(0, len(mine), size)]
     return [
-        MicroBatch.of(
+        MicroBatch.pack(
             [ids[row, : LENGTHS[row]] for row in group],
             {
                 "mask": [torch.arange(LENGTHS[row]) < LENGTHS[row] - 1 for row in group],
@@ -126,10 +126,10 @@ def _train(
     spec = replace(read_model(directory, scalar_head=scalar), adapter=adapter)
     model = build_model(spec, mesh, recompute=how.recompute, trainable=True)
     load_weights(model, spec, mesh, directory)
-    start_adapter(dict(named_in_whole(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
     # AdamW divides a gradient by its own size: with its usual epsilon, rounding decides where the gradient is nothing.
     trainer = Trainer(model, mesh, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, epsilon=1e-4)
     loss = functools.partial(value_loss if scalar else language_loss, spec, mesh)
     metrics = [trainer.train_step(blocks(how.rows, mesh), loss) for _ in range(2)]
-    save_weights(model, spec, mesh, target, documents_of=directory)
+    save_weights(model, spec, mesh, target, config_from=directory)
     return metrics

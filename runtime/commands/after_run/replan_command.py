@@ -16,9 +16,9 @@ from meshwright.planner.solver.result import Limits
 from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.api.replanning import replan as replan_run
 from meshwright.runtime.commands import show_time
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, Gap, PlanPath, Profile
-from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.planning_memory import limit_memory
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = """Example: meshwright replan plan.json run -o plan2.json
@@ -45,17 +45,17 @@ def replan(
     The search looks near the current plan and ends at once; with --gap it continues until the new plan is proven.
     """
     require_outputs(Output("-o", output, OutputKind.PLAN) if output else None, inputs=(plan, profile, job))
-    document, table = read_plan(plan), table_in(profile)
+    document, table = read_plan(plan), read_profile(profile)
     facts = resolve(read_job(job), job.parent, table) if job else None
     limits = None if gap is None else Limits(gap=gap)
-    with within_memory():
+    with limit_memory():
         replanned = replan_run(document, run, table, facts=facts, lost_nodes=lost_nodes, limits=limits)
     if output:
         write_plan(output, replanned.plan)
     if as_json:
         typer.echo(json.dumps(_plain(replanned), indent=2))
     else:
-        show_time.replanned(replanned, output)
+        show_time.print_replanned(replanned, output)
 
 
 def _plain(replanned: Replanned) -> dict[str, object]:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.planner.report.words import count, difference, percent, seconds
-from meshwright.runtime.records.run_standing import RunStanding
+from meshwright.runtime.records.run_standing import RunStatus
 from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PROB_ERROR
 
 _SIGNALS = (
@@ -40,18 +40,18 @@ _MIN_STEP_SHARE = 0.01
 """Share of a step below which no error is shown."""
 
 
-def view(found: RunStanding) -> RenderableType:
+def run_view(standing: RunStatus) -> RenderableType:
     """The tables of a run's recent steps."""
-    if not found.num_recent:
-        return Text(f"{found.directory}: {_state(found)}, no step has been finished yet")
-    return Group(Text(_head(found)), _times(found), _uses(found), _signals(found), *_held_out(found))
+    if not standing.num_recent:
+        return Text(f"{standing.directory}: {_state(standing)}, no step has been finished yet")
+    return Group(Text(_head(standing)), _times(standing), _uses(standing), _signals(standing), *_held_out(standing))
 
 
-def _state(standing: RunStanding) -> str:
+def _state(standing: RunStatus) -> str:
     return "running" if standing.is_running else "not running"
 
 
-def _head(standing: RunStanding) -> str:
+def _head(standing: RunStatus) -> str:
     assert standing.step_seconds is not None
     assert standing.tokens_per_second is not None
     assert standing.quiet_seconds is not None
@@ -70,7 +70,7 @@ def _head(standing: RunStanding) -> str:
     )
 
 
-def _times(standing: RunStanding) -> Table:
+def _times(standing: RunStatus) -> Table:
     table = Table(title="seconds of a step", box=box.SIMPLE)
     for heading in ("", "predicted", "measured", "error"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -81,7 +81,7 @@ def _times(standing: RunStanding) -> Table:
     return table
 
 
-def _uses(standing: RunStanding) -> Table:
+def _uses(standing: RunStatus) -> Table:
     table = Table(title="idle time", box=box.SIMPLE)
     for heading in ("", "idle", "waiting for"):
         table.add_column(heading, justify="right" if heading == "idle" else "left")
@@ -91,7 +91,7 @@ def _uses(standing: RunStanding) -> Table:
     return table
 
 
-def _signals(standing: RunStanding) -> Table:
+def _signals(standing: RunStatus) -> Table:
     table = Table(title=f"training, mean of {standing.num_recent} steps", box=box.SIMPLE)
     for heading in ("", "mean", ""):
         table.add_column(heading, justify="right" if heading else "left")
@@ -106,7 +106,7 @@ def _disagreement(name: str, learned: Mapping[str, float]) -> str:
     return f"above {threshold:g}: they disagree" if threshold is not None and learned[name] > threshold else ""
 
 
-def _held_out(standing: RunStanding) -> Iterator[Text]:
+def _held_out(standing: RunStatus) -> Iterator[Text]:
     if standing.held_out:
         first, last, by_teachers = standing.held_out[0], standing.held_out[-1], KL_TO_TEACHERS in standing.learned
         metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from meshwright.runtime.commands.after_run.show_watch import view
+from meshwright.runtime.commands.after_run.show_watch import run_view
 from meshwright.runtime.commands.options import AsJson, finite
-from meshwright.runtime.records.run_standing import RunStanding, Watching
+from meshwright.runtime.records.run_standing import RunStatus, StatusReader
 
 EXAMPLES = """Example: meshwright watch run
 
@@ -33,28 +33,28 @@ def watch(
     It reads the files of the run, on this machine or a shared file system, and ends with the run or on Ctrl-C. --json
     prints the current state once.
     """
-    watcher, console = Watching(run), Console()
-    standing = watcher.look()
+    watcher, console = StatusReader(run), Console()
+    standing = watcher.read()
     if as_json:
         typer.echo(json.dumps(_plain(standing), indent=2, sort_keys=True))
     elif once or not console.is_terminal:
-        console.print(view(standing))
+        console.print(run_view(standing))
     else:
         _follow(watcher, standing, every, console)
 
 
-def _follow(watcher: Watching, standing: RunStanding, every: float, console: Console) -> None:
-    with Live(view(standing), console=console, auto_refresh=False) as live:
+def _follow(watcher: StatusReader, standing: RunStatus, every: float, console: Console) -> None:
+    with Live(run_view(standing), console=console, auto_refresh=False) as live:
         try:
             while standing.is_running:
                 time.sleep(every)
-                standing = watcher.look()
-                live.update(view(standing), refresh=True)
+                standing = watcher.read()
+                live.update(run_view(standing), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def _plain(standing: RunStanding) -> dict[str, object]:
+def _plain(standing: RunStatus) -> dict[str, object]:
     """Return the state as plain data, each comparison with its error."""
     rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in standing.comparisons]
     return asdict(standing) | {"comparisons": rows}

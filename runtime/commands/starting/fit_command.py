@@ -13,16 +13,16 @@ from meshwright.planner.plan.job import read_job
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.runtime.api.drawing import fit_plot
-from meshwright.runtime.api.planning import as_seen
 from meshwright.runtime.api.planning import fit as fit_job
+from meshwright.runtime.api.planning import with_observed_lengths
 from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.commands import show_plans
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, Gap, JobPath, Price, Profile
-from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.planning_memory import limit_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.sizes_option import parse_sizes
-from meshwright.runtime.commands.starting.trace_options import FromTrace, TraceFields, lengths_in
+from meshwright.runtime.commands.starting.trace_options import FromTrace, TraceFields, read_lengths
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
 
 EXAMPLES = """Example: meshwright fit job.yaml
@@ -52,16 +52,16 @@ def fit(
 ) -> None:
     """Find the smallest number of devices for a job, and the best plan on each of several sizes."""
     require_outputs(Output("--plot", plot, OutputKind.PAGE) if plot else None, inputs=(job, profile))
-    table, num_ranks, observed = table_in(profile), parse_sizes(sizes), lengths_in(from_trace, trace_field)
+    table, num_ranks, observed = read_profile(profile), parse_sizes(sizes), read_lengths(from_trace, trace_field)
     facts = resolve(read_job(job), job.parent, table)
-    facts = as_seen(facts, observed) if observed else facts
-    with within_memory(), progress_bars() as progress:
+    facts = with_observed_lengths(facts, observed) if observed else facts
+    with limit_memory(), progress_bars() as progress:
         result = fit_job(facts, table, sizes=num_ranks, price=price, limits=Limits(gap=gap), progress=progress)
     if plot and result.answers:
         write_atomically(plot, fit_plot(result))
     if as_json:
         typer.echo(json.dumps(asdict(result), indent=2))
     else:
-        show_plans.fit(result, plot)
+        show_plans.print_fit(result, plot)
     if result.least_ranks is None:
         raise typer.Exit(3)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.imports.length_traces import parse_fields
-from meshwright.profiles.environment.seen_lengths import SeenLengths
+from meshwright.profiles.environment.seen_lengths import ObservedLengths
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.api.starting import seen_lengths
+from meshwright.runtime.api.starting import observed_lengths
 
 FromTrace = Annotated[
     Path | None,
@@ -28,10 +28,10 @@ TraceFields = Annotated[
 ]
 
 
-def lengths_in(trace: Path | None, fields: list[str] | None) -> SeenLengths | None:
+def read_lengths(trace: Path | None, fields: list[str] | None) -> ObservedLengths | None:
     """Read the lengths of --from-trace, if it is given. Raises BadInput for --trace-field without it."""
     if trace is None:
         if fields:
             raise BadInput("--trace-field names keys of the file of --from-trace; give --from-trace too.")
         return None
-    return seen_lengths(trace, parse_fields(fields or ()))
+    return observed_lengths(trace, parse_fields(fields or ()))

@@ -18,9 +18,9 @@ from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.stages import Role
 from meshwright.runtime.api.elsewhere import import_configuration
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.commands.given_table import read_profile
 from meshwright.runtime.commands.options import AsJson, Gap, Profile, TrainerName, finite
-from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.planning_memory import limit_memory
 from meshwright.runtime.commands.progress_bars import progress_bars
 from meshwright.runtime.commands.trainers import show_trainers
 from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
@@ -74,7 +74,7 @@ def import_(
     if os.path.lexists(output):
         raise BadInput(f"{output} exists, and an import overwrites no job; name a new file with -o.")
     require_outputs(Output("--plan", plan, OutputKind.PLAN) if plan else None, inputs=(configuration, profile))
-    with within_memory(), progress_bars() as progress:
+    with limit_memory(), progress_bars() as progress:
         text, imported = import_configuration(
             configuration,
             output.parent,
@@ -83,7 +83,7 @@ def import_(
             network=network,
             shapes=_shapes(model or ()),
             changed=changed or (),
-            table=table_in(profile),
+            table=read_profile(profile),
             limits=Limits(gap=gap),
             search_seconds=time_limit,
             progress=progress,
@@ -94,7 +94,7 @@ def import_(
     if as_json:
         typer.echo(json.dumps(_plain(imported), indent=2))
     else:
-        show_trainers.configuration(imported, trainer)
+        show_trainers.print_configuration(imported, trainer)
         typer.echo(f"{output}{f' and {plan}' if plan and imported.plan else ''}")
 
 
@@ -118,7 +118,7 @@ def _shapes(texts: Sequence[str]) -> dict[str, Path]:
 
 def _plain(imported: Imported) -> dict[str, object]:
     """Return the answer as plain data."""
-    plans = {"step_seconds": imported.plan, "within_seconds": imported.within, "best_seconds": imported.best}
+    plans = {"step_seconds": imported.plan, "within_seconds": imported.best_in_trainer, "best_seconds": imported.best}
     seconds = {name: plan.period_seconds if plan else None for name, plan in plans.items()}
     deciding = [asdict(setting) for setting in imported.deciding]
     return {

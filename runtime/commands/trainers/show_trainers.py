@@ -19,51 +19,52 @@ _MAX_CLAUSES = 12
 """Choices without a setting that are listed; export.json has them all."""
 
 
-def export(found: Exported, output: Path) -> None:
+def print_export(exported: Exported, output: Path) -> None:
     """Print what was written, the choices that the trainer has no setting for, and what that costs."""
     console = Console(soft_wrap=True, highlight=False)
-    step_seconds = found.plan.period_seconds
-    console.print(f"{found.trainer}, {found.way}: step {step_seconds:.3f} s, predicted", markup=False)
-    if found.unsaid:
-        plan_seconds = step_seconds - found.lost_seconds
+    step_seconds = exported.plan.period_seconds
+    console.print(f"{exported.trainer}, {exported.way}: step {step_seconds:.3f} s, predicted", markup=False)
+    if exported.unsaid:
+        plan_seconds = step_seconds - exported.lost_seconds
         console.print(
-            f"{found.trainer} has no setting for {len(found.unsaid)} of the plan's choices; the best plan that it has "
-            f"settings for is written, with a step {difference(found.lost_seconds / plan_seconds)} that of the plan "
+            f"{exported.trainer} has no setting for {len(exported.unsaid)} of the plan's choices; the best plan that "
+            f"it has "
+            f"settings for is written, with a step {difference(exported.lost_seconds / plan_seconds)} that of the plan "
             f"({plan_seconds:.3f} s):"
         )
-        for clause in found.unsaid[:_MAX_CLAUSES]:
+        for clause in exported.unsaid[:_MAX_CLAUSES]:
             console.print(f"- {clause}", markup=False)
-        if len(found.unsaid) > _MAX_CLAUSES:
-            console.print(f"- and {len(found.unsaid) - _MAX_CLAUSES} more; export.json has them all")
-    for remark in found.remarks:
+        if len(exported.unsaid) > _MAX_CLAUSES:
+            console.print(f"- and {len(exported.unsaid) - _MAX_CLAUSES} more; export.json has them all")
+    for remark in exported.remarks:
         console.print(f"note: {remark}", markup=False)
-    for name in (*found.files, "export.json"):
+    for name in (*exported.files, "export.json"):
         console.print(str(output / name), markup=False)
 
 
-def configuration(found: Imported, trainer: str) -> None:
+def print_configuration(imported: Imported, trainer: str) -> None:
     """Print the keys that decide the plan, the step as configured, and the steps of better plans."""
     console = Console(soft_wrap=True, highlight=False)
     console.print("settings that decide the plan:")
-    for setting in found.deciding:
+    for setting in imported.deciding:
         others = f" and {len(setting.keys) - 1} more" if len(setting.keys) > 1 else ""
         console.print(f"  {setting.what} = {setting.value}  ({setting.keys[0]}{others})", markup=False)
     steps = _table("predicted", "", "step s", "difference", "generation", "idle")
-    best_missing = "not found in time" if found.is_unfinished else "no plan fits"
+    best_missing = "not found in time" if imported.timed_out else "no plan fits"
     rows = (
-        ("as configured", found.plan, "does not fit"),
-        (f"best within the settings of {trainer}", found.within, "none found"),
-        ("best of all", found.best, best_missing),
+        ("as configured", imported.plan, "does not fit"),
+        (f"best within the settings of {trainer}", imported.best_in_trainer, "none found"),
+        ("best of all", imported.best, best_missing),
     )
     for name, plan, reason_missing in rows:
-        steps.add_row(name, *(_numbers(plan, found.plan) if plan else (reason_missing, "", "", "")))
+        steps.add_row(name, *(_numbers(plan, imported.plan) if plan else (reason_missing, "", "", "")))
     console.print(steps)
-    for note in found.notes:
+    for note in imported.notes:
         console.print(f"note: {note}", markup=False)
-    for key, reason in found.named.items():
+    for key, reason in imported.named.items():
         console.print(f"not read: {key}: {reason}", markup=False)
-    if found.unread:
-        console.print(f"keys that a plan does not depend on: {', '.join(found.unread)}", markup=False)
+    if imported.unread:
+        console.print(f"keys that a plan does not depend on: {', '.join(imported.unread)}", markup=False)
 
 
 def _numbers(plan: Plan, baseline: Plan | None) -> tuple[str, ...]:

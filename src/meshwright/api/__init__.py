@@ -42,9 +42,9 @@ from meshwright.planner.analysis.correct_table import Calibration
 from meshwright.planner.analysis.fit import Fit
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.analysis.two_plans import TwoPlans
+from meshwright.planner.analysis.two_plans import PlanComparison
 from meshwright.planner.analysis.whatif import WhatIf
-from meshwright.planner.analysis.why import Why
+from meshwright.planner.analysis.why import FullExplanation
 from meshwright.planner.export.exported import Exported
 from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.job import Facts, Job
@@ -54,7 +54,7 @@ from meshwright.planner.proof.document import Proof
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.environment.seen_lengths import SeenLengths
+from meshwright.profiles.environment.seen_lengths import ObservedLengths
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
@@ -64,7 +64,7 @@ from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
 from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for, structures_for
 from meshwright.runtime.api.importing import import_operators
 from meshwright.runtime.api.measuring import calibrate, num_missing, profile
-from meshwright.runtime.api.planning import as_seen, compare, explain, fit, plan, structures, whatif
+from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif, with_observed_lengths
 from meshwright.runtime.api.reading import (
     read_job,
     read_learned,
@@ -80,13 +80,13 @@ from meshwright.runtime.api.reading import (
 from meshwright.runtime.api.replanning import replan
 from meshwright.runtime.api.replaying import replay
 from meshwright.runtime.api.running import export_models, export_scripts, run
-from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware, seen_lengths
+from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware, observed_lengths
 from meshwright.runtime.api.watching import watch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.rehearsal import Rehearsal
 from meshwright.runtime.records.replayed import BatchReplay
-from meshwright.runtime.records.run_standing import RunStanding
+from meshwright.runtime.records.run_standing import RunStatus
 from meshwright.runtime.records.stopped import Stopped
 
 __all__ = [
@@ -96,13 +96,16 @@ __all__ = [
     "Exported",
     "Facts",
     "Fit",
+    "FullExplanation",
     "Imported",
     "Infeasible",
     "Job",
     "Limits",
     "MeshwrightError",
     "NoPlan",
+    "ObservedLengths",
     "Plan",
+    "PlanComparison",
     "Proof",
     "Ranked",
     "Rehearsal",
@@ -110,17 +113,13 @@ __all__ = [
     "Replanned",
     "Run",
     "RunFailed",
-    "RunStanding",
+    "RunStatus",
     "RunSummary",
-    "SeenLengths",
     "Simulation",
     "Stopped",
     "Table",
-    "TwoPlans",
     "WhatIf",
-    "Why",
     "agent_workload",
-    "as_seen",
     "calibrate",
     "compare",
     "explain",
@@ -134,6 +133,7 @@ __all__ = [
     "import_operators",
     "known_hardware",
     "num_missing",
+    "observed_lengths",
     "plan",
     "plan_for",
     "plot",
@@ -151,7 +151,6 @@ __all__ = [
     "report",
     "resolve",
     "run",
-    "seen_lengths",
     "simulate",
     "structures",
     "structures_for",
@@ -159,6 +158,7 @@ __all__ = [
     "verify",
     "watch",
     "whatif",
+    "with_observed_lengths",
     "with_setting",
     "write_plan",
     "write_proof",

@@ -55,7 +55,7 @@ def test_a_busier_host_takes_longer(
     engine, asked = engine_named("vllm"), call("actor_generate", "tp2,dp4", slots=32)
 
     def seconds(round_seconds: float, row_seconds: float) -> float:
-        busier = engine.passes_on("cuda").model_copy(
+        busier = engine.framework_on("cuda").model_copy(
             update={"round_seconds": round_seconds, "row_seconds": row_seconds}
         )
         return AnalyticModel(a100s(1), long_tail, "bf16", framework=busier).seconds(asked).total
@@ -67,7 +67,7 @@ def test_a_busier_host_takes_longer(
 def test_prompts_of_more_tokens_than_a_pass_takes_are_prefilled_in_several(
     a100s: Callable[[int], Cluster], long_tail: Workload, call: Callable[..., Call]
 ) -> None:
-    passes, asked = engine_named("meshwright-graph").passes_on("cuda"), call("actor_generate", "dp8", slots=64)
+    passes, asked = engine_named("meshwright-graph").framework_on("cuda"), call("actor_generate", "dp8", slots=64)
 
     def prefill(max_tokens: int | None) -> float:
         framework = passes.model_copy(update={"max_tokens": max_tokens})

@@ -20,7 +20,7 @@ from meshwright.profiles.frameworks import framework_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.routing import routing
-from meshwright.profiles.table import Body
+from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 
 NUM_EXPERTS, PICKED = 8, 2
@@ -85,7 +85,7 @@ def test_activations_are_those_of_the_rank_that_most_tokens_are_routed_to(
     )
     experts = even.experts
     assert experts
-    busiest = experts.busiest(fixed.max_tokens * 8, 8)
+    busiest = experts.imbalance(fixed.max_tokens * 8, 8)
     assert busiest > 1.3
     routed = PICKED * (2 * even.hidden_size + 4 * experts.ffn_size)  # in and out; gate, up, activated gate, product
     others = 4 * even.hidden_size + even.attention_elements
@@ -132,7 +132,7 @@ def test_tokens_go_to_their_experts_and_back_in_every_pass(
     """64 rows of 128 tokens on 8 replicas, in micro-batches of 2: each passes the 24 layers that have experts.
     All wait for the busiest replica."""
     network = Network(a100s(2), efficiency_of("cuda", "a100-80gb"))
-    busiest = routing().busiest(8 * 2 * 128, PICKED, NUM_EXPERTS, 8)
+    busiest = routing().imbalance(8 * 2 * 128, PICKED, NUM_EXPERTS, 8)
     copied_bytes = busiest * 2 * 128 * PICKED * mixture.hidden_size * 2
     once, _ = network.seconds(ALL_TO_ALL, Group(8, 8), copied_bytes)
     found = ask(stage, "dp8,ep8", 2, recompute)
@@ -170,7 +170,7 @@ def test_decoding_reads_fewer_experts_the_further_they_are_spread(
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     seconds = [
         AnalyticShard(wide, device, "bf16", efficiency, 1.0, spread=ep, framework=framework_named("vllm"))
-        .time(Body.DECODE, 16, 1, 100)
+        .time(TimedPass.DECODE, 16, 1, 100)
         .layer
         for ep in (1, 2, 8)
     ]
@@ -187,7 +187,7 @@ def test_replicas_wait_for_the_one_with_the_busiest_experts(a100s: Callable[[int
     alone, spread = (
         Mixture(kernels, efficiency, experts, 4096, spread=ep, size=2).seconds(32768, trains=False) for ep in (1, 8)
     )
-    assert spread / alone == pytest.approx(routing().busiest(8 * 32768, 8, 128, 8), rel=0.05)
+    assert spread / alone == pytest.approx(routing().imbalance(8 * 32768, 8, 128, 8), rel=0.05)
 
 
 def test_an_update_reduces_experts_over_the_replicas_that_hold_them(ask: Callable[..., Cost]) -> None:

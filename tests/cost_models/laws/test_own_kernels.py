@@ -12,7 +12,7 @@ from meshwright.profiles.devices import device_named
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import framework_named, own_framework
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
-from meshwright.profiles.table import Body, Measurement, read_table
+from meshwright.profiles.table import Measurement, TimedPass, read_table
 
 _QWEN: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "num_key_value_heads": 2}
 _LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8}
@@ -24,8 +24,10 @@ DECODED = {
 """Seconds of a round of 64 rows of 1,000 tokens (benchmarks/accelerator/h200_2026-11-26.md), and what a config says."""
 
 
-@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN, Body.PREFILL, Body.DECODE])
-def test_kernels_of_our_own_never_take_longer(body: Body, llama: ModelSpec, a100s: Callable[[int], Cluster]) -> None:
+@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN, TimedPass.PREFILL, TimedPass.DECODE])
+def test_kernels_of_our_own_never_take_longer(
+    body: TimedPass, llama: ModelSpec, a100s: Callable[[int], Cluster]
+) -> None:
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     plain, own = (
         AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=framework_named(name)).time(body, 64, 100)
@@ -33,7 +35,7 @@ def test_kernels_of_our_own_never_take_longer(body: Body, llama: ModelSpec, a100
     )
     assert own.layer == plain.layer
     assert own.ends <= plain.ends
-    assert own.ends < plain.ends or body in (Body.PREFILL, Body.DECODE)  # of 64 rows the host is slower
+    assert own.ends < plain.ends or body in (TimedPass.PREFILL, TimedPass.DECODE)  # of 64 rows the host is slower
 
 
 def test_a_gpu_runs_our_own_kernels_where_no_framework_is_named(
@@ -42,12 +44,12 @@ def test_a_gpu_runs_our_own_kernels_where_no_framework_is_named(
     device, efficiency = a100s(1).device, efficiency_of("cuda", "a100-80gb")
     unnamed = AnalyticShard(llama, device, "bf16", efficiency, 1.0)
     named = AnalyticShard(llama, device, "bf16", efficiency, 1.0, framework=own_framework("cuda"))
-    assert unnamed.time(Body.TRAIN, 8, 512) == named.time(Body.TRAIN, 8, 512)
+    assert unnamed.time(TimedPass.TRAIN, 8, 512) == named.time(TimedPass.TRAIN, 8, 512)
 
 
-@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
+@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN])
 def test_passes_with_a_vocabulary_take_what_an_h200_measured_within_a_sixth_where_the_host_is_ahead(
-    body: Body,
+    body: TimedPass,
 ) -> None:
     errors = [
         by_equation(one) / seconds_of(one) - 1
@@ -58,8 +60,8 @@ def test_passes_with_a_vocabulary_take_what_an_h200_measured_within_a_sixth_wher
     assert max(map(abs, errors)) < 1 / 6
 
 
-@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
-def test_passes_of_an_8b_take_what_an_h200_measured_within_a_tenth_where_the_host_is_ahead(body: Body) -> None:
+@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN])
+def test_passes_of_an_8b_take_what_an_h200_measured_within_a_tenth_where_the_host_is_ahead(body: TimedPass) -> None:
     errors = [
         by_equation(one) / seconds_of(one) - 1
         for one in measured_on_h200("llama-3.1-8b")
@@ -73,7 +75,7 @@ def test_decode_steps_of_eight_layers_of_an_8b_take_what_an_h200_measured_within
     errors = [
         by_equation(one) / seconds_of(one) - 1
         for one in measured_on_h200("llama-3.1-8b")
-        if one.point.body is Body.DECODE and one.point.num_layers == 8
+        if one.point.body is TimedPass.DECODE and one.point.num_layers == 8
     ]
     assert len(errors) == 12
     assert max(map(abs, errors)) < 1 / 10
@@ -85,7 +87,7 @@ def test_a_recorded_round_takes_what_an_h200_measured_within_a_tenth(name: str) 
     sizes = {"hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads}
     config = {**family, **sizes, "max_position_embeddings": 2048, "tie_word_embeddings": family is _QWEN}
     shard = shard_on_h200(model_from_config(config, name=name), "runtime-graph")
-    layer, ends, _ = shard.time(Body.DECODE, 64, 1, 1000)
+    layer, ends, _ = shard.time(TimedPass.DECODE, 64, 1, 1000)
     assert layers * layer + ends == pytest.approx(measured, rel=0.1)
 
 
@@ -101,7 +103,7 @@ def seconds_of(one: Measurement) -> float:
 
 def by_equation(one: Measurement) -> float:
     point = one.point
-    framework = "runtime-graph" if point.body is Body.DECODE else "runtime-cuda"
+    framework = "runtime-graph" if point.body is TimedPass.DECODE else "runtime-cuda"
     shard = shard_on_h200(point.shape.model(num_layers=1, max_positions=4096), framework)
     layer, ends, _ = shard.time(point.body, point.rows, point.tokens, point.context)
     return point.num_layers * layer + ends

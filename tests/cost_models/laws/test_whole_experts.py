@@ -69,7 +69,7 @@ def test_what_a_token_leaves_on_the_rank_of_its_expert_it_leaves_on_no_other(
         for layout in ("tp8,ep8,etp1,sp", "tp8,sp")
     )
     assert mixture.experts is not None
-    busiest = routing().busiest(fixed.max_tokens, PICKED, NUM_EXPERTS, 8)
+    busiest = routing().imbalance(fixed.max_tokens, PICKED, NUM_EXPERTS, 8)
     copied, inner = PICKED * 2 * mixture.hidden_size, PICKED * 4 * mixture.experts.ffn_size
     others = 4 * mixture.hidden_size + mixture.attention_elements
     assert whole / cut == pytest.approx((others + busiest * (copied + inner)) / (others + 8 * copied + inner), rel=0.01)
@@ -101,7 +101,7 @@ def test_under_sequence_parallelism_each_rank_sends_its_part_and_nothing_is_gath
     whole, cut = (
         model.seconds(call(stage, layout, 2, model=mixture)) for layout in ("tp2,dp4,ep8,etp1,sp", "tp2,dp4,ep4,sp")
     )
-    busiest = routing().busiest(4 * 2 * 128, PICKED, NUM_EXPERTS, 8)
+    busiest = routing().imbalance(4 * 2 * 128, PICKED, NUM_EXPERTS, 8)
     once, _ = network.seconds(ALL_TO_ALL, Group(8, 8), busiest * 128 * PICKED * mixture.hidden_size * 2)
     assert amount(whole, EXCHANGE) == pytest.approx(8 * 32 * exchanges * once)
     at_ends = amount(model.seconds(call(stage, "tp2,dp4,sp", 2, model=replace(mixture, num_layers=1))), TENSOR)

@@ -17,8 +17,10 @@ def operators_by(laws: Kernels) -> Operators:
         precision="bf16",
         versions={"aiconfigurator-core": "0.12.0", "vllm": "0.14.0", "nccl": "2.27.3"},
         gemms={Gemm(m, k, n): 2 * laws.gemm(m, k, n) for m in SIZES for k in SIZES for n in SIZES if m * n < 2**27},
-        prompts={HEADS: {Attention(r, t): 3 * prompt(laws, r, t) for r in (1, 8) for t in SIZES if r * t < 65536}},
-        decoding={HEADS: {Attention(r, t): 0.5 * decode(laws, r, t) for r in (1, 8, 64) for t in SIZES}},
+        prefill_attention={
+            HEADS: {Attention(r, t): 3 * prompt(laws, r, t) for r in (1, 8) for t in SIZES if r * t < 65536}
+        },
+        decode_attention={HEADS: {Attention(r, t): 0.5 * decode(laws, r, t) for r in (1, 8, 64) for t in SIZES}},
         collectives={Message("all_reduce", 8, n): 1e-4 * n / 2**20 for n in (2**20, 2**24)},
     )
 

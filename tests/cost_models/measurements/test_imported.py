@@ -22,7 +22,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import engine_named
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, Exchange
+from meshwright.profiles.table import Exchange, TimedPass
 from meshwright.profiles.workload import Workload
 from tests.cost_models.measurements.operators import EFFICIENCY
 
@@ -43,14 +43,14 @@ def test_a_table_of_operators_has_no_training_and_is_never_called_measured(
         MeasuredShard(table, specs[Role.ACTOR], 2),
         MeasuredKernels(operators, a100s(1).device, EFFICIENCY),
     )
-    passes = engine_named("meshwright-graph").passes_on("cuda")
+    passes = engine_named("meshwright-graph").framework_on("cuda")
     law = AnalyticShard(
         specs[Role.ACTOR].shard(2), a100s(1).device, "bf16", EFFICIENCY, 1.0, framework=passes, kernels=measured
     )
     for body, rows, tokens, context in (
-        (Body.FORWARD, 4, 128, 0),
-        (Body.PREFILL, 4, 100, 0),
-        (Body.DECODE, 16, 1, 127),
+        (TimedPass.FORWARD, 4, 128, 0),
+        (TimedPass.PREFILL, 4, 100, 0),
+        (TimedPass.DECODE, 16, 1, 127),
     ):
         time = shard.time(body, rows, tokens, context)
         assert time[:2] == pytest.approx(law.time(body, rows, tokens, context)[:2])

@@ -64,7 +64,7 @@ def test_operators_in_fp8_are_held_against_the_law_of_fp8(
     assert min(corners) < found < max(corners)
     assert fp8.gemm(*between) < 2 * Kernels.gemm(fp8, *between) * max(corners)
     decoded = law.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=1)
-    measured = operators.decoding[HEADS][Attention(8, 16384)]
+    measured = operators.decode_attention[HEADS][Attention(8, 16384)]
     assert fp8.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=1) == pytest.approx(measured)
     assert decoded < law.attention(8, 1, 16384, Heads(*HEADS), cache_bytes=2)
 

@@ -14,10 +14,10 @@ from meshwright.cost_models.measurements.peaks import MEASURED
 from meshwright.cost_models.question import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.harness import failure, points, record
+from meshwright.profiles.harness import failed_measurement, points, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Body, Table
+from meshwright.profiles.table import Table, TimedPass
 from meshwright.profiles.workload import Workload
 from tests.cost_models.tables import PROVENANCE, sample
 
@@ -34,7 +34,7 @@ def specs(llama: ModelSpec) -> dict[Role, ModelSpec]:
 def table(specs: dict[Role, ModelSpec], fixed: Workload, a100s: Callable[[int], Cluster]) -> Table:
     rows = []
     for point in points(PPO_GRAPH, specs, fixed, a100s(1)):
-        layers = point.num_layers * LAYER if point.body is Body.TRAIN else 0
+        layers = point.num_layers * LAYER if point.body is TimedPass.TRAIN else 0
         rows.append(record(point, sample(1.0), point.rows * point.tokens * (layers + ENDS)))
     return Table(provenance=PROVENANCE, measurements=tuple(rows))
 
@@ -99,7 +99,7 @@ def test_a_table_without_peaks_or_with_failures_only_counts(
     question = call("actor_train", "tp1", 4, model=specs[Role.ACTOR])
     counted = AnalyticModel(a100s(1), fixed, "bf16").memory(question)
     silent = [measured.model_copy(update={"peak_bytes": None}) for measured in table.measurements]
-    failed = [failure(measured.point, "out of memory") for measured in table.measurements]
+    failed = [failed_measurement(measured.point, "out of memory") for measured in table.measurements]
     for measurements in (silent, failed):
         other = Table(provenance=PROVENANCE, measurements=tuple(measurements))
         assert BlendedModel(other, a100s(1), fixed, "bf16").memory(question) == counted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.alternatives import Considered, alternatives
+from meshwright.planner.analysis.alternatives import StageAlternatives, alternatives
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
@@ -23,16 +23,16 @@ def plan() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def considered(plan: Plan) -> tuple[Considered, ...]:
+def considered(plan: Plan) -> tuple[StageAlternatives, ...]:
     return alternatives(plan, ToyModel(plan.facts))
 
 
-def test_every_stage_is_answered_in_order(considered: tuple[Considered, ...]) -> None:
+def test_every_stage_is_answered_in_order(considered: tuple[StageAlternatives, ...]) -> None:
     assert [one.stage for one in considered] == list(PPO_GRAPH.by_name)
     assert all(one.runners_up for one in considered)
 
 
-def test_no_alternative_is_better_than_a_proven_plan(plan: Plan, considered: tuple[Considered, ...]) -> None:
+def test_no_alternative_is_better_than_a_proven_plan(plan: Plan, considered: tuple[StageAlternatives, ...]) -> None:
     assert plan.solver.status == "optimal"
     for one in considered:
         deltas = [alternative.delta_seconds for alternative in one.runners_up]
@@ -40,7 +40,7 @@ def test_no_alternative_is_better_than_a_proven_plan(plan: Plan, considered: tup
         assert all(delta >= -plan.solver.gap * plan.period_seconds - 1e-12 for delta in deltas)
 
 
-def test_an_alternative_is_another_choice(plan: Plan, considered: tuple[Considered, ...]) -> None:
+def test_an_alternative_is_another_choice(plan: Plan, considered: tuple[StageAlternatives, ...]) -> None:
     for one in considered:
         placement, pool = plan.placement(one.stage), plan.pool_of(one.stage)
         for other in one.runners_up:
@@ -52,6 +52,6 @@ def test_an_alternative_is_another_choice(plan: Plan, considered: tuple[Consider
             )
 
 
-def test_a_pinned_stage_has_alternatives_within_its_pin(considered: tuple[Considered, ...]) -> None:
+def test_a_pinned_stage_has_alternatives_within_its_pin(considered: tuple[StageAlternatives, ...]) -> None:
     reward = next(one for one in considered if one.stage == "reward_score")
     assert {str(other.ranks) for other in reward.runners_up} == {"0:1"}

@@ -13,10 +13,10 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.host_rewards import host_rewards
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.plan.calls import call_in, model_of
+from meshwright.planner.plan.calls import cost_model_of, query_for_placement
 from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import require_possible
+from meshwright.planner.plan.job_limits import require_within_limits
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import schedule_rules
 from meshwright.planner.plan.verify import verify
@@ -45,7 +45,7 @@ def changed(facts: Facts, **changes: object) -> Facts:
 
 
 def made(facts: Facts) -> Plan:
-    found = compile_plan(facts, model_of(facts))
+    found = compile_plan(facts, cost_model_of(facts))
     assert isinstance(found, Plan)
     return found
 
@@ -73,12 +73,14 @@ def test_what_draws_and_scores_counts_all_and_what_stands_behind_counts_what_is_
 ) -> None:
     assert verify(plan) == ()
     assert plan.facts.workload.candidates == whole.facts.workload
-    own, of_kept, of_all = (model_of(one.facts) for one in (plan, plain, whole))
+    own, of_kept, of_all = (cost_model_of(one.facts) for one in (plan, plain, whole))
     for placement in plan.placements:
-        call, alike = call_in(plan, placement), of_all if placement.stage in (GENERATE, SCORE) else of_kept
+        call, alike = query_for_placement(plan, placement), of_all if placement.stage in (GENERATE, SCORE) else of_kept
         assert own.seconds(call) == alike.seconds(call)
         assert own.memory(call) == alike.memory(call)
-    assert of_all.seconds(call_in(plan, plan.placement(SCORE))) != of_kept.seconds(call_in(plan, plan.placement(SCORE)))
+    assert of_all.seconds(query_for_placement(plan, plan.placement(SCORE))) != of_kept.seconds(
+        query_for_placement(plan, plan.placement(SCORE))
+    )
 
 
 def test_what_scores_is_handed_all_samples_and_the_other_stages_those_that_are_kept(
@@ -167,7 +169,7 @@ def test_what_is_not_possible_is_refused(changes: dict[str, object], sentence: s
     if sentence is None:
         found = parse(Facts, json.dumps(document), "facts")
         with pytest.raises(BadInput, match=r"workload\.best_of=33554432 is above the limit of 16777216"):
-            require_possible(found.models.by_name, found.cluster, found.workload, "job")
+            require_within_limits(found.models.by_name, found.cluster, found.workload, "job")
         return
     with pytest.raises(BadInput, match=sentence):
         parse(Facts, json.dumps(document), "facts")
@@ -180,4 +182,4 @@ def test_a_distillation_has_no_best_samples() -> None:
 
 def test_other_trainers_are_not_given_it(plan: Plan) -> None:
     with pytest.raises(BadInput, match=r"the best 4 of 16 samples \(workload.best_of\) are not written for verl"):
-        TRAINERS["verl"].require_sayable(plan.facts)
+        TRAINERS["verl"].require_expressible(plan.facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.binding import held_back
+from meshwright.planner.analysis.binding import memory_limited
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
@@ -22,12 +22,12 @@ def plan(memory_bytes: int) -> Plan:
 
 def test_with_room_for_everything_only_time_binds() -> None:
     roomy = plan(1024 * MIB)
-    assert held_back(roomy, ToyModel(roomy.facts)) == ()
+    assert memory_limited(roomy, ToyModel(roomy.facts)) == ()
 
 
 def test_what_is_held_back_would_be_faster_and_lacks_room() -> None:
     tight = plan(11 * MIB)
-    found = held_back(tight, ToyModel(tight.facts))
+    found = memory_limited(tight, ToyModel(tight.facts))
     assert found
     for one in found:
         assert 0 < one.gain_seconds < tight.placement(one.stage).cost.total
@@ -39,5 +39,5 @@ def test_what_is_held_back_would_be_faster_and_lacks_room() -> None:
 
 @pytest.mark.parametrize("memory", [10, 12])
 def test_a_pinned_choice_is_held_back_only_from_what_the_pin_allows(memory: int) -> None:
-    found = held_back(plan(memory * MIB), ToyModel(small_facts(ranks_per_node=2)))
+    found = memory_limited(plan(memory * MIB), ToyModel(small_facts(ranks_per_node=2)))
     assert all(str(one.layout) == "tp1,pp1,dp2" for one in found if one.stage == "actor_train")

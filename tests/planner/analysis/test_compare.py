@@ -7,7 +7,7 @@ import pytest
 from meshwright.planner.analysis.compare import compare, step_ends, step_seconds
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.trace import Span
@@ -77,7 +77,7 @@ def test_a_simulated_plan_is_compared_with_its_own_period() -> None:
         assert row.measured_seconds == pytest.approx(row.predicted_seconds, rel=1e-9)
 
 
-@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
+@pytest.mark.parametrize("ahead", steps_ahead_patterns(PPO_GRAPH, 2), ids=str)
 def test_stages_that_work_ahead_of_the_first_turn_and_beyond_the_last_count_no_step_as_empty(ahead: StepsAhead) -> None:
     plan = random_plan(2, ahead=ahead)
     spans = simulate(plan, steps=6, traced=True).spans

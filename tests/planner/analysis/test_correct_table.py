@@ -14,12 +14,12 @@ from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.harness import Sample, points, record
+from meshwright.profiles.harness import TimingResult, points, record
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import (
-    Body,
     Provenance,
     Table,
+    TimedPass,
     Traffic,
     TrafficCorrection,
     read_table,
@@ -52,7 +52,7 @@ def profiled() -> Table:
     specs = {role: FACTS.models.spec(role) for role in PPO_GRAPH.roles}
     for point in points(PPO_GRAPH, specs, FACTS.workload, FACTS.cluster):
         seconds = 1e-3 * (1 + point.num_layers) * (1 + point.rows) * (1 + (point.tokens + point.context) / 100)
-        rows.append(record(point, Sample(median_seconds=seconds, spread_seconds=0.0, repeats=3)))
+        rows.append(record(point, TimingResult(median_seconds=seconds, spread_seconds=0.0, repeats=3)))
     return Table(provenance=provenance, measurements=tuple(rows))
 
 
@@ -179,7 +179,7 @@ def test_a_correction_says_where_it_comes_from_and_measurements_stay(plan: Plan,
     assert found.measurements == TABLE.measurements
     assert found.provenance == TABLE.provenance
     assert {(c.plan, c.num_steps, c.date) for c in found.corrections} == {(digest(plan), 2, DATE)}
-    assert {c.body for c in found.corrections} == set(Body)
+    assert {c.body for c in found.corrections} == set(TimedPass)
     write_table(tmp_path / "t.json", found)
     assert read_table(tmp_path / "t.json") == found
 
@@ -301,7 +301,7 @@ def test_a_step_that_took_longer_than_its_stages_is_charged_to_handovers() -> No
         assert found.rows[-1].measured_seconds == pytest.approx(1.5 * plan.period_seconds)
         assert found.rows[-1].after_seconds == pytest.approx(found.rows[-1].measured_seconds)
         assert predicted(plan, found.table) == seconds
-        assert [c.traffic for c in found.table.traffic if c.seconds] == [Traffic.HANDOVER]
+        assert [c.traffic for c in found.table.traffic if c.seconds] == [Traffic.TRANSFER]
 
 
 def test_collectives_are_corrected_where_stages_of_one_shape_exchange_differently() -> None:

@@ -6,10 +6,10 @@ from meshwright.planner.analysis.measured_calls import measured_latencies
 from meshwright.planner.environment.rewards import RewardLoad
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from tests.planner.jobs import small_facts
 
-CALLS = TimedCalls(called=Called(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
+CALLS = TimedCalls(called=CallKey(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
 
 
 def rewarded(latency: LatencySpec) -> Facts:

@@ -8,14 +8,14 @@ import pytest
 
 from meshwright.planner.analysis.oversampling import (
     best_wave,
-    drawn_waves,
-    is_open,
-    waves,
-    with_first_wave,
+    candidate_wave_sizes,
+    plan_chooses_wave,
+    sampled_waves,
+    with_average_wave,
     with_wave,
 )
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import schedule_rules
@@ -37,30 +37,30 @@ def sampled_facts(acceptance: float = 0.5, batch_size: int = 64) -> Facts:
 
 
 def planned(facts: Facts) -> Plan:
-    found = compile_plan(facts, model_of(facts))
+    found = compile_plan(facts, cost_model_of(facts))
     assert isinstance(found, Plan)
     return found
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return planned(with_first_wave(sampled_facts()))
+    return planned(with_average_wave(sampled_facts()))
 
 
 def test_waves_that_fill_a_batch_on_average_are_the_first_that_are_planned() -> None:
-    assert is_open(sampled_facts())
-    first = with_first_wave(sampled_facts())
-    assert not is_open(first)
+    assert plan_chooses_wave(sampled_facts())
+    first = with_average_wave(sampled_facts())
+    assert not plan_chooses_wave(first)
     assert first.workload.wave.batch_size == 128
 
 
 def test_the_chosen_wave_is_as_quick_as_any_that_is_weighed(plan: Plan) -> None:
-    best = best_wave(plan, model_of)
+    best = best_wave(plan, cost_model_of)
     assert verify(best) == ()
     assert best.period_seconds < plan.period_seconds
-    others = [planned(with_wave(plan.facts, size)).period_seconds for size in waves(plan.facts)]
+    others = [planned(with_wave(plan.facts, size)).period_seconds for size in candidate_wave_sizes(plan.facts)]
     assert best.period_seconds <= min(others) * 1.02
-    found = drawn_waves(best)
+    found = sampled_waves(best)
     assert found is not None
     assert found.num_waves < 1.5
     assert f"waves of {found.num_prompts} prompts" in found.sentences[0]
@@ -79,11 +79,11 @@ def test_groups_that_are_dropped_cost_a_step_its_time(plan: Plan) -> None:
     plain = planned(facts.model_copy(update={"workload": workload}))
     assert plan.placement(GENERATE).cost.total > plain.placement(GENERATE).cost.total
     assert plan.period_seconds > plain.period_seconds
-    assert drawn_waves(plain) is None
+    assert sampled_waves(plain) is None
 
 
 def test_chunks_and_batches_in_flight_do_not_go_with_waves() -> None:
-    facts = with_first_wave(sampled_facts())
+    facts = with_average_wave(sampled_facts())
     generate = facts.graph.by_name[GENERATE]
     broken = schedule_rules(facts, generate, Layout(dp=4), Schedule(generation_slots=32, batches_in_flight=2))
     assert "batches_in_flight=2 with dynamic sampling; use 1." in broken

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.analysis.replan import Paced, Replanned, Simulated, facts_from, replan
+from meshwright.planner.analysis.replan import PacedCostModel, Replanned, Simulated, facts_of_run, replan
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
@@ -99,17 +99,17 @@ def test_moving_is_earned_back_when_the_steps_have_saved_as_much() -> None:
 def test_a_pause_is_earned_back_too_and_what_a_search_leaves_open_or_was_off_earns_nothing() -> None:
     found = replace(replanned(FACTS), kept_seconds=2 * PLAN.period_seconds, moving=())
     saved = 2 * PLAN.period_seconds - found.plan.period_seconds
-    assert found.earned_after(0.0) == 0
-    assert found.earned_after(9.5 * saved) == 10
-    assert replace(found, off_by=0.9).earned_after(0.0) is None
+    assert found.payback_steps_with_pause(0.0) == 0
+    assert found.payback_steps_with_pause(9.5 * saved) == 10
+    assert replace(found, off_by=0.9).payback_steps_with_pause(0.0) is None
     for share, earns in ((0.995, False), (0.98, True)):
         new = found.plan.model_copy(update={"period_seconds": share * 2 * PLAN.period_seconds})
-        assert (replace(found, plan=new).earned_after(0.0) is not None) is earns
-    assert replace(found, kept_seconds=None).earned_after(1e9) == 0
+        assert (replace(found, plan=new).payback_steps_with_pause(0.0) is not None) is earns
+    assert replace(found, kept_seconds=None).payback_steps_with_pause(1e9) == 0
     half = replace(found, simulated=Simulated(kept_seconds=1.5 * saved, seconds=saved))
-    assert half.earned_after(9.5 * saved) == 19
+    assert half.payback_steps_with_pause(9.5 * saved) == 19
     slower = replace(found, simulated=Simulated(kept_seconds=1.0, seconds=1.1))
-    assert slower.earned_after(0.0) is None
+    assert slower.payback_steps_with_pause(0.0) is None
 
 
 def test_with_limits_the_answer_is_proven() -> None:
@@ -125,23 +125,23 @@ def test_what_fits_nowhere_is_said_in_a_sentence() -> None:
 
 
 def test_a_stage_that_was_slower_than_predicted_stays_so() -> None:
-    twice = Paced(ToyModel(FACTS), {"actor_generate": 2.0})
+    twice = PacedCostModel(ToyModel(FACTS), {"actor_generate": 2.0})
     placement = PLAN.placement("actor_generate")
     found = replan(PLAN, FACTS, twice)
     assert found.kept_seconds is not None
     assert found.kept_seconds > PLAN.period_seconds
-    kept = replan(PLAN, FACTS, Paced(ToyModel(FACTS), {}))
+    kept = replan(PLAN, FACTS, PacedCostModel(ToyModel(FACTS), {}))
     assert kept.kept_seconds == PLAN.period_seconds
     assert placement.cost.total > 0
 
 
 def test_lost_nodes_leave_the_others() -> None:
-    left = facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=1).cluster
+    left = facts_of_run(PLAN, FACTS, spans(PLAN), lost_nodes=1).cluster
     assert isinstance(left, Cluster)
     assert left.nodes == 1
-    assert facts_from(PLAN, FACTS, spans(PLAN)).cluster == FACTS.cluster
+    assert facts_of_run(PLAN, FACTS, spans(PLAN)).cluster == FACTS.cluster
     with pytest.raises(BadInput, match="--lost-nodes 2 leaves none of 2 nodes; use a smaller number"):
-        facts_from(PLAN, FACTS, spans(PLAN), lost_nodes=2)
+        facts_of_run(PLAN, FACTS, spans(PLAN), lost_nodes=2)
 
 
 @pytest.mark.check_all
@@ -172,21 +172,21 @@ def test_a_plan_for_the_lengths_that_are_met_is_as_much_faster_as_it_is_simulate
     fit in memory under the plan as it is."""
     facts = resolve(read_job(JOB), JOB.parent)
     facts = with_setting(facts, {"cluster.nodes": 2, "workload.batch_size": 256, "staleness": 2})
-    first = best_plan(facts, model_of(facts), limits=Limits(gap=0.05))
+    first = best_plan(facts, cost_model_of(facts), limits=Limits(gap=0.05))
     assert isinstance(first, Plan)
 
     def met(times: float) -> Facts:
         return with_setting(facts, {"workload.response.median": 512 * times, "workload.response.p99": 8192 * times})
 
     shorter, longer = met(1 / 3), met(3.0)
-    found = replan(first, shorter, model_of(shorter))
+    found = replan(first, shorter, cost_model_of(shorter))
     assert found.kept_seconds is not None
     assert found.earned_after_steps is not None
     assert found.earned_after_steps < 10
     kept, new = (
-        simulate(plan, Sampled(plan, model_of, seed=0), steps=20).steps.mean
-        for plan in (recost(first, shorter, model_of(shorter)), found.plan)
+        simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps.mean
+        for plan in (re_evaluate(first, shorter, cost_model_of(shorter)), found.plan)
     )
     assert new / kept == pytest.approx(found.plan.period_seconds / found.kept_seconds, abs=0.01)
     assert new < 0.97 * kept
-    assert "GiB for actor_generate" in replan(first, longer, model_of(longer)).broken
+    assert "GiB for actor_generate" in replan(first, longer, cost_model_of(longer)).broken

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.analysis.shown import RECENT, replan_and_simulate, replan_as_shown, shown_by
-from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.analysis.shown import RECENT_STEPS, observed_run, replan_and_simulate, replan_from_run
+from meshwright.planner.analysis.stated import mismatched_costs
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import call_in, model_of
+from meshwright.planner.plan.calls import cost_model_of, query_for_placement
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.errors import BadInput
@@ -23,7 +23,7 @@ FACTS = small_facts(batch_size=8)
 
 def planned(*pins: str) -> Plan:
     """The best plan under pins, which it does not keep when it is planned again."""
-    found = best_plan(FACTS, model_of(FACTS), pins=parse_pins(pins, FACTS.graph))
+    found = best_plan(FACTS, cost_model_of(FACTS), pins=parse_pins(pins, FACTS.graph))
     assert isinstance(found, Plan)
     return found.model_copy(update={"pins": ()})
 
@@ -34,7 +34,7 @@ OTHER = planned("actor_train.layout=tp2")
 
 def seconds_of(plan: Plan) -> dict[str, float]:
     """Of each stage, as its equations have it."""
-    return {p.stage: model_of(plan.facts).seconds(call_in(plan, p)).total for p in plan.placements}
+    return {p.stage: cost_model_of(plan.facts).seconds(query_for_placement(plan, p)).total for p in plan.placements}
 
 
 def write_steps(
@@ -80,47 +80,47 @@ def forget(directory: Path) -> Path:
 def test_the_last_steps_are_what_a_run_shows(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", PLAN)
     write_steps(PLAN, tmp_path / "trace.jsonl", range(30), {"critic_train": 9.0}, response=20.0)
-    write_steps(PLAN, tmp_path / "trace.jsonl", range(30, 31 + RECENT), response=60.0)
-    shown = shown_by(PLAN, tmp_path)
+    write_steps(PLAN, tmp_path / "trace.jsonl", range(30, 31 + RECENT_STEPS), response=60.0)
+    shown = observed_run(PLAN, tmp_path)
     assert shown.facts.workload.response_lengths.mean == pytest.approx(60.0, rel=0.02)
     assert shown.facts.workload.response.max == FACTS.workload.response.max
     assert shown.factors["critic_train"] == pytest.approx(shown.factors["actor_train"], rel=0.05)
 
 
 def test_a_layout_is_as_slow_as_it_was_when_the_run_had_it(tmp_path: Path) -> None:
-    shown = shown_by(OTHER, run_of_two_plans(tmp_path, before=5.0, now=2.0))
-    placement, usual = OTHER.placement("actor_train"), model_of(FACTS)
+    shown = observed_run(OTHER, run_of_two_plans(tmp_path, before=5.0, now=2.0))
+    placement, usual = OTHER.placement("actor_train"), cost_model_of(FACTS)
     layouts = (PLAN.placement("actor_train").layout, placement.layout, Layout.parse("pp2"))
-    calls = [call_in(OTHER, placement.model_copy(update={"layout": layout})) for layout in layouts]
+    calls = [query_for_placement(OTHER, placement.model_copy(update={"layout": layout})) for layout in layouts]
     times = [shown.model.seconds(call).total / usual.seconds(call).total for call in calls]
     assert times == pytest.approx([5.0, 2.0, 2.0])  # the last one is none that the run has had
     assert shown.model.least_seconds(calls[0].stage, calls[0].model, 2, 0) <= shown.model.seconds(calls[1]).total
 
 
 def test_what_a_plan_costs_at_the_paces_of_a_run_is_verified_by_them(tmp_path: Path) -> None:
-    plan = replan_as_shown(OTHER, run_of_two_plans(tmp_path, before=5.0, now=2.0)).plan
+    plan = replan_from_run(OTHER, run_of_two_plans(tmp_path, before=5.0, now=2.0)).plan
     paces = {placement.stage: placement.pace for placement in plan.placements}
     assert paces["actor_train"] == pytest.approx(2.0)
     write_plan(tmp_path / "next.json", plan)
-    assert misstated(read_plan(tmp_path / "next.json"), model_of(plan.facts)) == ()
+    assert mismatched_costs(read_plan(tmp_path / "next.json"), cost_model_of(plan.facts)) == ()
     hidden = tuple(placement.model_copy(update={"pace": 1.0}) for placement in plan.placements)
-    told = misstated(plan.model_copy(update={"placements": hidden}), model_of(plan.facts))
+    told = mismatched_costs(plan.model_copy(update={"placements": hidden}), cost_model_of(plan.facts))
     assert any(sentence.startswith("actor_train: its cost") for sentence in told)
 
 
 def test_a_plan_that_was_left_is_not_gone_back_to_for_what_it_promised(tmp_path: Path) -> None:
-    found = replan_as_shown(OTHER, run_of_two_plans(tmp_path, before=5.0, now=1.0))
+    found = replan_from_run(OTHER, run_of_two_plans(tmp_path, before=5.0, now=1.0))
     assert found.plan.placement("actor_train").layout != PLAN.placement("actor_train").layout
-    forgetful = replan_as_shown(OTHER, forget(tmp_path))
+    forgetful = replan_from_run(OTHER, forget(tmp_path))
     assert forgetful.plan.placement("actor_train").layout == PLAN.placement("actor_train").layout
 
 
 def test_a_plan_that_was_made_in_the_run_and_was_off_makes_another_less_credible(tmp_path: Path) -> None:
     run_of_two_plans(tmp_path, before=1.0, now=3.0)
-    found = replan_as_shown(OTHER, tmp_path)
+    found = replan_from_run(OTHER, tmp_path)
     assert found.kept_seconds is not None
     assert found.off_by == pytest.approx(1 - OTHER.period_seconds / found.kept_seconds, rel=1e-6)
-    assert replan_as_shown(OTHER, forget(tmp_path)).off_by == 0.0
+    assert replan_from_run(OTHER, forget(tmp_path)).off_by == 0.0
 
 
 def test_a_faster_plan_is_simulated_beside_the_one_before_and_any_other_is_not(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_a_faster_plan_is_simulated_beside_the_one_before_and_any_other_is_not(t
 def test_a_plan_that_was_left_before_a_whole_step_shows_nothing(tmp_path: Path) -> None:
     run_of_two_plans(tmp_path, before=1.0, now=1.0)
     (tmp_path / "trace-until-000004.jsonl").write_text("")
-    assert shown_by(OTHER, tmp_path).off_by == 0.0
+    assert observed_run(OTHER, tmp_path).relative_error == 0.0
 
 
 def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
     run_of_two_plans(tmp_path, before=1.0, now=1.0)
     with pytest.raises(BadInput, match="is a run of another plan"):
-        shown_by(PLAN, tmp_path)
+        observed_run(PLAN, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.analysis.stated import mismatched_costs
 from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan
@@ -23,11 +23,11 @@ def told(plan: Plan, **update: Any) -> tuple[str, ...]:
     """What is said of the plan with its first placement changed."""
     first, *others = plan.placements
     changed = plan.model_copy(update={"placements": (first.model_copy(update=update), *others)})
-    return misstated(changed, ToyModel(plan.facts))
+    return mismatched_costs(changed, ToyModel(plan.facts))
 
 
 def test_a_plan_states_what_its_model_says(plan: Plan) -> None:
-    assert misstated(plan, ToyModel(plan.facts)) == ()
+    assert mismatched_costs(plan, ToyModel(plan.facts)) == ()
 
 
 def test_an_amount_is_told_with_its_term_and_what_it_is(plan: Plan) -> None:
@@ -62,6 +62,8 @@ def test_tails_bytes_and_what_messages_cost_are_stated_too(plan: Plan) -> None:
     model = ToyModel(plan.facts)
     edge, refit = plan.edges[0], plan.refits[0]
     heavier = plan.model_copy(update={"edges": (edge.model_copy(update={"bytes": 1.0}), *plan.edges[1:])})
-    assert misstated(heavier, model)[0].startswith("the edge actor_generate -> reward_score: what it moves is stated")
+    assert mismatched_costs(heavier, model)[0].startswith(
+        "the edge actor_generate -> reward_score: what it moves is stated"
+    )
     dearer = plan.model_copy(update={"refits": (refit.model_copy(update={"cost": Cost()}), *plan.refits[1:])})
-    assert misstated(dearer, model)[0].startswith(f"the refit of {refit.target}: its cost is stated as nothing")
+    assert mismatched_costs(dearer, model)[0].startswith(f"the refit of {refit.target}: its cost is stated as nothing")

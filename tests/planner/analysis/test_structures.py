@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from meshwright.planner.analysis.structures import best_structures, every_plan
+from meshwright.planner.analysis.structures import best_structures, whole_space_search
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
@@ -35,7 +35,7 @@ def best(*pins: Pin) -> Plan | None:
 def found() -> tuple[Plan, ...]:
     first = best()
     assert first is not None
-    search = every_plan(first, RandomModel(4, 2**20), Limits(gap=0.0))
+    search = whole_space_search(first, RandomModel(4, 2**20), Limits(gap=0.0))
     return best_structures(first, FIXED, search, count=4)
 
 

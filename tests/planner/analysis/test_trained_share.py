@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
-from meshwright.planner.analysis.trained_share import adapted
+from meshwright.planner.analysis.trained_share import adapter_summary
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
@@ -19,10 +19,10 @@ PLANS = [random_plan(seed, adapted_facts(small_facts(memory_bytes=2**50))) for s
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_reference_is_told_with_the_stage_whose_copy_it_uses_or_as_apart(plan: Plan) -> None:
-    found, owner = adapted(plan), plan.copy_of("ref_logprob")
+    found, owner = adapter_summary(plan), plan.copy_of("ref_logprob")
     assert found is not None
     assert found.copy_bytes == plan.placement("ref_logprob").resident.amount(WEIGHTS)
-    assert found.trained_params == plan.facts.models.actor.trained_params
+    assert found.trained_params == plan.facts.models.actor.trainable_params
     if owner == "ref_logprob":
         assert (found.serves, found.apart) == ((), ("ref_logprob",))
     else:
@@ -30,17 +30,17 @@ def test_the_reference_is_told_with_the_stage_whose_copy_it_uses_or_as_apart(pla
 
 
 def test_both_are_among_the_plans() -> None:
-    assert {bool(adapted(plan).serves) for plan in PLANS} == {True, False}  # type: ignore[union-attr]
+    assert {bool(adapter_summary(plan).serves) for plan in PLANS} == {True, False}  # type: ignore[union-attr]
 
 
 def test_of_a_plan_without_an_adapter_nothing_is_told() -> None:
-    assert adapted(random_plan(0)) is None
+    assert adapter_summary(random_plan(0)) is None
 
 
 def test_the_report_says_so() -> None:
     facts = adapted_facts(small_facts(memory_bytes=2**50))
     plan = random_plan(0, facts, model_of(facts))
-    found = adapted(plan)
+    found = adapter_summary(plan)
     assert found is not None
     text = report(Contents(plan=plan, simulation=simulate(plan, steps=2, traced=True)))
     assert all(sentence in text.replace("&#x27;", "'") for sentence in found.sentences)

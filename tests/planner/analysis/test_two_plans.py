@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.analysis.two_plans import two_plans
+from meshwright.planner.analysis.two_plans import compare_plans
 from meshwright.planner.plan.settings import with_setting
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
@@ -11,7 +11,7 @@ from tests.planner.plans import random_plan
 
 def test_a_plan_is_like_itself() -> None:
     plan = random_plan(0)
-    found = two_plans(plan, plan)
+    found = compare_plans(plan, plan)
     assert found.difference.step_seconds == 0
     assert found.facts == ()
     assert all(row.one == row.other for row in found.stages)
@@ -22,7 +22,7 @@ def test_what_differs_is_told_of_both() -> None:
     facts = small_facts(memory_bytes=2**50)
     longer = with_setting(facts, {"workload.batch_size": 32})
     one, other = random_plan(0, facts, model_of(facts)), random_plan(1, longer, model_of(longer))
-    found = two_plans(one, other)
+    found = compare_plans(one, other)
     assert found.difference.step_seconds == other.period_seconds - one.period_seconds
     assert [(fact.key, fact.one, fact.other) for fact in found.facts] == [("workload.batch_size", 16, 32)]
     for row in found.stages:
@@ -34,8 +34,8 @@ def test_what_differs_is_told_of_both() -> None:
 def test_costs_of_other_tables_and_loose_proofs_are_told() -> None:
     plan = random_plan(0)
     measured = plan.model_copy(update={"digests": {**plan.digests, "profile": "0" * 64}})
-    notes = two_plans(plan, measured).notes
+    notes = compare_plans(plan, measured).notes
     assert any("different tables" in note for note in notes)
     assert any("not closer" in note for note in notes)
     proven = plan.model_copy(update={"solver": plan.solver.model_copy(update={"gap": 0.01})})
-    assert two_plans(proven, proven).notes == ()
+    assert compare_plans(proven, proven).notes == ()

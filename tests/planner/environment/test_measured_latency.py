@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.environment.measured_latency import from_plan, from_table, open_calls
+from meshwright.planner.environment.measured_latency import from_plan, from_table, unstated_calls
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.environment.tool import Tool
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
@@ -27,7 +27,7 @@ def workload(**stated: Any) -> Workload:
 
 
 def timed(kind: Any, target: str, batch_size: int = 1) -> TimedCalls:
-    called = Called(kind=kind, target=target, batch_size=batch_size)
+    called = CallKey(kind=kind, target=target, batch_size=batch_size)
     return TimedCalls(called=called, seconds=(0.1, 0.3), date="2026-11-25")
 
 
@@ -51,9 +51,9 @@ def test_calls_of_another_number_of_samples_are_not_its_own() -> None:
 
 
 def test_what_has_to_be_called_is_what_is_open() -> None:
-    assert open_calls([OPEN, STATED], TOOL, workload()) == (CALLS[0].called, CALLS[2].called)
-    assert open_calls([STATED], TOOL, workload(latency_seconds=LatencySpec(fixed=0.1))) == ()
-    assert open_calls([], TOOL, Workload.model_validate({**dict(workload()), "turns": None})) == ()
+    assert unstated_calls([OPEN, STATED], TOOL, workload()) == (CALLS[0].called, CALLS[2].called)
+    assert unstated_calls([STATED], TOOL, workload(latency_seconds=LatencySpec(fixed=0.1))) == ()
+    assert unstated_calls([], TOOL, Workload.model_validate({**dict(workload()), "turns": None})) == ()
 
 
 @pytest.mark.parametrize("latency", [LatencySpec(fixed=5.0), CALLS[0].latency])

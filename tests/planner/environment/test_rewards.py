@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.environment.rewards import BUILT_IN, Reward, require_names_once
+from meshwright.planner.environment.rewards import BUILT_IN, Reward, require_unique_names
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 
@@ -38,6 +38,6 @@ def test_a_judge_needs_no_processor_of_the_host() -> None:
 
 def test_a_name_that_two_rewards_have_is_refused() -> None:
     one = Reward(name="one", function="exact_match")
-    require_names_once([one])
+    require_unique_names([one])
     with pytest.raises(ValueError, match="the name one is given 2 times"):
-        require_names_once([one, one])
+        require_unique_names([one, one])

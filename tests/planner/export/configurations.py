@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from meshwright.planner.export.trainer import ExportInput, OtherTrainer, Value
+from meshwright.planner.export.trainer import ConfigValue, ExportInput, OtherTrainer
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.ways import Way
-from meshwright.planner.export.within import within
+from meshwright.planner.export.ways import DeploymentMode
+from meshwright.planner.export.within import best_expressible_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
@@ -18,7 +18,7 @@ from tests.planner.drawn import model_of
 from tests.planner.export.plans import best, facts_of
 
 
-def configuration(name: str, plan: Plan | None = None) -> dict[str, Value]:
+def configuration(name: str, plan: Plan | None = None) -> dict[str, ConfigValue]:
     """Of a plan, by default the best one of a synchronous job; every key is one that the trainer knows."""
     trainer, origin = TRAINERS[name], ExportInput(plan=plan or best(name).plan)
     settings = list(trainer.settings(origin))
@@ -29,14 +29,14 @@ def configuration(name: str, plan: Plan | None = None) -> dict[str, Value]:
 @cache
 def plan_ahead(name: str, algorithm: Algorithm = "ppo") -> Plan:
     """The best plan in which generation works a step ahead of the training."""
-    facts = TRAINERS[name].generating(facts_of(staleness=1, algorithm=algorithm))
-    found = within(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
+    facts = TRAINERS[name].with_engine(facts_of(staleness=1, algorithm=algorithm))
+    found = best_expressible_plan(_ahead(TRAINERS[name]), facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found.plan
 
 
 def _ahead(trainer: OtherTrainer) -> OtherTrainer:
-    def ways(facts: Facts) -> Iterator[Way]:
-        return (way for way in trainer.ways(facts) if way.steps_ahead)
+    def ways(facts: Facts) -> Iterator[DeploymentMode]:
+        return (way for way in trainer.modes(facts) if way.steps_ahead)
 
-    return replace(trainer, ways=ways)
+    return replace(trainer, modes=ways)

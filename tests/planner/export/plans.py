@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import Within, within
+from meshwright.planner.export.within import TrainerPlan, best_expressible_plan
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
@@ -28,9 +28,9 @@ def facts_of(*, staleness: int = 0, ranks_per_node: int = 4, algorithm: Algorith
 
 
 @cache
-def best(name: str, staleness: int = 0, algorithm: Algorithm = "ppo") -> Within:
+def best(name: str, staleness: int = 0, algorithm: Algorithm = "ppo") -> TrainerPlan:
     """The best plan of such a job that a trainer can say."""
-    facts = TRAINERS[name].generating(facts_of(staleness=staleness, algorithm=algorithm))
-    found = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
+    facts = TRAINERS[name].with_engine(facts_of(staleness=staleness, algorithm=algorithm))
+    found = best_expressible_plan(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.3))
     assert found is not None
     return found

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.export.exported import exported
+from meshwright.planner.export.exported import export
 from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
@@ -35,7 +35,7 @@ def no_model(_facts: Facts) -> CostModel:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -> None:
     plan = best(name, staleness).plan
-    found = exported(TRAINERS[name], plan, no_model)
+    found = export(TRAINERS[name], plan, no_model)
     assert found is not None
     assert found.plan == plan
     assert (found.unsaid, found.lost_seconds) == ((), 0.0)
@@ -44,38 +44,38 @@ def test_what_a_trainer_can_say_is_written_as_it_is(name: str, staleness: int) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_cannot_say_is_listed_and_priced(name: str) -> None:
-    facts = TRAINERS[name].generating(facts_of())
+    facts = TRAINERS[name].with_engine(facts_of())
     plan = random_plan(3, facts, model_of(facts))
-    found = exported(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
+    found = export(TRAINERS[name], plan, model_of, limits=Limits(gap=0.3))
     assert found is not None
     assert found.unsaid
     assert found.lost_seconds == found.plan.period_seconds - plan.period_seconds
-    again = exported(TRAINERS[name], found.plan, no_model)
+    again = export(TRAINERS[name], found.plan, no_model)
     assert again is not None
     assert again.unsaid == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_has_an_origin_and_stands_once(name: str) -> None:
-    found = exported(TRAINERS[name], best(name).plan, no_model)
+    found = export(TRAINERS[name], best(name).plan, no_model)
     assert found is not None
-    told = json.loads(found.told())
+    told = json.loads(found.to_json())
     keys = [setting["key"] for setting in told["settings"]]
     assert len(set(keys)) == len(keys) > 30
     assert all(setting["origin"] for setting in told["settings"])
-    assert told["trainer"] == TRAINERS[name].told
+    assert told["trainer"] == TRAINERS[name].label
 
 
 def test_a_job_that_it_cannot_hold_has_no_export() -> None:
     facts = small_facts(memory_bytes=2**10)
     plan = random_plan(0, facts, model_of(facts))
-    assert exported(TRAINERS["openrlhf"], plan, model_of) is None
+    assert export(TRAINERS["openrlhf"], plan, model_of) is None
 
 
 @pytest.mark.parametrize(("name", "algorithm"), WRITTEN)
 def test_a_plan_without_a_critic_is_written_without_one(name: str, algorithm: Algorithm) -> None:
     plan = best(name, algorithm=algorithm).plan
-    found = exported(TRAINERS[name], plan, no_model)
+    found = export(TRAINERS[name], plan, no_model)
     assert found is not None
     assert found.plan == plan
     said = {setting.key: setting.value for setting in found.settings if setting.value is not False}
@@ -89,16 +89,16 @@ def test_a_plan_without_a_critic_is_written_without_one(name: str, algorithm: Al
 def test_an_algorithm_that_is_not_written_for_a_trainer_is_refused_by_name() -> None:
     plan = best("nemo-rl", algorithm="grpo").plan
     with pytest.raises(BadInput, match="algorithm=grpo is not written for nemo-rl, only ppo; run the plan here"):
-        exported(TRAINERS["nemo-rl"], plan, no_model)
+        export(TRAINERS["nemo-rl"], plan, no_model)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_is_priced_with_what_the_trainer_generates_with(name: str) -> None:
     trainer, ours = TRAINERS[name], best(name).plan.facts.model_copy(update={"engine": "meshwright-eager"})
-    plan = recost(best(name).plan, ours, model_of(ours))
-    found = exported(trainer, plan, model_of)
+    plan = re_evaluate(best(name).plan, ours, model_of(ours))
+    found = export(trainer, plan, model_of)
     assert found is not None
-    assert found.plan.facts.engine == trainer.engine == json.loads(found.told())["engine"]
+    assert found.plan.facts.engine == trainer.engine == json.loads(found.to_json())["engine"]
     assert found.plan.period_seconds > plan.period_seconds  # the host of an engine that serves has more to do
     assert found.lost_seconds == 0.0
     assert verify(found.plan) == ()

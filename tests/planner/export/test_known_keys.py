@@ -14,7 +14,7 @@ def test_keys_say_where_and_of_which_version_they_were_read(name: str) -> None:
     assert known.trainer == name
     assert known.source
     assert known.version
-    assert known.version in TRAINERS[name].told
+    assert known.version in TRAINERS[name].label
     assert len(known.keys) > 60
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.export.exported import Exported, exported
+from meshwright.planner.export.exported import Exported, export
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import within
+from meshwright.planner.export.within import best_expressible_plan
 from meshwright.planner.imports.readers import READERS
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
@@ -33,10 +33,10 @@ def paid_by_a_function(*rewards: Reward) -> Facts:
 
 def exported_to(name: str) -> Exported:
     trainer = TRAINERS[name]
-    facts = trainer.generating(paid_by_a_function())
-    best = within(trainer, facts, model_of(facts), limits=Limits(gap=0.3))
+    facts = trainer.with_engine(paid_by_a_function())
+    best = best_expressible_plan(trainer, facts, model_of(facts), limits=Limits(gap=0.3))
     assert best is not None
-    found = exported(trainer, best.plan, model_of)
+    found = export(trainer, best.plan, model_of)
     assert found is not None
     return found
 
@@ -48,10 +48,10 @@ def test_a_function_goes_to_a_trainer_and_comes_back(tmp_path: Path, name: str) 
     for file, text in found.files.items():
         (tmp_path / file).write_text(text)
     again = READERS[name].read(tmp_path / "run.sh")
-    assert again.words["algorithm"] == "grpo"
-    assert again.words["reward.function"] == "reward:score"
-    assert "models.reward" not in again.words
-    assert again.named == {}
+    assert again.by_name["algorithm"] == "grpo"
+    assert again.by_name["reward.function"] == "reward:score"
+    assert "models.reward" not in again.by_name
+    assert again.unmodelled == {}
 
 
 def test_the_hook_of_verl_and_slime_gives_the_function_a_sample_and_the_trainer_its_score() -> None:
@@ -79,6 +79,6 @@ def test_what_no_hook_can_say_is_refused() -> None:
     two = (Reward(name="one", function="a:b"), Reward(name="two", function="a:c"))
     for name in HOOKED:
         with pytest.raises(BadInput, match=r"judges behind a URL \(judge\)"):
-            TRAINERS[name].require_sayable(paid_by_a_function(judge))
+            TRAINERS[name].require_expressible(paid_by_a_function(judge))
         with pytest.raises(BadInput, match=r"several rewards together \(one, two\)"):
-            TRAINERS[name].require_sayable(paid_by_a_function(*two))
+            TRAINERS[name].require_expressible(paid_by_a_function(*two))

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 
 from meshwright.planner.export.shares import (
-    engine_share,
-    machines,
+    engine_memory_share,
     megatron_degrees,
     mini_batch,
+    pool_nodes,
     token_budget,
     token_budget_origin,
-    uneven_ends,
+    uneven_stage_layers,
 )
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
@@ -31,7 +31,7 @@ def plan_on(nodes: int, ranks_per_node: int) -> Plan:
 def test_machines_are_whole_nodes_or_a_part_of_one() -> None:
     for plan in (plan_on(1, 8), plan_on(4, 2)):
         for placement in plan.placements:
-            nodes, per_node = machines(plan, placement.stage)
+            nodes, per_node = pool_nodes(plan, placement.stage)
             assert nodes * per_node == plan.pool_of(placement.stage).num_ranks
             assert per_node <= plan.facts.cluster.ranks_per_node
 
@@ -78,12 +78,12 @@ def test_degrees_of_experts_are_those_of_megatron() -> None:
 
 
 def test_an_engine_has_a_share_of_the_device_between_a_tenth_and_nearly_all() -> None:
-    assert 0.1 <= engine_share(plan_on(1, 4)) <= 0.95
+    assert 0.1 <= engine_memory_share(plan_on(1, 4)) <= 0.95
 
 
 def test_even_stages_have_no_ends_of_their_own() -> None:
     plan = plan_on(1, 4)
-    assert all(uneven_ends(plan, placement.stage) is None for placement in plan.placements)
+    assert all(uneven_stage_layers(plan, placement.stage) is None for placement in plan.placements)
 
 
 def test_the_ends_of_uneven_stages_are_those_of_the_plan() -> None:
@@ -92,7 +92,7 @@ def test_the_ends_of_uneven_stages_are_those_of_the_plan() -> None:
     train = plan.placement("actor_train").model_copy(update={"layout": Layout(pp=4)})
     others = (one for one in plan.placements if one.stage != "actor_train")
     deeper = plan.model_copy(update={"facts": facts, "placements": (*others, train)})
-    assert uneven_ends(deeper, "actor_train") == (2, 1)
+    assert uneven_stage_layers(deeper, "actor_train") == (2, 1)
 
 
 def test_a_cap_of_tokens_is_the_budget() -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 import yaml
 
-from meshwright.planner.export.texts import flags, nested, overrides, script
+from meshwright.planner.export.texts import flags, nested_yaml, overrides, script
 from meshwright.planner.export.trainer import KeyValue
 
 FOUND = (
@@ -37,7 +37,7 @@ def test_flags_come_to_the_command_where_they_are_set() -> None:
 
 
 def test_nested_settings_are_read_back() -> None:
-    text = nested(FOUND)
+    text = nested_yaml(FOUND)
     expected = {"a": {"b": 2, "c": {"path": "models/it's here"}}, "is_on": True, "is_off": False, "none": None}
     assert yaml.safe_load(text) == expected
     assert "  b: 2  # layout.tp\n" in text

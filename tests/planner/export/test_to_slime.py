@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import yaml
 
-from meshwright.planner.export.exported import exported
+from meshwright.planner.export.exported import export
 from meshwright.planner.export.trainers import TRAINERS
 from tests.planner.drawn import model_of
 from tests.planner.export.configurations import configuration, plan_ahead
@@ -21,14 +21,14 @@ def test_critic_and_reference_have_the_ranks_and_degrees_of_the_actor() -> None:
 def test_generation_ahead_excludes_colocation() -> None:
     assert configuration("slime")["colocate"] is True
     assert configuration("slime", plan_ahead("slime"))["colocate"] is False
-    found = exported(TRAINERS["slime"], plan_ahead("slime"), model_of)
+    found = export(TRAINERS["slime"], plan_ahead("slime"), model_of)
     assert found is not None
     assert "train_async.py" in found.files["run.sh"]
 
 
 def test_engines_have_all_ranks_of_the_rollout_and_one_model_learns() -> None:
     for plan in (best("slime").plan, plan_ahead("slime")):
-        found = exported(TRAINERS["slime"], plan, model_of)
+        found = export(TRAINERS["slime"], plan, model_of)
         assert found is not None
         models = yaml.safe_load(found.files["sglang.yaml"])["sglang"]
         groups = [group for model in models for group in model["server_groups"]]

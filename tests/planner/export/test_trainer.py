@@ -32,7 +32,7 @@ def test_paths_are_those_of_the_job_or_names() -> None:
 
 
 def test_a_trainer_is_told_with_the_version_that_is_known() -> None:
-    assert TRAINERS["verl"].told == "verl 0.9.1"
+    assert TRAINERS["verl"].label == "verl 0.9.1"
     assert [trainer.name for trainer in TRAINERS.values()] == list(TRAINERS)
 
 
@@ -40,15 +40,15 @@ def test_rewards_on_hosts_are_not_written_for_any_trainer() -> None:
     facts = random_plan(0).facts
     scored = facts.model_copy(update={"rewards": (Reward(name="exact", function="exact_match").load,)})
     for trainer in TRAINERS.values():
-        trainer.require_sayable(facts)
+        trainer.require_expressible(facts)
         with pytest.raises(BadInput, match=rf"several rewards together \(exact\) are not written for {trainer.name}"):
-            trainer.require_written(scored)
+            trainer.require_exportable(scored)
 
 
 def test_a_trainer_generates_with_its_engine_or_with_another_that_it_has_and_the_job_names() -> None:
     facts = random_plan(0).facts
     served = facts.model_copy(update={"engine": "sglang"})
-    found = {name: (t.generating(facts).engine, t.generating(served).engine) for name, t in TRAINERS.items()}
+    found = {name: (t.with_engine(facts).engine, t.with_engine(served).engine) for name, t in TRAINERS.items()}
     assert found == {
         "verl": ("vllm", "sglang"),
         "nemo-rl": ("vllm", "vllm"),
@@ -63,7 +63,7 @@ def test_rollouts_of_several_turns_are_not_written_for_any_trainer() -> None:
     told = facts.model_copy(update={"workload": facts.workload.model_copy(update={"turns": turns})})
     for trainer in TRAINERS.values():
         with pytest.raises(BadInput, match=rf"up to 30 turns with a tool .* are not written for {trainer.name}"):
-            trainer.require_written(told)
+            trainer.require_exportable(told)
 
 
 def test_a_distillation_is_not_written_for_any_trainer() -> None:
@@ -71,7 +71,7 @@ def test_a_distillation_is_not_written_for_any_trainer() -> None:
     for trainer in TRAINERS.values():
         sentence = rf"from teachers \(teacher, teacher_2\) is not written for {trainer.name}; plan and run the job"
         with pytest.raises(BadInput, match=sentence):
-            trainer.require_sayable(facts)
+            trainer.require_expressible(facts)
 
 
 def test_an_adapter_is_not_written_for_any_trainer() -> None:
@@ -80,12 +80,12 @@ def test_an_adapter_is_not_written_for_any_trainer() -> None:
         with pytest.raises(
             BadInput, match=f"adapter of rank 4 is not written for {trainer.name}; plan and run the job"
         ):
-            trainer.require_written(facts)
+            trainer.require_exportable(facts)
 
 
 def test_8_bit_floats_are_written_for_verl_alone() -> None:
     facts = quantised_facts()
-    TRAINERS["verl"].require_written(facts)
+    TRAINERS["verl"].require_exportable(facts)
     for name in ("nemo-rl", "openrlhf", "slime"):
         with pytest.raises(BadInput, match=f"generation_weights=fp8 is not written for {name}; plan and run the job"):
-            TRAINERS[name].require_sayable(facts)
+            TRAINERS[name].require_expressible(facts)

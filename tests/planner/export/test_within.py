@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.compile import best_plan
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import within
+from meshwright.planner.export.within import best_expressible_plan
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
@@ -25,14 +25,14 @@ from tests.planner.jobs import small_facts
 def test_the_plan_is_valid_keeps_its_way_and_has_a_bound(name: str, staleness: int, algorithm: Algorithm) -> None:
     found = best(name, staleness, algorithm)
     assert verify(found.plan) == ()
-    assert list(found.way.broken(found.plan)) == []
+    assert list(found.mode.inexpressible(found.plan)) == []
     assert found.plan.solver.bound_seconds <= found.plan.period_seconds
     assert found.plan.ahead[GENERATE] <= staleness
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
-    facts = TRAINERS[name].generating(facts_of())
+    facts = TRAINERS[name].with_engine(facts_of())
     free = best_plan(facts, model_of(facts), limits=Limits(gap=0.0))
     assert isinstance(free, Plan)
     assert best(name).plan.period_seconds >= free.period_seconds * (1 - 1e-9)
@@ -40,26 +40,28 @@ def test_no_plan_of_a_trainer_is_better_than_the_best_of_all(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_bound_holds_for_other_plans_that_it_can_say(name: str) -> None:
-    facts = TRAINERS[name].generating(facts_of())
-    exact = within(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
+    facts = TRAINERS[name].with_engine(facts_of())
+    exact = best_expressible_plan(TRAINERS[name], facts, model_of(facts), limits=Limits(gap=0.0))
     assert exact is not None
     assert best(name).plan.solver.bound_seconds <= exact.plan.period_seconds * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["verl", "slime"])
 def test_micro_batches_that_have_to_be_alike_may_be_capped_by_tokens(name: str) -> None:
-    facts = TRAINERS[name].generating(facts_of())
+    facts = TRAINERS[name].with_engine(facts_of())
     tail = facts.workload.model_copy(update={"response": LengthSpec(max=2048, median=64, p99=512)})
     facts = facts.model_copy(update={"workload": tail})
     pins = parse_pins(("critic_train.micro_batch_tokens!=0",), facts.graph)
-    found = within(TRAINERS[name], facts, model_of(facts), pins=pins)
+    found = best_expressible_plan(TRAINERS[name], facts, model_of(facts), pins=pins)
     assert found is not None
     assert found.plan.placement("critic_train").schedule.micro_batch_tokens
-    assert list(found.way.broken(found.plan)) == []
+    assert list(found.mode.inexpressible(found.plan)) == []
 
 
 def test_a_job_that_no_way_fits_has_no_plan_and_every_way_is_told() -> None:
     facts = small_facts(memory_bytes=2**10)
     told: list[tuple[int, int]] = []
-    assert within(TRAINERS["verl"], facts, model_of(facts), progress=lambda *one: told.append(one)) is None
+    assert (
+        best_expressible_plan(TRAINERS["verl"], facts, model_of(facts), progress=lambda *one: told.append(one)) is None
+    )
     assert [done for done, _ in told] == list(range(told[0][1]))

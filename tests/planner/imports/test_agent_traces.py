@@ -33,9 +33,9 @@ def written(path: Path, *rollouts: Any) -> Path:
 
 def test_what_stands_before_between_and_in_turns_is_counted(tmp_path: Path) -> None:
     found = read_agent_trace(written(tmp_path / "t.jsonl", {"messages": ROLLOUT}), words)
-    assert (found.prompts, found.numbers, found.drawn, found.told) == ((8,), (2,), (2, 1), (3,))
-    assert found.seconds == (2.5,)
-    assert found.longest == 6
+    assert (found.prompt_tokens, found.num_turns, found.turn_tokens, found.tool_tokens) == ((8,), (2,), (2, 1), (3,))
+    assert found.latency_seconds == (2.5,)
+    assert found.max_tokens == 6
 
 
 @pytest.mark.parametrize("key", ["messages", "trajectory", "history"])
@@ -56,7 +56,7 @@ def test_the_time_of_a_tool_may_be_written_as_a_date(tmp_path: Path) -> None:
         {"role": "tool", "content": "ok", "timestamp": "2026-01-01T00:01:00Z"},
         {"role": "assistant", "content": "done"},
     ]
-    assert read_agent_trace(written(tmp_path / "t.jsonl", {"messages": dated}), words).seconds == (60.0,)
+    assert read_agent_trace(written(tmp_path / "t.jsonl", {"messages": dated}), words).latency_seconds == (60.0,)
 
 
 def test_an_answer_of_several_messages_has_taken_until_the_last_of_them(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_answer_of_several_messages_has_taken_until_the_last_of_them(tmp_path
         {"role": "user", "content": "thanks", "timestamp": 99.0},
     ]
     found = read_agent_trace(written(tmp_path / "t.jsonl", {"messages": spoken}), words)
-    assert (found.seconds, found.told) == ((4.0,), (2,))
+    assert (found.latency_seconds, found.tool_tokens) == ((4.0,), (2,))
 
 
 def test_many_numbers_are_told_by_the_means_of_their_parts(tmp_path: Path) -> None:

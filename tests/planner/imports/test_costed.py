@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.costed import imported
+from meshwright.planner.imports.costed import evaluate_config
 from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import Configured, Said
+from meshwright.planner.imports.said import ParsedConfig, ParsedField
 from meshwright.planner.plan.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm
@@ -36,20 +36,25 @@ def test_what_was_exported_costs_the_same_when_it_is_imported(
     reader = READERS[name]
     configured = reader.read(written(name, plan, tmp_path))
     assert configured.algorithm == algorithm
-    found = imported(reader, configured, plan.facts, model_of, limits=Limits(gap=0.05))
+    found = evaluate_config(reader, configured, plan.facts, model_of, limits=Limits(gap=0.05))
     assert found.plan is not None
     assert found.plan.period_seconds == pytest.approx(plan.period_seconds, rel=0.01)
-    assert found.within is not None
+    assert found.best_in_trainer is not None
     assert found.best is not None
-    assert found.best.period_seconds <= found.within.period_seconds * (1 + 1e-9)
+    assert found.best.period_seconds <= found.best_in_trainer.period_seconds * (1 + 1e-9)
 
 
 def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_is_left_free(tmp_path: Path) -> None:
     plan = plan_of("verl", 0)
     configured = READERS["verl"].read(written("verl", plan, tmp_path))
-    said = [one for one in configured.said if not one.what.startswith("ref_logprob.")]
-    said += [Said("ref_logprob.micro_batch_size", 3, ("a.b",)), Said("ref_logprob.layout", "tp3", ("c.d",))]
-    found = imported(READERS["verl"], replace(configured, said=tuple(said)), facts_of(), model_of, limits=LIMITS)
+    said = [one for one in configured.fields if not one.what.startswith("ref_logprob.")]
+    said += [
+        ParsedField("ref_logprob.micro_batch_size", 3, ("a.b",)),
+        ParsedField("ref_logprob.layout", "tp3", ("c.d",)),
+    ]
+    found = evaluate_config(
+        READERS["verl"], replace(configured, fields=tuple(said)), facts_of(), model_of, limits=LIMITS
+    )
     assert found.plan is not None
     assert found.plan.placement("ref_logprob").schedule.micro_batch_size == 2
     assert "a.b: ref_logprob.micro_batch_size=3 is read as 2" in found.notes
@@ -58,13 +63,13 @@ def test_a_number_that_is_not_legal_is_read_as_a_smaller_one_and_what_cannot_be_
 
 def test_searches_end_when_their_time_is_over_and_what_was_not_found_is_said(tmp_path: Path) -> None:
     configured = READERS["verl"].read(written("verl", plan_of("verl", 0), tmp_path))
-    found = imported(READERS["verl"], configured, facts_of(), model_of, search_seconds=1e-6)
-    assert (found.plan, found.within, found.best) == (None, None, None)
+    found = evaluate_config(READERS["verl"], configured, facts_of(), model_of, search_seconds=1e-6)
+    assert (found.plan, found.best_in_trainer, found.best) == (None, None, None)
     assert any(
         "not known how long a step of the configuration takes: no plan was found in 1e-06 s" in n for n in found.notes
     )
-    slower = imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS, search_seconds=60.0)
-    assert slower.plan == imported(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS).plan
+    slower = evaluate_config(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS, search_seconds=60.0)
+    assert slower.plan == evaluate_config(READERS["verl"], configured, facts_of(), model_of, limits=LIMITS).plan
 
 
 def test_a_cap_of_tokens_is_read_as_it_is_or_as_the_next_smaller_and_where_tokens_do_not_decide_as_rows(
@@ -74,9 +79,11 @@ def test_a_cap_of_tokens_is_read_as_it_is_or_as_the_next_smaller_and_where_token
     configured = READERS["verl"].read(written("verl", plan, tmp_path))
     stages = ("reward_score", "ref_logprob", "actor_train")
     dropped = ("micro_batch_size", "micro_batch_tokens")
-    said = [one for one in configured.said if one.what not in {f"{s}.{key}" for s in stages for key in dropped}]
-    said += [Said(f"{s}.micro_batch_tokens", n, (s,)) for s, n in zip(stages, (500, 100, 10**6), strict=True)]
-    found = imported(READERS["verl"], replace(configured, said=tuple(said)), facts_of(), model_of, limits=LIMITS)
+    said = [one for one in configured.fields if one.what not in {f"{s}.{key}" for s in stages for key in dropped}]
+    said += [ParsedField(f"{s}.micro_batch_tokens", n, (s,)) for s, n in zip(stages, (500, 100, 10**6), strict=True)]
+    found = evaluate_config(
+        READERS["verl"], replace(configured, fields=tuple(said)), facts_of(), model_of, limits=LIMITS
+    )
     assert found.plan is not None
     longest = facts_of().workload.max_tokens
     assert found.plan.placement("reward_score").schedule.micro_batch_tokens == 500
@@ -91,7 +98,7 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
     plan = plan_of("openrlhf", 0)
     configured = READERS["openrlhf"].read(written("openrlhf", plan, tmp_path))
     told: list[str] = []
-    found = imported(
+    found = evaluate_config(
         READERS["openrlhf"],
         configured,
         small_facts(memory_bytes=2**10, num_minibatches=2),
@@ -99,7 +106,7 @@ def test_a_configuration_that_does_not_fit_says_what_binds(tmp_path: Path) -> No
         limits=LIMITS,
         progress=lambda what, _done, _total: told.append(what),
     )
-    assert (found.plan, found.within, found.best) == (None, None, None)
+    assert (found.plan, found.best_in_trainer, found.best) == (None, None, None)
     assert any("the cost model predicts out of memory" in note for note in found.notes)
     assert "searching what openrlhf can say" in told
 
@@ -112,10 +119,10 @@ def test_grpo_is_costed_as_it_is_and_within_the_trainer(tmp_path: Path) -> None:
         "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2\n"
     )
     facts = facts_of(algorithm="grpo")
-    found = imported(READERS["slime"], READERS["slime"].read(path), facts, model_of, limits=LIMITS)
+    found = evaluate_config(READERS["slime"], READERS["slime"].read(path), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     assert found.plan.placement("actor_train").layout.tp == 2
-    assert found.within is not None
+    assert found.best_in_trainer is not None
     assert found.best is not None
     assert found.best.period_seconds <= found.plan.period_seconds * (1 + 1e-9)
     assert any(one.what == "workload.group_size" for one in found.deciding)
@@ -159,7 +166,7 @@ HALF = LengthSpec(max=3072, fixed=1536)
 """Responses half as long as they may be."""
 
 
-def facts_in(trainer: str, directory: Path) -> tuple[Configured, Facts]:
+def facts_in(trainer: str, directory: Path) -> tuple[ParsedConfig, Facts]:
     file, text = BUDGETS[trainer]
     (directory / file).write_text(text.format(A="actor_rollout_ref"))
     (directory / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 4096}))
@@ -179,7 +186,7 @@ def test_ranks_that_share_sequences_take_as_many_rows_as_their_budgets_hold_toge
     tmp_path: Path, trainer: str
 ) -> None:
     configured, facts = facts_in(trainer, tmp_path)
-    found = imported(READERS[trainer], configured, facts, model_of, limits=LIMITS)
+    found = evaluate_config(READERS[trainer], configured, facts, model_of, limits=LIMITS)
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
     assert (trained.layout.cp, trained.schedule.micro_batch_tokens) == (2, 16384)
@@ -190,9 +197,9 @@ def test_where_rows_alone_decide_a_budget_is_read_as_the_rows_of_mean_length_tha
     configured, facts = facts_in("slime", tmp_path)
     facts = facts.model_copy(update={"workload": facts.workload.model_copy(update={"response": HALF})})
     said = [
-        replace(one, value="tp1,pp2,dp4,vpp2") if one.what == "actor_train.layout" else one for one in configured.said
+        replace(one, value="tp1,pp2,dp4,vpp2") if one.what == "actor_train.layout" else one for one in configured.fields
     ]
-    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    found = evaluate_config(READERS["slime"], replace(configured, fields=tuple(said)), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
     assert (trained.layout.vpp, trained.schedule.micro_batch_size) == (2, 4)
@@ -203,9 +210,9 @@ def test_stages_that_cannot_be_interleaved_are_read_as_plain_ones(tmp_path: Path
     configured, facts = facts_in("slime", tmp_path)
     assert facts.models.actor.num_layers == 4
     vpp = [
-        replace(one, value="tp1,pp2,dp4,vpp3") if one.what == "actor_train.layout" else one for one in configured.said
+        replace(one, value="tp1,pp2,dp4,vpp3") if one.what == "actor_train.layout" else one for one in configured.fields
     ]
-    found = imported(READERS["slime"], replace(configured, said=tuple(vpp)), facts, model_of, limits=LIMITS)
+    found = evaluate_config(READERS["slime"], replace(configured, fields=tuple(vpp)), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     assert str(found.plan.placement("actor_train").layout) == "tp1,pp2,dp4"
     assert any("actor_train.layout=tp1,pp2,dp4,vpp3 is read as tp1,pp2,dp4, the nearest" in n for n in found.notes)
@@ -215,10 +222,10 @@ def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(
     configured, facts = facts_in("slime", tmp_path)
     cut = [
         replace(one, value=str(one.value).replace("dp4,cp2", "dp2,cp4")) if one.what.endswith(".layout") else one
-        for one in configured.said
+        for one in configured.fields
     ]
     cut = [replace(one, value=32768) if one.what.endswith("micro_batch_tokens") else one for one in cut]
-    found = imported(READERS["slime"], replace(configured, said=tuple(cut)), facts, model_of, limits=LIMITS)
+    found = evaluate_config(READERS["slime"], replace(configured, fields=tuple(cut)), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     trained = found.plan.placement("actor_train")
     assert (trained.layout.cp, trained.layout.dp, trained.schedule.micro_batch_tokens) == (2, 4, 16384)
@@ -227,9 +234,12 @@ def test_a_sequence_that_is_cut_more_than_is_costed_leaves_each_rank_its_budget(
 
 def test_rows_that_no_replica_can_take_are_read_as_the_most_that_one_can(tmp_path: Path) -> None:
     configured, facts = facts_in("slime", tmp_path)
-    said = [one for one in configured.said if not one.what.endswith("micro_batch_tokens")]
-    said += [Said("actor_train.micro_batch_size", 1000, ("a",)), Said("actor_logprob.micro_batch_size", 7, ("b",))]
-    found = imported(READERS["slime"], replace(configured, said=tuple(said)), facts, model_of, limits=LIMITS)
+    said = [one for one in configured.fields if not one.what.endswith("micro_batch_tokens")]
+    said += [
+        ParsedField("actor_train.micro_batch_size", 1000, ("a",)),
+        ParsedField("actor_logprob.micro_batch_size", 7, ("b",)),
+    ]
+    found = evaluate_config(READERS["slime"], replace(configured, fields=tuple(said)), facts, model_of, limits=LIMITS)
     assert found.plan is not None
     sizes = [found.plan.placement(stage).schedule.micro_batch_size for stage in ("actor_train", "actor_logprob")]
     assert sizes == [32, 4]

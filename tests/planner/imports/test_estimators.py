@@ -5,15 +5,22 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.estimators import GRPO, PPO, REINFORCE, RLOO, Configuration, Estimator
-from meshwright.planner.imports.given_keys import GivenKeys
+from meshwright.planner.imports.estimators import (
+    GRPO_ESTIMATOR,
+    PPO_ESTIMATOR,
+    REINFORCE_ESTIMATOR,
+    RLOO_ESTIMATOR,
+    Estimator,
+    TrainingSetup,
+)
+from meshwright.planner.imports.given_keys import TrainerConfig
 
-GIVEN = GivenKeys(known=known_keys("slime"), given={"kl-loss-coef": 0.1, "kl-coef": 0.2, "gamma": 0.9})
+GIVEN = TrainerConfig(known=known_keys("slime"), values={"kl-loss-coef": 0.1, "kl-coef": 0.2, "gamma": 0.9})
 
 
-def configuration(estimator: Estimator, *, in_loss: bool, in_reward: bool) -> Configuration:
-    return Configuration(
-        given=GIVEN,
+def configuration(estimator: Estimator, *, in_loss: bool, in_reward: bool) -> TrainingSetup:
+    return TrainingSetup(
+        config=GIVEN,
         key="advantage-estimator",
         estimator=estimator,
         has_ref=in_loss or in_reward,
@@ -25,14 +32,14 @@ def configuration(estimator: Estimator, *, in_loss: bool, in_reward: bool) -> Co
 @pytest.mark.parametrize(
     ("estimator", "in_loss", "in_reward", "coefficient", "is_told"),
     [
-        (GRPO, True, False, 0.1, False),
-        (GRPO, False, True, 0.2, True),
-        (GRPO, True, True, 0.1, True),
-        (RLOO, True, True, 0.2, True),
-        (REINFORCE, True, False, 0.1, True),
-        (REINFORCE, False, True, 0.2, False),
-        (PPO, False, True, 0.2, False),
-        (GRPO, False, False, None, False),
+        (GRPO_ESTIMATOR, True, False, 0.1, False),
+        (GRPO_ESTIMATOR, False, True, 0.2, True),
+        (GRPO_ESTIMATOR, True, True, 0.1, True),
+        (RLOO_ESTIMATOR, True, True, 0.2, True),
+        (REINFORCE_ESTIMATOR, True, False, 0.1, True),
+        (REINFORCE_ESTIMATOR, False, True, 0.2, False),
+        (PPO_ESTIMATOR, False, True, 0.2, False),
+        (GRPO_ESTIMATOR, False, False, None, False),
     ],
 )
 def test_the_penalty_of_its_own_place_is_preferred_and_another_place_is_told(
@@ -46,13 +53,13 @@ def test_the_penalty_of_its_own_place_is_preferred_and_another_place_is_told(
 
 def test_an_algorithm_takes_no_settings_of_another() -> None:
     fields = {"gamma": "gamma", "clip_ratio_high": "eps-clip-high"}
-    assert not list(configuration(GRPO, in_loss=False, in_reward=False).settings(fields))
-    assert [one.what for one in configuration(PPO, in_loss=False, in_reward=False).settings(fields)] == [
+    assert not list(configuration(GRPO_ESTIMATOR, in_loss=False, in_reward=False).settings(fields))
+    assert [one.what for one in configuration(PPO_ESTIMATOR, in_loss=False, in_reward=False).settings(fields)] == [
         "ppo.kl_coefficient",
         "ppo.gamma",
     ]
 
 
 def test_stages_are_those_of_the_algorithm() -> None:
-    found = configuration(GRPO, in_loss=False, in_reward=False)
+    found = configuration(GRPO_ESTIMATOR, in_loss=False, in_reward=False)
     assert found.stages("actor_train", "critic_train", "ref_logprob") == ("actor_train",)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_nemo_rl import read_nemo_rl
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import assert_is_read, plan_of, written
 
@@ -19,7 +19,7 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert_is_read(plan, found)
 
 
-def configured(tmp_path: Path, text: str) -> Configured:
+def configured(tmp_path: Path, text: str) -> ParsedConfig:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     return read_nemo_rl(path)
@@ -27,12 +27,12 @@ def configured(tmp_path: Path, text: str) -> Configured:
 
 def test_grpo_has_the_defaults_of_its_own_configuration_and_no_value_model(tmp_path: Path) -> None:
     found = configured(tmp_path, "grpo: {num_prompts_per_step: 8}\npolicy: {megatron_cfg: {enabled: true}}\n")
-    words = found.words
+    words = found.by_name
     assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 16, 128)
     assert (words["workload.prompt"], words["workload.response"]) == (256, 256)
     assert (words["grpo.kl_coefficient"], words["grpo.loss_mean"]) == (0.01, "token")
     assert "models.ref" in words
-    assert not any(one.what.startswith(("critic", "models.critic", "ppo")) for one in found.said)
+    assert not any(one.what.startswith(("critic", "models.critic", "ppo")) for one in found.fields)
     assert any("use_leave_one_out_baseline" in note for note in found.notes)
 
 
@@ -41,7 +41,7 @@ def test_a_reference_that_is_not_asked_is_none(tmp_path: Path) -> None:
 grpo: {adv_estimator: {name: reinforce_plus_plus, minus_baseline: true}, skip_reference_policy_logprobs_calculation: 1}
 loss_fn: {reference_policy_kl_penalty: 0.0}
 """
-    words = configured(tmp_path, text).words
+    words = configured(tmp_path, text).by_name
     assert (words["algorithm"], words["reinforce.group_baseline"]) == ("reinforce++", True)
     assert "models.ref" not in words
 
@@ -87,7 +87,7 @@ def test_what_trains_is_known_by_the_file_that_is_not_there_or_by_megatrons_keys
     tmp_path: Path, defaults: str, more: str, *, is_read: bool
 ) -> None:
     found = configured(tmp_path, f"defaults: {defaults}\npolicy:\n  train_micro_batch_size: 2\n{more}")
-    assert ("actor_train.layout" in found.words) is is_read
+    assert ("actor_train.layout" in found.by_name) is is_read
 
 
 def test_packed_micro_batches_are_budgets_of_all_ranks_that_share_a_sequence(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ policy:
     {enabled: true, context_parallel_size: 2, activation_checkpointing: true, recompute_granularity: selective}
 cluster: {gpus_per_node: 8}
 """
-    words = configured(tmp_path, text).words
+    words = configured(tmp_path, text).by_name
     assert words["actor_train.micro_batch_tokens"] == 4000
     assert words["actor_logprob.micro_batch_tokens"] == words["ref_logprob.micro_batch_tokens"] == 9000
     assert words["actor_train.recompute"] == "selective"
@@ -108,7 +108,7 @@ cluster: {gpus_per_node: 8}
 
 def test_the_longest_prompt_is_what_the_longest_response_leaves(tmp_path: Path) -> None:
     text = "grpo: {}\npolicy: {max_total_sequence_length: 1000, generation: {max_new_tokens: 700}}\n"
-    words = configured(tmp_path, text).words
+    words = configured(tmp_path, text).by_name
     assert (words["workload.prompt"], words["workload.response"]) == (300, 700)
 
 
@@ -121,11 +121,11 @@ policy:
   generation: {vllm_cfg: {kv_cache_dtype: fp8}}
 """
     found = configured(tmp_path, text)
-    assert (found.words["grpo.overlong_tokens"], found.words["grpo.overlong_penalty"]) == (64, 0.5)
+    assert (found.by_name["grpo.overlong_tokens"], found.by_name["grpo.overlong_penalty"]) == (64, 0.5)
     assert any("policy.precision=float32" in note for note in found.notes)
-    assert "FP8 training is not modelled" in found.named["policy.megatron_cfg.fp8_cfg.enabled=True"]
-    assert "FP8 training is not modelled" in found.named["policy.megatron_cfg.fp8_cfg.fp8=hybrid"]
-    assert "policy.generation.vllm_cfg.kv_cache_dtype=fp8" in found.named
+    assert "FP8 training is not modelled" in found.unmodelled["policy.megatron_cfg.fp8_cfg.enabled=True"]
+    assert "FP8 training is not modelled" in found.unmodelled["policy.megatron_cfg.fp8_cfg.fp8=hybrid"]
+    assert "policy.generation.vllm_cfg.kv_cache_dtype=fp8" in found.unmodelled
 
 
 def test_a_minibatch_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_openrlhf import read_openrlhf
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import assert_is_read, plan_of, written
 
@@ -19,7 +19,7 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert_is_read(plan, found)
 
 
-def configured(tmp_path: Path, *flags: str) -> Configured:
+def configured(tmp_path: Path, *flags: str) -> ParsedConfig:
     """What a configuration of eight ranks for all models says, with flags behind it."""
     given = ["--train.colocate_all", "--actor.num_gpus_per_node 8", "--rollout.n_samples_per_prompt 8"]
     path = tmp_path / "run.sh"
@@ -30,18 +30,18 @@ def configured(tmp_path: Path, *flags: str) -> Configured:
 def test_a_group_norm_is_grpo_with_its_own_settings(tmp_path: Path) -> None:
     flags = ("--algo.advantage.estimator group_norm", "--actor.eps_clip_low_high 0.2 0.27", "--algo.kl.use_loss")
     found = configured(tmp_path, *flags, "--algo.kl.init_coef 1e-3")
-    words = found.words
+    words = found.by_name
     assert (found.algorithm, words["workload.group_size"], words["grpo.kl_coefficient"]) == ("grpo", 8, 1e-3)
     assert (words["grpo.clip_ratio"], words["grpo.clip_ratio_high"]) == (0.2, 0.27)
     assert "models.ref" in words
     assert "models.critic" not in words
-    assert not any(one.what.startswith("critic") for one in found.said)
+    assert not any(one.what.startswith("critic") for one in found.fields)
 
 
 def test_no_coefficient_of_kl_is_no_reference(tmp_path: Path) -> None:
     found = configured(tmp_path, "--algo.advantage.estimator dr_grpo", "--algo.kl.init_coef 0")
-    assert found.words["grpo.normalise_by_std"] is False
-    assert "models.ref" not in found.words
+    assert found.by_name["grpo.normalise_by_std"] is False
+    assert "models.ref" not in found.by_name
 
 
 def test_models_that_are_not_there_have_no_ranks_of_their_own(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_models_that_are_not_there_have_no_ranks_of_their_own(tmp_path: Path) ->
         "python3 -m openrlhf.cli.train_ppo_ray --algo.advantage.estimator reinforce --algo.kl.init_coef 0 "
         "--vllm.num_engines 8 --reward.remote_url f.py\n"
     )
-    words = read_openrlhf(path).words
+    words = read_openrlhf(path).by_name
     assert (words["algorithm"], words["cluster.nodes"], words["actor_generate.pool"]) == ("reinforce++", 2, "8:8")
 
 

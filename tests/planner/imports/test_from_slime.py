@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_slime import read_slime
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import assert_is_read, plan_of, written
 
@@ -19,7 +19,7 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert_is_read(plan, found)
 
 
-def configured(tmp_path: Path, *flags: str) -> Configured:
+def configured(tmp_path: Path, *flags: str) -> ParsedConfig:
     """What a configuration of GRPO on eight ranks says, with flags behind it."""
     given = ["--advantage-estimator grpo", "--colocate", "--rollout-batch-size 32", "--n-samples-per-prompt 8"]
     given += ["--rollout-max-response-len 8192", "--global-batch-size 256"]
@@ -30,17 +30,17 @@ def configured(tmp_path: Path, *flags: str) -> Configured:
 
 def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
     found = configured(tmp_path, "--eps-clip-high 0.28", "--disable-grpo-std-normalization")
-    words = found.words
+    words = found.by_name
     assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 8, 256)
     assert (words["grpo.clip_ratio"], words["grpo.clip_ratio_high"]) == (0.2, 0.28)
     assert words["grpo.normalise_by_std"] is False
     assert words["grpo.loss_mean"] == "sequence"
     assert "models.ref" not in words
-    assert not any(one.what.startswith(("critic", "ref_", "models.critic")) for one in found.said)
+    assert not any(one.what.startswith(("critic", "ref_", "models.critic")) for one in found.fields)
 
 
 def test_a_kl_loss_asks_for_a_reference_whatever_its_coefficient(tmp_path: Path) -> None:
-    words = configured(tmp_path, "--use-kl-loss", "--kl-loss-coef 0.00").words
+    words = configured(tmp_path, "--use-kl-loss", "--kl-loss-coef 0.00").by_name
     assert words["grpo.kl_coefficient"] == 0.0
     assert "ref_logprob.layout" in words
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.imports.from_verl import read_verl
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import assert_is_read, plan_of, written
 
@@ -26,7 +26,7 @@ def test_every_choice_that_is_read_is_the_plans(tmp_path: Path, staleness: int) 
     assert_is_read(plan, found)
 
 
-def configured(tmp_path: Path, *overrides: str) -> Configured:
+def configured(tmp_path: Path, *overrides: str) -> ParsedConfig:
     """What a GRPO configuration says, with overrides behind it."""
     given = ["model_engine=megatron", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", *MICRO_BATCHES]
     path = tmp_path / "run.sh"
@@ -36,29 +36,29 @@ def configured(tmp_path: Path, *overrides: str) -> Configured:
 
 def test_grpo_has_groups_its_own_settings_and_no_critic(tmp_path: Path) -> None:
     found = configured(tmp_path, f"{ACTOR}.clip_ratio_high=0.28", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")
-    words = found.words
+    words = found.by_name
     assert (found.algorithm, words["workload.group_size"], words["workload.batch_size"]) == ("grpo", 4, 4096)
     assert words["workload.num_minibatches"] == 4
     assert (words["grpo.clip_ratio_high"], words["grpo.loss_mean"]) == (0.28, "sequence")
     assert words["grpo.normalise_by_std"] is True
-    assert not any(one.what.partition(".")[0] in ("ppo", "critic_train", "critic_value") for one in found.said)
+    assert not any(one.what.partition(".")[0] in ("ppo", "critic_train", "critic_value") for one in found.fields)
     assert "models.critic" not in words
 
 
 def test_an_engine_that_is_costed_is_read_and_another_is_not(tmp_path: Path) -> None:
-    named = {name: configured(tmp_path, f"actor_rollout_ref.rollout.name={name}").words for name in ("sglang", "hf")}
+    named = {name: configured(tmp_path, f"actor_rollout_ref.rollout.name={name}").by_name for name in ("sglang", "hf")}
     assert named["sglang"]["engine"] == "sglang"
     assert "engine" not in named["hf"]
 
 
 def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
-    assert "models.ref" not in configured(tmp_path).words
+    assert "models.ref" not in configured(tmp_path).by_name
     in_loss = configured(tmp_path, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.003")
-    assert in_loss.words["grpo.kl_coefficient"] == 0.003
-    assert "ref_logprob.layout" in in_loss.words
+    assert in_loss.by_name["grpo.kl_coefficient"] == 0.003
+    assert "ref_logprob.layout" in in_loss.by_name
     assert all("reward function" in note for note in in_loss.notes)
     in_reward = configured(tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.02")
-    assert in_reward.words["grpo.kl_coefficient"] == 0.02
+    assert in_reward.by_name["grpo.kl_coefficient"] == 0.02
     assert any("algorithm.kl_ctrl.kl_coef is read as that of the loss" in note for note in in_reward.notes)
 
 
@@ -69,7 +69,7 @@ def test_a_kl_penalty_asks_for_a_reference(tmp_path: Path) -> None:
 def test_the_other_estimators_are_algorithms_too(tmp_path: Path, estimator: str, algorithm: str) -> None:
     found = configured(tmp_path, f"algorithm.adv_estimator={estimator}")
     assert found.algorithm == algorithm
-    assert found.words.get("reinforce.group_baseline", False) is estimator.endswith("baseline")
+    assert found.by_name.get("reinforce.group_baseline", False) is estimator.endswith("baseline")
 
 
 def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_an_estimator_that_no_job_has_is_refused_by_its_key(tmp_path: Path) -> N
 
 def test_a_single_sample_of_a_prompt_has_its_score_as_its_advantage(tmp_path: Path) -> None:
     found = configured(tmp_path, "actor_rollout_ref.rollout.n=1")
-    assert (found.algorithm, found.words["workload.group_size"]) == ("reinforce++", 1)
+    assert (found.algorithm, found.by_name["workload.group_size"]) == ("reinforce++", 1)
     assert any("actor_rollout_ref.rollout.n=1 with algorithm.adv_estimator=grpo" in note for note in found.notes)
 
 
@@ -97,20 +97,20 @@ def test_keys_of_another_engine_are_known_though_this_version_does_not_list_them
         tmp_path, f"{ACTOR}.fsdp_config.param_offload=True", f"{ACTOR}.fsdp_config.forward_prefetch=False"
     )
     assert not any("is not a key of verl" in note for note in found.notes)
-    assert f"{ACTOR}.fsdp_config.param_offload=True" in found.named
-    assert not any("forward_prefetch" in key for key in found.named)
+    assert f"{ACTOR}.fsdp_config.param_offload=True" in found.unmodelled
+    assert not any("forward_prefetch" in key for key in found.unmodelled)
 
 
 def test_megatrons_own_offload_of_the_optimizer_is_read(tmp_path: Path) -> None:
     key = f"+{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload=True"
-    words = configured(tmp_path, key, "model_engine=megatron").words
+    words = configured(tmp_path, key, "model_engine=megatron").by_name
     assert words["actor_train.offload"] == "optimizer"
 
 
 def test_losses_that_no_job_has_are_told_and_a_degree_that_a_script_computes_is_named(tmp_path: Path) -> None:
     found = configured(tmp_path, f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.loss_agg_mode=token-sum")
     assert sum("policy_loss.loss_mode=gspo" in note or "loss_agg_mode=token-sum" in note for note in found.notes) == 2
-    assert "grpo.loss_mean" not in found.words
+    assert "grpo.loss_mean" not in found.by_name
     with pytest.raises(BadInput, match=r"pipeline_model_parallel_size=\$STAGES: STAGES is set by no line"):
         configured(tmp_path, f"{ACTOR}.megatron.pipeline_model_parallel_size=$STAGES")
 
@@ -125,7 +125,7 @@ def test_a_micro_batch_that_no_key_gives_stays_free_and_is_told(tmp_path: Path) 
     )
     path.write_text(f"python3 -m verl.trainer.main_ppo {' '.join([*keys, f'{ACTOR}.use_kl_loss=True'])}\n")
     found = read_verl(path)
-    assert "ref_logprob.micro_batch_size" not in found.words
+    assert "ref_logprob.micro_batch_size" not in found.by_name
     assert any(note.startswith("ref_logprob: no key gives the rows") for note in found.notes)
 
 
@@ -135,7 +135,7 @@ def test_fsdp_leaves_layouts_free_and_unknown_keys_are_told(tmp_path: Path) -> N
         "python3 -m verl.trainer.main_ppo trainer.nnodes=2 trainer.colour=red actor_rollout_ref.rollout.n=4\n"
     )
     found = read_verl(path)
-    assert not any(one.what.endswith(".layout") for one in found.said)
-    assert found.words["workload.batch_size"] == 4096
+    assert not any(one.what.endswith(".layout") for one in found.fields)
+    assert found.by_name["workload.batch_size"] == 4096
     assert any("trainer.colour is not a key of verl" in note for note in found.notes)
     assert any("FSDP" in note for note in found.notes)

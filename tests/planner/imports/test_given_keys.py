@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.given_keys import GivenKeys, read_changes, read_flags, read_overrides
+from meshwright.planner.imports.given_keys import TrainerConfig, read_changes, read_flags, read_overrides
 from meshwright.profiles.errors import BadInput
 
 VERL, NEMO = known_keys("verl"), known_keys("nemo_rl")
@@ -15,36 +15,36 @@ A = "actor_rollout_ref"
 
 
 def test_what_is_given_is_above_the_default_and_references_lead_there() -> None:
-    given = GivenKeys(known=VERL, given={f"{A}.actor.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 4})
+    given = TrainerConfig(known=VERL, values={f"{A}.actor.use_dynamic_bsz": True, "trainer.n_gpus_per_node": 4})
     assert given.value(f"{A}.rollout.log_prob_use_dynamic_bsz") is True
-    assert given.whole(f"{A}.rollout.n_gpus_per_node") == 4
+    assert given.integer(f"{A}.rollout.n_gpus_per_node") == 4
     assert given.value("critic.forward_max_token_len_per_gpu") == 32768
     assert given.value("critic.ppo_mini_batch_size") == 256
     assert not given.has("critic.ppo_mini_batch_size")
 
 
 def test_products_of_references_are_computed() -> None:
-    given = GivenKeys(known=NEMO, given={"policy.max_total_sequence_length": 100})
+    given = TrainerConfig(known=NEMO, values={"policy.max_total_sequence_length": 100})
     assert given.value("policy.sequence_packing.train_mb_tokens") == 400
 
 
 def test_a_key_that_is_no_number_is_named() -> None:
-    given = GivenKeys(known=VERL, given={"trainer.nnodes": "$NODES", "algorithm.gamma": "high"})
+    given = TrainerConfig(known=VERL, values={"trainer.nnodes": "$NODES", "algorithm.gamma": "high"})
     with pytest.raises(BadInput, match=r"trainer.nnodes='\$NODES' is not a whole number"):
-        given.whole("trainer.nnodes")
+        given.integer("trainer.nnodes")
     with pytest.raises(BadInput, match=r"algorithm.gamma='high' is not a number"):
         given.number("algorithm.gamma")
-    assert GivenKeys(known=VERL, given={"trainer.nnodes": 2.0}).whole("trainer.nnodes") == 2
+    assert TrainerConfig(known=VERL, values={"trainer.nnodes": 2.0}).integer("trainer.nnodes") == 2
 
 
 def test_overrides_and_flags_are_read_from_scripts(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("python3 -m verl.trainer.main_ppo trainer.nnodes=2 +a.b=1e-6 model_engine=megatron FOO=1\n")
     given = read_overrides(script, VERL)
-    assert dict(given.given) == {"trainer.nnodes": 2, "a.b": 1e-6, "model_engine": "megatron"}
+    assert dict(given.values) == {"trainer.nnodes": 2, "a.b": 1e-6, "model_engine": "megatron"}
     assert given.unknown == ("a.b",)
     script.write_text("python3 train.py --colocate --lr 1e-6 --rollout-batch-size=8 --betas 0.9 0.95\n")
-    flags = read_flags(script, known_keys("slime")).given
+    flags = read_flags(script, known_keys("slime")).values
     assert (flags["colocate"], flags["lr"], flags["rollout-batch-size"], flags["betas"]) == (True, 1e-6, 8, [0.9, 0.95])
 
 
@@ -52,7 +52,7 @@ def test_a_yaml_file_stands_over_those_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("policy: {train_micro_batch_size: 2, precision: bfloat16}\n")
     (tmp_path / "run.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 8}\n")
     given = read_overrides(tmp_path / "run.yaml", NEMO)
-    assert dict(given.given) == {"policy.train_micro_batch_size": 8, "policy.precision": "bfloat16"}
+    assert dict(given.values) == {"policy.train_micro_batch_size": 8, "policy.precision": "bfloat16"}
 
 
 @pytest.mark.parametrize(("name", "text"), [("run.sh", "echo hello\n"), ("run.yaml", "- 1\n")])
@@ -68,7 +68,7 @@ def test_what_a_branch_decides_is_told_once_it_is_asked_for_and_what_nobody_asks
     given = read_overrides(script, VERL)
     branch = "whether [ -f big ] is not known from the script: each branch was followed."
     assert list(given.notes) == [branch]
-    assert given.whole("trainer.nnodes") == 8
+    assert given.integer("trainer.nnodes") == 8
     assert list(given.notes) == [branch, "trainer.nnodes=8 is read, and in another branch of the script it is 1."]
     assert given.unread == ("trainer.total_epochs",)
 
@@ -76,7 +76,7 @@ def test_what_a_branch_decides_is_told_once_it_is_asked_for_and_what_nobody_asks
 def test_flags_of_a_launcher_are_none_of_the_trainer(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("ray start --head\nray job submit --address=a -- python3 train.py --colocate\n")
-    assert read_flags(script, known_keys("slime")).given == {"colocate": True}
+    assert read_flags(script, known_keys("slime")).values == {"colocate": True}
 
 
 def test_a_file_that_a_configuration_goes_on_from_is_read_or_named(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_a_configuration_goes_on_from_is_read_or_named(tmp_path: Pat
     path = tmp_path / "config.yaml"
     path.write_text("defaults: [base.yaml, other.yaml]\npolicy: {logprob_batch_size: 8}\n")
     given = read_overrides(path, NEMO)
-    assert (given.whole("policy.train_micro_batch_size"), given.whole("policy.logprob_batch_size")) == (4, 8)
+    assert (given.integer("policy.train_micro_batch_size"), given.integer("policy.logprob_batch_size")) == (4, 8)
     assert given.missing == ("other.yaml",)
 
 
@@ -104,10 +104,10 @@ def test_files_that_name_each_other_are_read_so_often_and_no_more(tmp_path: Path
 
 
 def test_a_whole_number_that_is_left_out_has_another_and_a_list_is_told() -> None:
-    given = GivenKeys(known=NEMO, given={"a": 0, "b": [1], "c": 3})
-    assert [given.whole_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
+    given = TrainerConfig(known=NEMO, values={"a": 0, "b": [1], "c": 3})
+    assert [given.integer_or(key, 7) for key in ("a", "none", "c")] == [7, 7, 3]
     with pytest.raises(BadInput, match=r"b=\[1\] is not a whole number"):
-        given.whole_or("b", 7)
+        given.integer_or("b", 7)
 
 
 def test_a_value_that_the_script_does_not_say_is_no_default(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_value_that_the_script_does_not_say_is_no_default(tmp_path: Path) -> N
     with pytest.raises(
         BadInput, match=r"trainer.nnodes=.*\$\(nproc\) is the output of a command.*--set trainer.nnodes=VALUE"
     ):
-        given.whole("trainer.nnodes")
+        given.integer("trainer.nnodes")
     with pytest.raises(BadInput, match=r"data.train_batch_size=\$\{B\}: B is set by no line"):
         given.value("data.train_batch_size")
     assert given.text("actor_rollout_ref.model.path") == "$HOME/m"
     changed = read_overrides(script, VERL, read_changes(["trainer.nnodes=4", "--data.train_batch_size=1E2"]))
-    assert (changed.whole("trainer.nnodes"), changed.whole("data.train_batch_size")) == (4, 100)
+    assert (changed.integer("trainer.nnodes"), changed.integer("data.train_batch_size")) == (4, 100)
 
 
 @pytest.mark.parametrize("text", ["trainer.nnodes", "=4", ""])
@@ -142,7 +142,7 @@ def test_only_the_trainers_command_gives_keys(tmp_path: Path) -> None:
         "python3 convert.py --lr 3\n"
     )
     given = read_flags(script, known_keys("slime"))
-    assert dict(given.given) == {"lr": 1e-6, "rollout-batch-size": 8, "actor-num-nodes": 1, "colocate": True}
+    assert dict(given.values) == {"lr": 1e-6, "rollout-batch-size": 8, "actor-num-nodes": 1, "colocate": True}
     assert given.value("colocate") is True
     assert "train.py" in given.command
     assert any("MORE is set by no line" in note for note in given.notes)
@@ -159,7 +159,7 @@ def test_the_value_of_a_flag_gives_no_more_keys(tmp_path: Path) -> None:
 
 
 def test_references_lead_up_by_their_dots() -> None:
-    given = GivenKeys(known=NEMO, given={"a.b": 2, "a.c.d": "${..b}", "a.c.e": "${mul:${mul:${.d}, 3}, ${a.b}}"})
+    given = TrainerConfig(known=NEMO, values={"a.b": 2, "a.c.d": "${..b}", "a.c.e": "${mul:${mul:${.d}, 3}, ${a.b}}"})
     assert (given.value("a.c.d"), given.value("a.c.e")) == (2, 12)
 
 

@@ -37,7 +37,7 @@ def test_a_model_that_is_not_here_is_asked_for(tmp_path: Path) -> None:
         elsewhere.text(configured, tmp_path)
     shapes = {"": tmp_path / "models/actor"}
     assert replace(elsewhere, shapes=shapes).job(configured, tmp_path).models.actor.path == "models/actor"
-    without = replace(configured, said=tuple(one for one in configured.said if one.what != "models.reward"))
+    without = replace(configured, fields=tuple(one for one in configured.fields if one.what != "models.reward"))
     with pytest.raises(BadInput, match=r"has no reward model, and a job has one; .* --model reward=PATH"):
         replace(elsewhere, shapes=shapes).text(without, tmp_path)
 

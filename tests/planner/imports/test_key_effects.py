@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.key_effects import NAMED, OTHERWISE, WITHOUT_EFFECT, has_no_effect, named
+from meshwright.planner.imports.given_keys import TrainerConfig
+from meshwright.planner.imports.key_effects import NO_FIELD, REASONS, WITHOUT_EFFECT, has_no_effect, reasons_not_read
 from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.stages import Role
 
 FILES = {"verl": ("verl",), "openrlhf": ("openrlhf",), "nemo-rl": ("nemo_rl", "nemo_rl_grpo"), "slime": ("slime",)}
@@ -85,7 +85,7 @@ def asked_of(trainer: str, directory: Path) -> set[str]:
     for text in READ[trainer]:
         path = directory / ("run.yaml" if trainer == "nemo-rl" else "run.sh")
         path.write_text(text if trainer == "nemo-rl" else text.format(**FILLED))
-        found |= READERS[trainer].read(path).asked
+        found |= READERS[trainer].read(path).read_keys
     return found
 
 
@@ -94,20 +94,20 @@ def test_every_key_of_a_trainer_is_read_or_without_effect_or_named_with_what_is_
     trainer: str, tmp_path: Path
 ) -> None:
     keys = {key for file in FILES[trainer] for key in known_keys(file).keys} - asked_of(trainer, tmp_path)
-    told = named(trainer, keys)
-    assert sorted(key for key, reason in told.items() if reason == OTHERWISE) == []
+    told = reasons_not_read(trainer, keys)
+    assert sorted(key for key, reason in told.items() if reason == NO_FIELD) == []
     assert {key for key in keys if not has_no_effect(trainer, key)} == set(told)
     assert sum(len(known_keys(file).keys) for file in FILES[trainer]) >= NUMBERS[trainer]
 
 
 def test_a_key_of_a_kind_that_no_pattern_has_is_named_all_the_same() -> None:
-    assert named("slime", ["a-flag-of-tomorrow"]) == {"a-flag-of-tomorrow": OTHERWISE}
+    assert reasons_not_read("slime", ["a-flag-of-tomorrow"]) == {"a-flag-of-tomorrow": NO_FIELD}
 
 
 def test_each_reason_is_a_sentence_of_its_own_and_each_pattern_is_of_one_reason() -> None:
-    patterns = [pattern for _, several in NAMED for pattern in several]
+    patterns = [pattern for _, several in REASONS for pattern in several]
     assert len(set(patterns)) == len(patterns)
-    assert len({reason for reason, _ in NAMED}) == len(NAMED)
+    assert len({reason for reason, _ in REASONS}) == len(REASONS)
 
 
 @pytest.mark.parametrize("trainer", FILES)
@@ -128,7 +128,7 @@ python3 -m verl.trainer.main_ppo model_engine=megatron algorithm.adv_estimator=g
 """
 
 
-def read(tmp_path: Path, *more: str) -> Configured:
+def read(tmp_path: Path, *more: str) -> ParsedConfig:
     (tmp_path / "run.sh").write_text(COMMAND.format(more=" ".join(more)))
     return READERS["verl"].read(tmp_path / "run.sh")
 
@@ -150,7 +150,7 @@ def read(tmp_path: Path, *more: str) -> Configured:
     ],
 )
 def test_keys_that_decide_are_read(tmp_path: Path, key: str, word: str, value: object) -> None:
-    assert read(tmp_path, key).words[word] == value
+    assert read(tmp_path, key).by_name[word] == value
 
 
 def test_every_given_key_is_read_or_named_or_without_effect(tmp_path: Path) -> None:
@@ -162,18 +162,20 @@ def test_every_given_key_is_read_or_named_or_without_effect(tmp_path: Path) -> N
         "+some.new.key=3",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
     )
-    assert set(found.named) == {
+    assert set(found.unmodelled) == {
         "actor_rollout_ref.rollout.multi_turn.enable=True",
         "algorithm.filter_groups.enable=True",
         "actor_rollout_ref.actor.megatron.param_offload=True",
         "some.new.key=3",
     }
-    assert set(found.unread) >= {"data.train_files", "trainer.logger"}
-    assert any("workload.turns" in reason for reason in found.named.values())
+    assert set(found.ignored) >= {"data.train_files", "trainer.logger"}
+    assert any("workload.turns" in reason for reason in found.unmodelled.values())
 
 
 def test_a_key_with_its_default_is_not_named() -> None:
-    given = GivenKeys(known=known_keys("verl"), given={"algorithm.filter_groups.enable": False, "critic.rollout_n": 3})
-    told, plain = given.accounted("verl", ("critic.*",))
+    given = TrainerConfig(
+        known=known_keys("verl"), values={"algorithm.filter_groups.enable": False, "critic.rollout_n": 3}
+    )
+    told, plain = given.split_unread("verl", ("critic.*",))
     assert told == {}
     assert plain == ("algorithm.filter_groups.enable", "critic.rollout_n")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from meshwright.planner.export.known_keys import known_keys
 from meshwright.planner.imports.from_openrlhf import read_openrlhf
-from meshwright.planner.imports.given_keys import GivenKeys
-from meshwright.planner.imports.openrlhf_flags import PRESENT, with_present_flags
+from meshwright.planner.imports.given_keys import TrainerConfig
+from meshwright.planner.imports.openrlhf_flags import CURRENT_NAMES, with_current_flags
 
 BEFORE = (
     "--colocate_all_models --actor_num_gpus_per_node 8 --vllm_tensor_parallel_size 2 --n_samples_per_prompt 8 "
@@ -25,7 +25,7 @@ NOW = (
 
 def test_every_present_name_is_one() -> None:
     known = known_keys("openrlhf")
-    assert [name for name in PRESENT.values() if not known.knows(name)] == []
+    assert [name for name in CURRENT_NAMES.values() if not known.knows(name)] == []
 
 
 def test_a_script_of_before_says_what_one_of_today_says(tmp_path: Path) -> None:
@@ -37,12 +37,12 @@ def test_a_script_of_before_says_what_one_of_today_says(tmp_path: Path) -> None:
 
 
 def test_what_was_one_flag_for_two_models_is_both() -> None:
-    given = GivenKeys(known=known_keys("openrlhf"), given={"ref_reward_offload": True})
-    found = with_present_flags(given).given
+    given = TrainerConfig(known=known_keys("openrlhf"), values={"ref_reward_offload": True})
+    found = with_current_flags(given).values
     assert found == {"ref.offload": True, "reward.offload": True}
 
 
 def test_the_group_that_has_another_name_later_is_the_one_of_now() -> None:
     flags = {"fsdp.enable_sleep": True, "fsdp.param_dtype": "bf16", "fsdp.of_its_own": 1}
-    found = with_present_flags(GivenKeys(known=known_keys("openrlhf"), given=flags)).given
+    found = with_current_flags(TrainerConfig(known=known_keys("openrlhf"), values=flags)).values
     assert found == {"ds.enable_sleep": True, "ds.param_dtype": "bf16", "fsdp.of_its_own": 1}

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.imports.said import Configured, Said, cluster_of, layout_of, narrowed, pools_in_a_row
+from meshwright.planner.imports.said import (
+    ParsedConfig,
+    ParsedField,
+    cluster_of,
+    consecutive_pools,
+    layout_notes,
+    layout_of,
+)
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 
@@ -17,7 +24,7 @@ def test_replicas_are_what_degrees_leave() -> None:
 
 
 def test_pools_follow_each_other() -> None:
-    assert dict(pools_in_a_row([("a", 4), ("b", 2)])) == {"a": "0:4", "b": "4:2"}
+    assert dict(consecutive_pools([("a", 4), ("b", 2)])) == {"a": "0:4", "b": "4:2"}
 
 
 def test_pools_are_nodes_or_parts_of_one() -> None:
@@ -28,17 +35,17 @@ def test_pools_are_nodes_or_parts_of_one() -> None:
 
 
 def test_words_are_found_by_what_they_are_of() -> None:
-    found = Configured(said=(Said("cluster.nodes", 2, ("trainer.nnodes",)),), steps_ahead=0)
-    assert found.words == {"cluster.nodes": 2}
+    found = ParsedConfig(fields=(ParsedField("cluster.nodes", 2, ("trainer.nnodes",)),), steps_ahead=0)
+    assert found.by_name == {"cluster.nodes": 2}
 
 
 def test_experts_that_are_wider_than_the_replicas_are_narrowed_and_told() -> None:
     layout = layout_of({"tp": 4, "ep": 8}, 8)
     assert (layout.dp, layout.ep) == (2, 2)
-    assert list(narrowed("ep-size", {"tp": 4, "ep": 8}, layout)) == [
+    assert list(layout_notes("ep-size", {"tp": 4, "ep": 8}, layout)) == [
         "ep-size=8 is read as 2: expert parallelism is over replicas here, and there are 2."
     ]
-    assert not list(narrowed("ep-size", {"tp": 4, "ep": 2}, layout))
+    assert not list(layout_notes("ep-size", {"tp": 4, "ep": 2}, layout))
 
 
 def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
@@ -46,12 +53,12 @@ def test_whole_experts_are_dealt_out_to_whole_replicas() -> None:
     assert layout_of({"tp": 4, "ep": 1, "etp": 1}, 16) == layout_of({"tp": 4, "etp": 0}, 16) == Layout(tp=4, dp=4)
     wider = layout_of({"tp": 4, "ep": 64, "etp": 1}, 16)
     assert wider == Layout(tp=4, dp=4, ep=16, etp=1)
-    assert list(narrowed("ep-size", {"ep": 64, "etp": 1}, wider)) == [
+    assert list(layout_notes("ep-size", {"ep": 64, "etp": 1}, wider)) == [
         "ep-size=64 is read as 16: expert parallelism is over replicas here, and there are 4."
     ]
     cut = layout_of({"tp": 4, "ep": 2, "etp": 1}, 16)
     assert cut == Layout(tp=4, dp=4, ep=2)
-    assert list(narrowed("ep-size", {"ep": 2, "etp": 1}, cut)) == [
+    assert list(layout_notes("ep-size", {"ep": 2, "etp": 1}, cut)) == [
         "ep-size=2 is read with experts cut by tp=4: of whole ones the degree is a multiple of it."
     ]
 
@@ -60,7 +67,7 @@ def test_experts_take_whole_sequences_on_replicas_in_place_of_ranks_that_share_o
     degrees = {"tp": 4, "pp": 4, "cp": 2, "ep": 16, "etp": 1}
     layout = layout_of(degrees, 64, sp=True)
     assert layout == Layout(tp=4, pp=4, dp=4, ep=16, etp=1, sp=True)
-    (sentence,) = narrowed("ep-size", degrees, layout)
+    (sentence,) = layout_notes("ep-size", degrees, layout)
     assert "read as 2 times as many replicas" in sentence
     assert layout_of({"cp": 2}, 8) == Layout(cp=2, dp=4)
 
@@ -83,6 +90,6 @@ def test_parts_of_nodes_lie_together_on_nodes_of_eight(
 
 
 def test_a_pool_that_would_lie_across_nodes_goes_first() -> None:
-    assert dict(pools_in_a_row([("a", 4), ("b", 8), ("c", 4)])) == {"b": "0:8", "a": "8:4", "c": "12:4"}
-    assert dict(pools_in_a_row([("a", 1), ("b", 3)])) == {"a": "0:1", "b": "1:3"}
-    assert dict(pools_in_a_row([("a", 8), ("b", 16)])) == {"a": "0:8", "b": "8:16"}
+    assert dict(consecutive_pools([("a", 4), ("b", 8), ("c", 4)])) == {"b": "0:8", "a": "8:4", "c": "12:4"}
+    assert dict(consecutive_pools([("a", 1), ("b", 3)])) == {"a": "0:1", "b": "1:3"}
+    assert dict(consecutive_pools([("a", 8), ("b", 16)])) == {"a": "0:8", "b": "8:16"}

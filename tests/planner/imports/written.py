@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from meshwright.planner.export.exported import exported
+from meshwright.planner.export.exported import export
 from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import Algorithm
@@ -36,25 +36,25 @@ def plan_of(name: str, staleness: int, algorithm: Algorithm = "ppo") -> Plan:
     return plan_ahead(name, algorithm) if staleness else best(name, algorithm=algorithm).plan
 
 
-def assert_is_read(plan: Plan, found: Configured) -> None:
+def assert_is_read(plan: Plan, found: ParsedConfig) -> None:
     """What a configuration says is what the plan that it was written for has."""
-    pins = [one for one in found.said if one.what.partition(".")[0] in plan.graph.by_name]
+    pins = [one for one in found.fields if one.what.partition(".")[0] in plan.graph.by_name]
     assert len(pins) > 20
     workload = plan.facts.workload
     for one in pins:
         pin = parse_pin(f"{one.what}={one.value}", plan.graph)
         has: object = plan.choice(pin.stage, pin.key)
         if pin.key == "micro_batch_tokens":  # of lengths that are one, so many rows are so many tokens
-            has = plan.placement(pin.stage).schedule.most_tokens(workload.max_tokens)
+            has = plan.placement(pin.stage).schedule.max_tokens(workload.max_tokens)
         assert pin.allows(has), (one, has)
-    assert found.words["workload.batch_size"] == workload.batch_size
-    assert found.words["workload.num_minibatches"] == workload.num_minibatches
+    assert found.by_name["workload.batch_size"] == workload.batch_size
+    assert found.by_name["workload.num_minibatches"] == workload.num_minibatches
     assert found.steps_ahead == plan.ahead[GENERATE]
 
 
 def written(name: str, plan: Plan, directory: Path) -> Path:
     """The configuration of a plan in a directory, with the shapes of its models beside it."""
-    found = exported(TRAINERS[name], plan, model_of)
+    found = export(TRAINERS[name], plan, model_of)
     assert found is not None
     for file, text in found.files.items():
         (directory / file).write_text(text)

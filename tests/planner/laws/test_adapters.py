@@ -12,11 +12,11 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate, resident_bytes
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
@@ -95,10 +95,10 @@ def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) ->
         *(f"actor_train.{key}" for key in ("pool=0:2", "micro_batch_size=1", "recompute=none")),
     )
     graph = few.graph
-    scope = next(scope for ahead in patterns(graph, 0) for scope in scopes(ahead, 0))
-    found = frontiers(few, model, parse_pins(pinned, graph), scope=scope)
-    problem = everywhere(formulate(few, model, found, handovers(few, model)).problem)
-    assert ("actor_train", "actor_generate", "actor_logprob", "ref_logprob") in problem.copies
+    scope = next(scope for ahead in steps_ahead_patterns(graph, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(few, model, parse_pins(pinned, graph), search_case=scope)
+    problem = everywhere(formulate(few, model, found, stage_transfers(few, model)).problem)
+    assert ("actor_train", "actor_generate", "actor_logprob", "ref_logprob") in problem.sharing_groups
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
 

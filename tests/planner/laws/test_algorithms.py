@@ -14,11 +14,11 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.rules import schedule_rules, schedules
-from meshwright.planner.plan.steps_ahead import Scope, patterns, synchronous
+from meshwright.planner.plan.steps_ahead import SearchCase, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
@@ -91,7 +91,7 @@ def test_what_if_and_sensitivities_are_asked_of_the_graph_at_hand(plan: Plan) ->
 def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     algorithm, has_ref = CASES[seed % len(CASES)]
     facts = facts_of(algorithm, has_ref)
-    ahead = patterns(facts.graph, 2)[seed % 3]
+    ahead = steps_ahead_patterns(facts.graph, 2)[seed % 3]
     drawn = random_plan(seed, facts, RandomModel(seed, memory_scale=1.0), ahead)
     assert verify(drawn) == ()
     assert check_program(lower(drawn), drawn.graph) == ()
@@ -142,7 +142,7 @@ def test_what_is_left_out_of_the_facts_of_ppo_is_what_they_had_not() -> None:
 
 def test_a_group_is_delivered_whole() -> None:
     facts = critic_free_facts().model_copy(update={"staleness": 2})
-    generate, scope = facts.graph.stages[0], Scope(ahead=synchronous(facts.graph), runs_on=True)
+    generate, scope = facts.graph.stages[0], SearchCase(ahead=synchronous(facts.graph), runs_on=True)
     assert not any(schedule.overcommit for schedule in schedules(facts, generate, Layout(dp=2), scope))
     found = schedule_rules(facts, generate, Layout(dp=2), Schedule(generation_slots=8, overcommit=2))
     assert "overcommit=2 defers single sequences, and the 4 of a prompt are compared with each other; use 0." in found
@@ -150,7 +150,7 @@ def test_a_group_is_delivered_whole() -> None:
 
 def generation_terms(facts: Facts, layout: Layout, slots: int) -> dict[str, float]:
     choice = Choice(layout, Schedule(generation_slots=slots))
-    cost = model_of(facts).seconds(call_of(facts, facts.graph.stages[0], choice, deferral=0))
+    cost = model_of(facts).seconds(query_for_choice(facts, facts.graph.stages[0], choice, deferral=0))
     return {term.name: term.amount for term in cost.merged().terms}
 
 
@@ -180,5 +180,5 @@ def test_the_search_by_arithmetic_is_never_above_what_a_choice_of_groups_takes(s
     stage = facts.graph.stages[0]
     layout = draw.choice([Layout(dp=4), Layout(tp=2, dp=2), Layout(pp=2, dp=2)])
     schedule = draw.choice(schedules(facts, stage, layout))
-    least = model.least_seconds(stage, facts.models.actor, 4, 0)
-    assert least <= model.seconds(call_of(facts, stage, Choice(layout, schedule), deferral=0)).total
+    least = model.lower_bound_seconds(stage, facts.models.actor, 4, 0)
+    assert least <= model.seconds(query_for_choice(facts, stage, Choice(layout, schedule), deferral=0)).total

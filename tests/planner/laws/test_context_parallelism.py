@@ -10,11 +10,11 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import Choice, call_of
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import USUAL, Wanted
+from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import (
@@ -24,14 +24,14 @@ from meshwright.planner.plan.rules import (
     schedule_rules,
     schedules,
 )
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.program import lower, owners
-from meshwright.planner.search.candidates import costed
+from meshwright.planner.program.program import lower, output_owners
+from meshwright.planner.search.candidates import cost_call
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontier, frontiers
-from meshwright.planner.search.space import check_pins, choices
+from meshwright.planner.search.space import check_pins, legal_choices
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
@@ -54,11 +54,11 @@ from tests.seeds import seeds
 LONG = small_facts(batch_size=4, response=4 * MIN_CONTEXT_TOKENS - 64)
 """Sequences that four ranks may share."""
 
-WAYS = (USUAL, Wanted(by_rows=True))
+WAYS = (NO_EXTRA_CHOICES, ExtraChoices(by_rows=True))
 
 
 def layouts(facts: Facts, stage: str, num_ranks: int = 4) -> set[Layout]:
-    return {choice.layout for choice in choices(facts, PPO_GRAPH.by_name[stage], num_ranks, ())}
+    return {choice.layout for choice in legal_choices(facts, PPO_GRAPH.by_name[stage], num_ranks, ())}
 
 
 def test_every_stage_but_generation_may_cut_long_sequences() -> None:
@@ -95,8 +95,11 @@ def test_generation_and_chunks_are_refused_in_one_sentence() -> None:
 def test_several_rows_at_a_time_are_legal_and_offered_where_they_are_wanted() -> None:
     layout, stage = Layout(cp=2), PPO_GRAPH.by_name["ref_logprob"]
     assert schedule_rules(LONG, stage, layout, Schedule(micro_batch_size=2)) == ()
-    sizes = {wanted: {one.micro_batch_size for one in schedules(LONG, stage, layout, wanted=wanted)} for wanted in WAYS}
-    assert sizes == {USUAL: {1}, Wanted(by_rows=True): {1, 2, 4}}
+    sizes = {
+        wanted: {one.micro_batch_size for one in schedules(LONG, stage, layout, extra_choices=wanted)}
+        for wanted in WAYS
+    }
+    assert sizes == {NO_EXTRA_CHOICES: {1}, ExtraChoices(by_rows=True): {1, 2, 4}}
 
 
 def test_a_cap_is_of_all_ranks_that_share_a_sequence_and_costs_what_as_many_rows_do() -> None:
@@ -107,9 +110,9 @@ def test_a_cap_is_of_all_ranks_that_share_a_sequence_and_costs_what_as_many_rows
         stage, layout = PPO_GRAPH.by_name[name], Layout.parse("tp4,dp2,cp2,sp")
         cap = Schedule(micro_batch_size=0, micro_batch_tokens=2 * longest)
         assert schedule_rules(facts, stage, layout, cap) == ()
-        assert cap in schedules(facts, stage, layout, wanted=Wanted(caps=(2 * longest,)))
+        assert cap in schedules(facts, stage, layout, extra_choices=ExtraChoices(caps=(2 * longest,)))
         capped, rows = (
-            costed(model, call_of(facts, stage, Choice(layout, schedule), deferral=0))
+            cost_call(model, query_for_choice(facts, stage, Choice(layout, schedule), deferral=0))
             for schedule in (cap, Schedule(micro_batch_size=2))
         )
         assert capped.peak_bytes == pytest.approx(rows.peak_bytes, rel=0.001)
@@ -133,7 +136,10 @@ def test_of_two_sequences_at_a_time_each_replica_of_two_takes_one_no_slower() ->
     for name in ("ref_logprob", "actor_train"):
         stage = PPO_GRAPH.by_name[name]
         cut, apart = (
-            costed(model, call_of(facts, stage, Choice(Layout.parse(layout), Schedule(micro_batch_size=n)), deferral=0))
+            cost_call(
+                model,
+                query_for_choice(facts, stage, Choice(Layout.parse(layout), Schedule(micro_batch_size=n)), deferral=0),
+            )
             for layout, n in (("tp4,dp2,cp2,sp", 2), ("tp4,dp4,sp", 1))
         )
         assert apart.seconds <= cut.seconds
@@ -190,9 +196,9 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
         + [f"{s.name}.micro_batch_size=1" for s in PPO_GRAPH.stages if not s.generates],
         PPO_GRAPH,
     )
-    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
-    found = frontiers(facts, model, pins, scope=scope)
-    problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
+    scope = next(scope for ahead in steps_ahead_patterns(PPO_GRAPH, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(facts, model, pins, search_case=scope)
+    problem = everywhere(formulate(facts, model, found, stage_transfers(facts, model)).problem)
     assert any(c.layout.cp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
@@ -216,7 +222,7 @@ def test_random_plans_with_cut_sequences_verify_and_their_programs_are_sound() -
         require_sound(lower(plan), PPO_GRAPH)
         for placement in plan.placements:
             layout = placement.layout
-            held = owners(plan, placement.stage)
+            held = output_owners(plan, placement.stage)
             first = plan.pool_of(placement.stage).first_rank
             places = [layout.coordinates(rank - first) for rank in held]
             assert [(place.tp, place.cp, place.dp) for place in places] == [(0, 0, dp) for dp in range(layout.dp)]

@@ -14,12 +14,12 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
@@ -83,7 +83,9 @@ def test_what_if_and_sensitivities_are_asked_of_the_teachers_too() -> None:
 @seeds(3, all=12)
 def test_every_drawn_plan_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     facts = distill_facts(1 + seed % 2, small_facts(memory_bytes=2**40))
-    drawn = random_plan(seed, facts, RandomModel(seed, memory_scale=1.0), patterns(facts.graph, 2)[seed % 3])
+    drawn = random_plan(
+        seed, facts, RandomModel(seed, memory_scale=1.0), steps_ahead_patterns(facts.graph, 2)[seed % 3]
+    )
     assert verify(drawn) == ()
     assert check_program(lower(drawn), drawn.graph) == ()
 
@@ -98,9 +100,9 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
         f"actor_train.layout={draw.choice(('tp2', 'dp2', 'pp2'))}",
         *(f"actor_train.{key}" for key in ("micro_batch_size=1", "recompute=none")),
     )
-    scope = next(scope for ahead in patterns(facts.graph, 0) for scope in scopes(ahead, 0))
-    found = frontiers(facts, model, parse_pins(pinned, facts.graph), scope=scope)
-    problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
+    scope = next(scope for ahead in steps_ahead_patterns(facts.graph, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(facts, model, parse_pins(pinned, facts.graph), search_case=scope)
+    problem = everywhere(formulate(facts, model, found, stage_transfers(facts, model)).problem)
     best = best_makespan(problem)
     assert best is not None
     assert solve(problem, Limits()).objective == best

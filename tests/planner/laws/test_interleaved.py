@@ -10,13 +10,13 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
@@ -116,8 +116,8 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4)
     model = RandomModel(seed, 2**27)
     pins = parse_pins(pinned_but(facts, "actor_logprob", "actor_train"), PPO_GRAPH)
-    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
-    found = frontiers(facts, model, pins, scope=scope)
-    problem = everywhere(formulate(facts, model, found, handovers(facts, model)).problem)
+    scope = next(scope for ahead in steps_ahead_patterns(PPO_GRAPH, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(facts, model, pins, search_case=scope)
+    problem = everywhere(formulate(facts, model, found, stage_transfers(facts, model)).problem)
     assert any(c.layout.vpp == 2 for f in found for kept in f.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)

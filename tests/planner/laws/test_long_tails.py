@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
@@ -29,7 +29,7 @@ def test_batches_in_flight_take_as_long_as_they_are_predicted_to(batches: int) -
     facts = resolve(read_job(JOB), JOB.parent)
     facts = with_setting(facts, {"cluster.nodes": 2, "workload.batch_size": 256, "staleness": batches - 1})
     pins = parse_pins((f"{GENERATE}.batches_in_flight={batches}", f"{GENERATE}.dp=2"), facts.graph)
-    plan = best_plan(facts, model_of(facts), pins=pins, limits=Limits(gap=0.05))
+    plan = best_plan(facts, cost_model_of(facts), pins=pins, limits=Limits(gap=0.05))
     assert isinstance(plan, Plan)
-    steps = simulate(plan, Sampled(plan, model_of, seed=0), steps=20).steps
+    steps = simulate(plan, Sampled(plan, cost_model_of, seed=0), steps=20).steps
     assert steps.mean == pytest.approx(plan.period_seconds, rel=0.03)

@@ -16,7 +16,7 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan, compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_cluster import MixedSpec
@@ -29,14 +29,14 @@ from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.report import report
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.search.refusal import NoPlan
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import MixedCluster, of_one_kind
+from meshwright.profiles.cluster import MixedCluster, require_uniform
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -102,7 +102,7 @@ def test_a_stage_on_two_kinds_deals_its_rows_by_speed(dealt: Plan) -> None:
         assert rows[0] > 2 * rows[1]  # the second kind has a tenth of the speed
         assert dealt.replicas_of(stage) == (2 // dealt.placement(stage).layout.tp,) * 2
     assert dealt.placement("actor_generate").schedule.rows == ()
-    assert recost(dealt, dealt.facts, model_of(dealt.facts)).period_seconds == dealt.period_seconds
+    assert re_evaluate(dealt, dealt.facts, model_of(dealt.facts)).period_seconds == dealt.period_seconds
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(see
         *("reward_score.pool=0:1", "critic_value.pool=0:4", "actor_logprob.pool=3:1"),
     )
     model, pins = model_of(facts), parse_pins(fixed, PPO_GRAPH)
-    problem = formulate(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
+    problem = formulate(facts, model, frontiers(facts, model, pins), stage_transfers(facts, model)).problem
     spanning = [option for call in problem.calls for option in call.options if option.place.num_ranks == 4]
     assert len(spanning) > 1
     assert solve(problem, Limits()).objective == best_makespan(problem)
@@ -172,7 +172,7 @@ def test_the_search_equals_trying_everything_where_stages_may_span_two_kinds(see
 def test_the_search_equals_trying_everything(batch_size: int) -> None:
     facts = mixed_facts(batch_size=batch_size, memory_bytes=(40 * MIB, 24 * MIB))
     model, pins = model_of(facts), parse_pins(FIXED, PPO_GRAPH)
-    problem = formulate(facts, model, frontiers(facts, model, pins), handovers(facts, model)).problem
+    problem = formulate(facts, model, frontiers(facts, model, pins), stage_transfers(facts, model)).problem
     assert not problem.anywhere
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
@@ -238,7 +238,7 @@ def test_parts_differ_in_no_more_than_devices_nodes_and_links() -> None:
         mixed_of({"device": "h800"}, {})
     mixed = mixed_of({"device": "h800"}, {"device": "h20"})
     with pytest.raises(BadInput, match=r"profile takes a cluster of one kind, and this one is 8 x h800 \+ 8 x h20"):
-        of_one_kind(mixed, "profile")
+        require_uniform(mixed, "profile")
 
 
 def test_the_two_kinds_can_be_told_apart_by_pins() -> None:

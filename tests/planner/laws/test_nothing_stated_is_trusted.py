@@ -12,12 +12,12 @@ from typing import get_args
 import pytest
 
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.analysis.stated import mismatched_costs
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json
@@ -63,7 +63,7 @@ class Models:
     def of(self, facts: Facts) -> CostModel:
         key = canonical_json(facts)
         if key not in self._known:
-            self._known[key] = model_of(facts)
+            self._known[key] = cost_model_of(facts)
         return self._known[key]
 
 
@@ -79,7 +79,7 @@ def plans() -> tuple[Plan, ...]:
     made = [
         random_plan(seed, facts, MODELS.of(facts), ahead, deferral)
         for facts in jobs
-        for ahead in patterns(PPO_GRAPH, 2)
+        for ahead in steps_ahead_patterns(PPO_GRAPH, 2)
         for deferral in (0, 2)
         for seed in range(2)
     ]
@@ -92,7 +92,7 @@ def plans() -> tuple[Plan, ...]:
 
 def sentences(plan: Plan) -> tuple[str, ...]:
     """What is wrong with a plan."""
-    return verify(plan) or misstated(plan, MODELS.of(plan.facts))
+    return verify(plan) or mismatched_costs(plan, MODELS.of(plan.facts))
 
 
 @pytest.mark.slow

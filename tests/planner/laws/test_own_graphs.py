@@ -22,7 +22,7 @@ from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
@@ -81,7 +81,7 @@ def test_a_graph_that_says_what_a_preset_says_has_its_plan(name: str) -> None:
     assert own(facts).graph == facts.graph
     as_preset, as_own = (json.loads(canonical_json(planned(one))) for one in (facts, own(facts)))
     said = as_own["facts"].pop("algorithm")
-    hosted = {host.name for host in facts.graph.hosted}
+    hosted = {host.name for host in facts.graph.host_stages}
     assert [stage["name"] for stage in said["stages"] if stage["name"] not in hosted] == list(facts.graph.names)
     as_preset["facts"].pop("algorithm", None)
     assert as_own == as_preset
@@ -98,7 +98,7 @@ def test_the_example_is_planned_played_and_explained() -> None:
     plan = example()
     assert isinstance(plan.facts.algorithm, OwnGraph)
     assert set(plan.graph.train_stage.values()) == {"actor_train", "critic_train"}
-    assert [host.name for host in plan.graph.hosted] == ["environment_score"]
+    assert [host.name for host in plan.graph.host_stages] == ["environment_score"]
     assert {worker.reward for worker in plan.workers} == {"maths"}
     assert verify(plan) == ()
     assert evaluate(plan) == plan
@@ -119,7 +119,7 @@ def test_a_proof_of_a_graph_of_any_roles_holds(seed: int) -> None:
     plan = compile_plan(facts, model, limits=LIMITS)
     assert isinstance(plan, Plan | NoPlan)
     if isinstance(plan, Plan):
-        proof = prove(plan, model, most_splits=10)
+        proof = prove(plan, model, max_splits=10)
         assert refusals(proof, plan, model) == ()
         assert 0 < proof.bound_seconds <= plan.period_seconds
         assert len(sensitivities(plan, model_of)) > 2
@@ -128,7 +128,7 @@ def test_a_proof_of_a_graph_of_any_roles_holds(seed: int) -> None:
 @seeds(6, all=42)
 def test_every_drawn_plan_of_a_random_graph_verifies_clean_however_far_stages_work_ahead(seed: int) -> None:
     facts = with_setting(random_job(seed).facts, {"cluster.device.memory_bytes": 2**40})
-    for ahead in patterns(facts.graph, 2):
+    for ahead in steps_ahead_patterns(facts.graph, 2):
         drawn = random_plan(seed, facts, model_of(facts), ahead)
         assert verify(drawn) == ()
         assert check_program(lower(drawn), drawn.graph) == ()
@@ -139,7 +139,7 @@ def test_a_stage_that_reads_of_a_trained_one_does_not_work_ahead_of_it() -> None
     graph = PRESETS["ppo"].graph
     judged = replace(graph.by_name["ref_logprob"], reads=("tokens", "values"), may_stream=False)
     generate, score, _, value, *others = graph.stages
-    ahead = patterns(StageGraph((generate, score, value, judged, *others)), 2)[-1]
+    ahead = steps_ahead_patterns(StageGraph((generate, score, value, judged, *others)), 2)[-1]
     assert {name for name, steps in ahead.items() if steps} == {"actor_generate", "reward_score"}
 
 
@@ -148,7 +148,7 @@ def test_a_graph_of_the_jobs_own_is_not_written_for_other_trainers() -> None:
         with pytest.raises(
             BadInput, match=rf"the job's own graph \(algorithm.stages\) is not written for {trainer.name}"
         ):
-            trainer.require_sayable(own(PRESETS["ppo"]))
+            trainer.require_expressible(own(PRESETS["ppo"]))
 
 
 def test_a_training_is_not_put_before_what_only_it_reads() -> None:

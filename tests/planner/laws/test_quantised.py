@@ -12,17 +12,17 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.recost import illegal_under
+from meshwright.planner.search.recost import violations_under
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
@@ -80,7 +80,7 @@ def test_a_plan_whose_generator_takes_the_trained_copy_is_not_valid() -> None:
 
 def test_a_job_with_whole_weights_asks_for_another_plan() -> None:
     plan = planned()
-    (sentence,) = illegal_under(plan, exact(plan.facts))
+    (sentence,) = violations_under(plan, exact(plan.facts))
     assert sentence.endswith("plan the job again.")
 
 
@@ -102,10 +102,10 @@ def test_the_search_equals_trying_everything_where_memory_is_short(seed: int) ->
         *(f"actor_train.{key}" for key in ("pool=0:2", "micro_batch_size=1", "recompute=none")),
     )
     graph = few.graph
-    scope = next(scope for ahead in patterns(graph, 0) for scope in scopes(ahead, 0))
-    found = frontiers(few, model, parse_pins(pinned, graph), scope=scope)
-    problem = everywhere(formulate(few, model, found, handovers(few, model)).problem)
-    assert ("actor_train", "actor_logprob") in problem.copies
+    scope = next(scope for ahead in steps_ahead_patterns(graph, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(few, model, parse_pins(pinned, graph), search_case=scope)
+    problem = everywhere(formulate(few, model, found, stage_transfers(few, model)).problem)
+    assert ("actor_train", "actor_logprob") in problem.sharing_groups
     assert solve(problem, Limits()).objective == best_makespan(problem)
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
-from meshwright.planner.plan.calls import call_in
+from meshwright.planner.plan.calls import query_for_placement
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import recost
+from meshwright.planner.search.recost import re_evaluate
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.stages import GENERATE
@@ -21,7 +21,7 @@ from tests.planner.drawn import carrying_over, model_of
 def recomputing(plan: Plan) -> Plan:
     """The same plan of a job that recomputes, costed for it."""
     facts = plan.facts.model_copy(update={"cache_after_refit": "recompute"})
-    return recost(plan, facts, model_of(facts))
+    return re_evaluate(plan, facts, model_of(facts))
 
 
 def seconds(plan: Plan) -> float:
@@ -31,7 +31,7 @@ def seconds(plan: Plan) -> float:
 @pytest.mark.parametrize("overcommits", [False, True])
 def test_a_turn_that_finds_sequences_in_flight_is_costed_with_their_prefill(overcommits: bool) -> None:
     for plan in carrying_over(overcommits):
-        kept, anew = recost(plan, plan.facts, model_of(plan.facts)), recomputing(plan)
+        kept, anew = re_evaluate(plan, plan.facts, model_of(plan.facts)), recomputing(plan)
         assert seconds(kept) == 0 < seconds(anew)
         costs = [one.placement(GENERATE).cost.total for one in (kept, anew)]
         assert costs[1] == pytest.approx(costs[0] + seconds(anew))
@@ -42,7 +42,7 @@ def test_a_turn_that_finds_sequences_in_flight_is_costed_with_their_prefill(over
 
 def test_generation_that_ends_with_its_turn_recomputes_nothing() -> None:
     plan = carrying_over(overcommits=True)[0]
-    call = call_in(recomputing(plan), plan.placement(GENERATE))
+    call = query_for_placement(recomputing(plan), plan.placement(GENERATE))
     alone = dataclasses.replace(call, schedule=dataclasses.replace(call.schedule, overcommit=0, batches_in_flight=1))
     model = model_of(plan.facts)
     assert model.seconds(alone) == model.seconds(dataclasses.replace(alone, recomputes_cache=False))

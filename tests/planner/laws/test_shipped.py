@@ -14,7 +14,7 @@ import yaml
 
 from meshwright.planner.imports.job_text import JobSource
 from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import Configured
+from meshwright.planner.imports.said import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import CONFIG
 
@@ -41,7 +41,7 @@ ALL = [
 NAMED = [pytest.param(one, id=f"{one.trainer}/{Path(one.path).name}") for one in ALL]
 
 
-def configured(shipped: Shipped, directory: Path) -> Configured:
+def configured(shipped: Shipped, directory: Path) -> ParsedConfig:
     """What it says, as far as a whole job: every model has one made-up shape, also a reward model that it does not
     name."""
     path = directory / Path(shipped.path).name
@@ -49,10 +49,10 @@ def configured(shipped: Shipped, directory: Path) -> Configured:
     shape = directory / "config.json"
     shape.write_text(json.dumps(CONFIG))
     found = READERS[shipped.trainer].read(path)
-    shapes = {"": shape} if "reward.function" in found.words else {"": shape, "reward": shape}
+    shapes = {"": shape} if "reward.function" in found.by_name else {"": shape, "reward": shape}
     source = JobSource(path=path, trainer=shipped.trainer, engine="vllm", device="h100-sxm", shapes=shapes)
     job = source.job(found, directory)
-    assert job.workload.batch_size == found.words["workload.batch_size"]
+    assert job.workload.batch_size == found.by_name["workload.batch_size"]
     return found
 
 
@@ -62,7 +62,7 @@ def test_it_is_read_as_a_job_or_refused_by_its_key(shipped: Shipped, tmp_path: P
         with pytest.raises(BadInput, match=shipped.refused):
             configured(shipped, tmp_path)
     else:
-        assert len(configured(shipped, tmp_path).said) > 10
+        assert len(configured(shipped, tmp_path).fields) > 10
 
 
 def test_so_many_are_read() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
@@ -85,9 +85,9 @@ def test_the_search_equals_trying_everything(seed: int) -> None:
         *(f"{GENERATE}.{key}" for key in ("pool=0:3", "layout=dp3", "generation_slots=3")),
         *(f"{s.name}.micro_batch_size=1" for s in PPO_GRAPH.stages if s.role != "actor"),
     )
-    scope = next(scope for ahead in patterns(PPO_GRAPH, 0) for scope in scopes(ahead, 0))
-    found = frontiers(few, model, parse_pins(pinned, PPO_GRAPH), scope=scope)
-    problem = everywhere(formulate(few, model, found, handovers(few, model)).problem)
+    scope = next(scope for ahead in steps_ahead_patterns(PPO_GRAPH, 0) for scope in search_cases(ahead, 0))
+    found = frontiers(few, model, parse_pins(pinned, PPO_GRAPH), search_case=scope)
+    problem = everywhere(formulate(few, model, found, stage_transfers(few, model)).problem)
     trained = next(f for f in found if f.stage.name == "actor_train")
     assert any(c.layout.dp == 3 for kept in trained.candidates.values() for c in kept)
     assert solve(problem, Limits()).objective == best_makespan(problem)

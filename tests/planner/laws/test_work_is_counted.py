@@ -11,12 +11,12 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call, LayoutCosts, PassedOn, Summed
+from meshwright.cost_models.question import Call, DelegatingCostModel, LayoutCosts, TotalCosts
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, SearchWork
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.enumeration import Enumeration
 from meshwright.planner.search import parallel
 from meshwright.planner.solver.result import Limits
@@ -92,7 +92,7 @@ def test_an_algorithm_with_fewer_stages_takes_fewer_questions() -> None:
 @pytest.mark.check_all
 def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
     path = JOB.parents[1] / "moe-16384" / "job.yaml"
-    plan = best_plan(facts := resolve(read_job(path), path.parent), model_of(facts), limits=Limits(gap=0.03))
+    plan = best_plan(facts := resolve(read_job(path), path.parent), cost_model_of(facts), limits=Limits(gap=0.03))
     assert isinstance(plan, Plan)
     assert plan.solver.work.generations <= 400
     assert plan.solver.work.timed <= 8_700
@@ -103,7 +103,7 @@ def test_few_of_the_turns_that_experts_may_generate_in_are_played() -> None:
 def test_to_prove_that_an_answer_is_within_the_gap_takes_little_work(job: str, most_units: float) -> None:
     """Also where the best plan takes hardly more seconds than a round of the search has aimed at."""
     path = JOB.parents[1] / job / "job.yaml"
-    plan = best_plan(facts := resolve(read_job(path), path.parent), model_of(facts))
+    plan = best_plan(facts := resolve(read_job(path), path.parent), cost_model_of(facts))
     assert isinstance(plan, Plan)
     assert plan.solver.gap is not None
     assert plan.solver.gap <= 0.01
@@ -111,7 +111,7 @@ def test_to_prove_that_an_answer_is_within_the_gap_takes_little_work(job: str, m
 
 
 @dataclass(frozen=True)
-class Counted(PassedOn):
+class Counted(DelegatingCostModel):
     """A cost model that notes of which stages it is asked for seconds of choices, other than for what they stream."""
 
     asked: Counter[str] = field(default_factory=Counter)
@@ -121,7 +121,7 @@ class Counted(PassedOn):
         return super().seconds(call)
 
     def on_layout(self, call: Call) -> LayoutCosts:
-        return Summed(self, call)
+        return TotalCosts(self, call)
 
 
 @pytest.mark.slow
@@ -134,8 +134,12 @@ def test_a_checker_plays_few_turns(job: str, most_seconds: float, most_turns: in
     """The seconds are those of the best plan that is known."""
     path = JOB.parents[1] / job / "job.yaml"
     facts = resolve(read_job(path), path.parent)
-    model = Counted(model_of(facts))
-    every = [scope for ahead in patterns(facts.graph, facts.staleness) for scope in scopes(ahead, facts.staleness)]
+    model = Counted(cost_model_of(facts))
+    every = [
+        scope
+        for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
+        for scope in search_cases(ahead, facts.staleness)
+    ]
     found = Enumeration(facts, model, most_seconds).spaces(every)
     assert all(len(space.choices[GENERATE].site) for space in found)
     assert 0 < model.asked[GENERATE] <= most_turns

@@ -35,8 +35,8 @@ def test_a_ratio_is_held_as_far_above_one_as_below_unless_clip_higher_is_asked()
 
 
 def test_a_cut_response_is_paid() -> None:
-    assert GRPO().pays_cut
-    assert not PPO(truncation="bootstrap").pays_cut
+    assert GRPO().rewards_truncated
+    assert not PPO(truncation="bootstrap").rewards_truncated
 
 
 def test_a_job_has_the_settings_of_its_algorithm() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.edges import field_bytes, handovers
+from meshwright.planner.plan.edges import field_bytes, stage_transfers
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -22,7 +22,7 @@ def test_a_field_has_a_value_for_each_token_or_one_for_the_sequence(field: str, 
 
 def test_every_edge_is_handed_over_once_with_all_of_its_fields() -> None:
     model = ToyModel(FACTS)
-    found = handovers(FACTS, model)
+    found = stage_transfers(FACTS, model)
     assert [(h.producer, h.consumer, h.fields) for h in found] == list(PPO_GRAPH.edges)
     for handover in found:
         assert handover.num_bytes == sum(field_bytes(FACTS.workload, field) for field in handover.fields)

@@ -10,17 +10,17 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.stated import misstated
+from meshwright.planner.analysis.stated import mismatched_costs
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.environment.rewards import HostWorkers, Reward, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.host_workers import (
-    MOST_CALLS,
+    MAX_JUDGE_CALLS,
+    extra_reward_wait_bound,
+    extra_reward_wait_seconds,
     host_seconds,
-    late_seconds,
-    least_cost,
-    least_late_of,
-    most_workers,
+    max_workers_of,
+    min_reward_wait,
     unknown_latencies,
     with_workers,
 )
@@ -31,7 +31,7 @@ from meshwright.planner.program.program import Receive, Send, lower
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.jobs import small_facts
@@ -67,10 +67,10 @@ def waits(plan: Plan) -> dict[str, float]:
 
 @pytest.mark.parametrize("num_measured", [0, 1, 2])
 def test_what_is_waited_at_least_is_measured_where_all_latencies_are(num_measured: int) -> None:
-    calls = TimedCalls(called=Called(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
+    calls = TimedCalls(called=CallKey(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
     of_table, of_job = load("style", 0.2).model_copy(update={"latency_seconds": calls.latency}), load("judge", 0.1)
     facts = facts_with(*[of_table, of_table][:num_measured], *[of_job, of_job][num_measured:])
-    [term] = least_cost(facts, "actor_train").terms
+    [term] = min_reward_wait(facts, "actor_train").terms
     assert term.amount == pytest.approx(0.2 if num_measured else 0.1, rel=0.02)
     assert term.source == (Source.MEASURED if num_measured == 2 else Source.ANALYTIC)
 
@@ -80,12 +80,12 @@ def test_a_plan_without_rewards_on_hosts_says_nothing_of_them() -> None:
     assert with_workers(plan) is plan
     assert waits(plan) == {}
     assert "workers" not in plan.model_dump(mode="json")
-    assert not least_cost(plan.facts, "actor_train").terms
+    assert not min_reward_wait(plan.facts, "actor_train").terms
 
 
 def test_a_plan_verifies_states_its_costs_and_reads_as_it_was_written(slow: Plan, tmp_path: Path) -> None:
     assert verify(slow) == ()
-    assert misstated(slow, cost_model(slow.facts.cluster, slow.facts.workload, slow.facts.precision, None)) == ()
+    assert mismatched_costs(slow, cost_model(slow.facts.cluster, slow.facts.workload, slow.facts.precision, None)) == ()
     path = tmp_path / "plan.json"
     write_plan(path, slow)
     assert read_plan(path) == slow
@@ -95,7 +95,7 @@ def test_training_waits_for_rewards_and_a_bound_counts_what_it_waits_at_least(sl
     assert set(waits(slow)) == {"actor_train", "critic_train"}
     ready = slow.placement(GENERATE).end_seconds + waits(slow)["actor_train"]
     assert min(slow.placement(name).start_seconds for name in waits(slow)) >= ready * (1 - 1e-9)
-    least = least_cost(slow.facts, "actor_train").total
+    least = min_reward_wait(slow.facts, "actor_train").total
     assert least == pytest.approx(0.05, rel=0.02)
     assert waits(slow)["actor_train"] > least
     assert slow.solver.bound_seconds <= slow.period_seconds
@@ -103,7 +103,7 @@ def test_training_waits_for_rewards_and_a_bound_counts_what_it_waits_at_least(sl
 
 def test_the_fewest_workers_are_chosen_that_keep_training_waiting_no_longer(slow: Plan) -> None:
     judge = slow.workers[0].workers
-    assert 1 < judge < MOST_CALLS
+    assert 1 < judge < MAX_JUDGE_CALLS
     half = slow.facts.rewards[0].model_copy(update={"workers": judge // 2})
     fewer = planned(slow.facts.model_copy(update={"rewards": (half, slow.facts.rewards[1])}))
     assert fewer.workers[0].workers == judge // 2
@@ -112,8 +112,8 @@ def test_the_fewest_workers_are_chosen_that_keep_training_waiting_no_longer(slow
 
 def test_functions_share_the_processors_of_a_host(slow: Plan) -> None:
     judge, maths = slow.facts.rewards
-    assert most_workers(slow, judge) == MOST_CALLS
-    assert most_workers(slow, maths) == slow.facts.cluster.parts[0].cpus // slow.placement(GENERATE).layout.dp
+    assert max_workers_of(slow, judge) == MAX_JUDGE_CALLS
+    assert max_workers_of(slow, maths) == slow.facts.cluster.parts[0].cpus // slow.placement(GENERATE).layout.dp
 
 
 def test_a_quick_reward_costs_nothing_for_other_stages_run_meanwhile() -> None:
@@ -199,11 +199,11 @@ def test_no_pinned_plan_is_faster_where_a_judge_is_slow(staleness: int) -> None:
 
 def test_what_a_generation_keeps_waiting_is_at_least_what_is_searched_with(slow: Plan) -> None:
     facts, chosen = slow.facts, slow.placement(GENERATE)
-    least = least_cost(facts, "actor_train").total
-    found = late_seconds(facts, 0, chosen.layout, chosen.schedule, chosen.cost.total)
+    least = min_reward_wait(facts, "actor_train").total
+    found = extra_reward_wait_seconds(facts, 0, chosen.layout, chosen.schedule, chosen.cost.total)
     most = waits(with_workers(slow, spare=0.0))["actor_train"]
     assert 0.98 * most <= least + found <= most
-    assert least_late_of(facts)(chosen.cost.total) <= found * (1 + 1e-9)
+    assert extra_reward_wait_bound(facts)(chosen.cost.total) <= found * (1 + 1e-9)
 
 
 def test_a_reward_of_unknown_latency_is_named() -> None:

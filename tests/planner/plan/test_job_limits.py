@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.job_limits import position_violations, require_possible
+from meshwright.planner.plan.job_limits import position_violations, require_within_limits
 from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
@@ -52,10 +52,10 @@ def test_a_batch_of_many_rows_for_each_of_many_ranks_is_possible() -> None:
 
 def test_what_is_beyond_all_use_is_told_with_whose_number_it_is() -> None:
     facts = small_facts()
-    require_possible(facts.models.by_name, facts.cluster, facts.workload, "job")
+    require_within_limits(facts.models.by_name, facts.cluster, facts.workload, "job")
     huge = facts.cluster.model_copy(update={"host_memory_bytes": 2**61})
     with pytest.raises(BadInput, match=f"job: cluster.host_memory_bytes={2**61} is above the limit of {2**60}"):
-        require_possible(facts.models.by_name, huge, facts.workload, "job")
+        require_within_limits(facts.models.by_name, huge, facts.workload, "job")
 
 
 @pytest.mark.parametrize(("response", "way"), [(448, ()), (449, ("response.max to 448",))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import Wanted, capped, micro_batch_sizes, token_caps
+from meshwright.planner.plan.micro_batch_rules import ExtraChoices, micro_batch_sizes, token_capped_schedule, token_caps
 from meshwright.planner.plan.rules import rows_per_replica, schedule_rules, schedules
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -65,17 +65,19 @@ def test_what_is_offered_is_legal_and_comes_with_less_memory_first() -> None:
             rows = rows_per_replica(facts, stage, layout)
             assert len({schedule.micro_batch_tokens for schedule in found}) == rows.bit_length()
             assert len({schedule.micro_batch_size for schedule in found} - {0}) == (1 if layout.pp == 1 else 4)
-            most = [schedule.most_tokens(192) for schedule in found if not schedule.chunk_tokens]
+            most = [schedule.max_tokens(192) for schedule in found if not schedule.chunk_tokens]
             assert most == sorted(most)
 
 
 def test_every_number_of_rows_is_offered_where_they_are_wanted() -> None:
-    found = schedules(of_two_lengths(), TRAIN, Layout(), wanted=Wanted(by_rows=True))
+    found = schedules(of_two_lengths(), TRAIN, Layout(), extra_choices=ExtraChoices(by_rows=True))
     assert {schedule.micro_batch_size for schedule in found} == {0, 1, 2, 4, 8, 16}
 
 
 def test_a_cap_of_one_s_own_is_offered_where_it_is_legal() -> None:
-    found = schedules(of_two_lengths(), TRAIN, Layout(), wanted=Wanted(caps=(191, 200, 192 * 16, 192 * 16 + 1)))
+    found = schedules(
+        of_two_lengths(), TRAIN, Layout(), extra_choices=ExtraChoices(caps=(191, 200, 192 * 16, 192 * 16 + 1))
+    )
     assert {192, 200, 192 * 16} < {schedule.micro_batch_tokens for schedule in found}
     assert not {191, 192 * 16 + 1} & {schedule.micro_batch_tokens for schedule in found}
 
@@ -90,4 +92,4 @@ def test_a_cap_of_one_s_own_is_offered_where_it_is_legal() -> None:
     ],
 )
 def test_a_cap_that_is_not_legal_is_told(layout: Layout, cap: int, says: str) -> None:
-    assert says in " ".join(schedule_rules(mixture_facts(of_two_lengths()), TRAIN, layout, capped(cap)))
+    assert says in " ".join(schedule_rules(mixture_facts(of_two_lengths()), TRAIN, layout, token_capped_schedule(cap)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.own_graph import OwnGraph, is_same
+from meshwright.planner.plan.own_graph import OwnGraph, is_same_graph
 from meshwright.profiles.algorithms import PPO_GRAPH, Algorithm, graph_of
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
@@ -58,8 +58,8 @@ def test_a_graph_of_the_jobs_own_has_its_stages_and_knows_which_weights_are_trai
 def test_a_preset_in_the_words_of_a_job_is_the_preset() -> None:
     for graph in (PPO_GRAPH, graph_of("grpo", has_ref=False, has_environment=True), graph_of("distill")):
         assert stated(graph).graph() == graph
-        assert is_same(stated(graph).graph(), graph)
-    assert not is_same(graph_of("grpo"), graph_of("grpo", has_ref=False))
+        assert is_same_graph(stated(graph).graph(), graph)
+    assert not is_same_graph(graph_of("grpo"), graph_of("grpo", has_ref=False))
 
 
 def test_the_reference_may_be_the_actor_without_its_adapter() -> None:
@@ -265,7 +265,7 @@ def test_a_preset_that_keeps_the_best_samples_is_told_with_a_filter(
     scorers = [stage for stage in others if stage["role"] == "reward" or stage["kind"] == "environment"]
     keep = {**KEEP, "reads": [stage["writes"][0] for stage in scorers]}
     stages = (generate, *scorers, keep, *(stage for stage in others if stage not in scorers))
-    assert is_same(parse(OwnGraph, json.dumps({"stages": stages}), "graph").graph(), preset)
+    assert is_same_graph(parse(OwnGraph, json.dumps({"stages": stages}), "graph").graph(), preset)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_pin_allows_its_value_alone_and_a_prohibition_all_but_its_value() -> N
     assert [fixed.allows(size) for size in (2, 4)] == [False, True]
     assert [barred.allows(size) for size in (2, 4)] == [True, False]
     assert parse_pin(forbidden("actor_train.micro_batch_size=4"), PPO_GRAPH) == barred
-    assert (fixed.told, barred.told) == (
+    assert (fixed.quoted, barred.quoted) == (
         "pin 'actor_train.micro_batch_size=4'",
         "forbid 'actor_train.micro_batch_size=4'",
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.packing import ReplicaDeal
+from meshwright.profiles.packing import ReplicaAssignment
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role
 from tests.planner.jobs import mixed_facts
@@ -22,7 +22,7 @@ from tests.seeds import seeds
 
 @seeds(2, all=6)
 def test_reading_what_was_written_is_the_identity_and_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
-    plan = random_plan(seed, ahead=patterns(PPO_GRAPH, 2)[seed % 3])
+    plan = random_plan(seed, ahead=steps_ahead_patterns(PPO_GRAPH, 2)[seed % 3])
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     write_plan(one, plan)
     assert read_plan(one) == plan
@@ -76,8 +76,8 @@ def test_replicas_take_any_number_of_rows_where_tokens_bound_memory_for_all_of_t
         update={"layout": Layout(pp=pp, dp=4 // pp), "schedule": schedule}
     )
     others = tuple(one for one in plan.placements if one.stage != "actor_train")
-    deal = plan.model_copy(update={"placements": (*others, placement)}).deal_of("actor_train")
-    assert deal == ReplicaDeal(plan.facts.models.spec(Role.ACTOR), (4 // pp,), (), any_number)
+    deal = plan.model_copy(update={"placements": (*others, placement)}).row_split_of("actor_train")
+    assert deal == ReplicaAssignment(plan.facts.models.spec(Role.ACTOR), (4 // pp,), (), any_number)
 
 
 def _at(plan: Plan, stage: str) -> tuple[object, ...]:
@@ -85,12 +85,12 @@ def _at(plan: Plan, stage: str) -> tuple[object, ...]:
     return placement.pool, placement.layout
 
 
-@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
+@pytest.mark.parametrize("ahead", steps_ahead_patterns(PPO_GRAPH, 2), ids=str)
 def test_a_consumer_waits_for_what_is_written_in_its_own_turn(ahead: dict[str, int]) -> None:
     plan = random_plan(1, ahead=ahead)
     assert plan.ahead == ahead
     for edge in plan.edges:
-        assert plan.waits(edge.producer, edge.consumer) == (ahead[edge.producer] == ahead[edge.consumer])
+        assert plan.reads_same_period(edge.producer, edge.consumer) == (ahead[edge.producer] == ahead[edge.consumer])
 
 
 def test_a_stage_is_in_the_part_that_holds_its_ranks_or_on_two() -> None:

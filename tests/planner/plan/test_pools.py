@@ -8,12 +8,12 @@ import math
 import pytest
 
 from meshwright.planner.plan.pools import (
-    crossing_violations,
-    dealing_rules,
     first_ranks,
-    pair_rules,
+    mixed_pool_rules,
+    overlap_violations,
     pool_sizes,
     pool_violations,
+    row_split_rules,
 )
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import MixedCluster
@@ -60,10 +60,10 @@ def test_few_pools_are_enough_for_a_large_cluster() -> None:
 
 
 def test_of_two_pools_one_lies_in_the_other_or_they_are_apart() -> None:
-    assert crossing_violations(range(0, 4), range(4, 8)) == ()
-    assert crossing_violations(range(0, 8), range(4, 8)) == ()
-    assert crossing_violations(range(4, 6), range(0, 8)) == ()
-    assert crossing_violations(range(0, 4), range(2, 6)) == (
+    assert overlap_violations(range(0, 4), range(4, 8)) == ()
+    assert overlap_violations(range(0, 8), range(4, 8)) == ()
+    assert overlap_violations(range(4, 6), range(0, 8)) == ()
+    assert overlap_violations(range(0, 4), range(2, 6)) == (
         "ranks 0-3 and ranks 2-5 overlap in part; of two pools one must contain the other, or they must be disjoint.",
     )
 
@@ -81,32 +81,32 @@ def test_of_three_kinds_a_pool_has_neighbouring_ones() -> None:
     mixed = mixed_facts().cluster
     cluster = MixedCluster(parts=(*mixed.parts, mixed.parts[0]), between=mixed.parts[0].inter_node)
     assert (pool_sizes(cluster), first_ranks(cluster, 4)) == ((1, 2, 4), (0, 2))
-    (crossing,) = crossing_violations(range(0, 4), range(2, 6))
+    (crossing,) = overlap_violations(range(0, 4), range(2, 6))
     assert "overlap in part" in crossing
 
 
 def test_whole_replicas_are_on_nodes_of_one_kind_each() -> None:
     facts, train = mixed_facts(batch_size=8), PPO_GRAPH.by_name["actor_train"]
-    assert pair_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
-    assert pair_rules(facts, train, Layout(tp=2, dp=2, sp=True), BOTH) == ()
-    (sentence,) = pair_rules(facts, train, Layout(pp=2, dp=2), BOTH)
+    assert mixed_pool_rules(facts, train, Layout(pp=2, dp=2), 1) == ()
+    assert mixed_pool_rules(facts, train, Layout(tp=2, dp=2, sp=True), BOTH) == ()
+    (sentence,) = mixed_pool_rules(facts, train, Layout(pp=2, dp=2), BOTH)
     assert sentence == ("pp=2 splits replicas over the kinds of nodes of a pool of 2 x toy and 2 x fast toy; use pp=1.")
-    (sentence,) = pair_rules(facts, train, Layout(tp=4), BOTH)
+    (sentence,) = mixed_pool_rules(facts, train, Layout(tp=4), BOTH)
     assert sentence.startswith("replicas of 4 ranks do not fit 2 x toy and 2 x fast toy evenly; use tp x cp = 2.")
-    (sentence,) = pair_rules(facts, train, Layout(dp=4, ep=2), BOTH)
+    (sentence,) = mixed_pool_rules(facts, train, Layout(dp=4, ep=2), BOTH)
     assert sentence.startswith("ep=2 needs equally many sequences on every replica")
-    (sentence,) = pair_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), BOTH)
+    (sentence,) = mixed_pool_rules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=4), BOTH)
     assert sentence.startswith("actor_generate runs on nodes of one kind")
 
 
 def test_rows_are_dealt_by_speed_on_two_kinds_of_nodes_alone() -> None:
     facts, dealt = mixed_facts(), Schedule(rows=(3, 5))
-    assert dealing_rules(facts, 8, Layout(dp=4), dealt, BOTH) == ()
-    assert dealing_rules(facts, 8, Layout(dp=2), Schedule(), 0) == ()
-    (sentence,) = dealing_rules(facts, 8, Layout(dp=2), dealt, 0)
+    assert row_split_rules(facts, 8, Layout(dp=4), dealt, BOTH) == ()
+    assert row_split_rules(facts, 8, Layout(dp=2), Schedule(), 0) == ()
+    (sentence,) = row_split_rules(facts, 8, Layout(dp=2), dealt, 0)
     assert sentence == "rows=[3, 5] on nodes of one kind, which split rows evenly; leave it out."
     for rows in ((), (8,), (4, 5), (7, 1), (1, 7), (2, 3, 3)):
-        (sentence,) = dealing_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), BOTH)
+        (sentence,) = row_split_rules(facts, 8, Layout(dp=4), Schedule(rows=rows), BOTH)
         assert sentence.startswith(
             f"rows={list(rows)} does not split 8 sequences over two kinds of nodes, at least 2 and 2 of them"
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.micro_batch_rules import Wanted
+from meshwright.planner.plan.micro_batch_rules import ExtraChoices
 from meshwright.planner.plan.rules import (
-    host_share,
+    host_bytes_for_stage,
     in_flight,
     layout_rules,
     offloads,
@@ -24,8 +24,8 @@ from meshwright.planner.plan.rules import (
     slot_counts,
     workload_violations,
 )
-from meshwright.planner.plan.steps_ahead import Scope, synchronous
-from meshwright.planner.search.space import choices
+from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
+from meshwright.planner.search.space import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.layout import Layout
@@ -73,13 +73,13 @@ def test_cut_experts_that_are_not_offered_are_slower_and_larger_than_whole_ones(
         facts = resolve(read_job(directory / "job.yaml"), directory)
         model = AnalyticModel(facts.cluster, facts.workload, facts.precision)
         for stage in (stage for stage in facts.graph.stages if stage.name in ("actor_generate", "actor_train")):
-            offered = {choice.layout for choice in choices(facts, stage, size, ())}
-            every = list(choices(facts, stage, size, (), wanted=Wanted(all_layouts=True)))
-            cut = [one for one in every if one.layout not in offered and one.layout.folded == 1]
+            offered = {choice.layout for choice in legal_choices(facts, stage, size, ())}
+            every = list(legal_choices(facts, stage, size, (), wanted=ExtraChoices(all_layouts=True)))
+            cut = [one for one in every if one.layout not in offered and one.layout.fold_size == 1]
             for one in rng.sample(cut, 20):
                 experts = {"ep": one.layout.ep * one.layout.tp, "etp": 1}
                 whole = Choice(replace(one.layout, **experts), one.schedule)
-                mine, other = (call_of(facts, stage, choice, deferral=0, part=0) for choice in (one, whole))
+                mine, other = (query_for_choice(facts, stage, choice, deferral=0, part=0) for choice in (one, whole))
                 assert model.seconds(other).total <= model.seconds(mine).total * 1.001
                 assert model.memory(other).peak_bytes <= model.memory(mine).peak_bytes
                 seen += 1
@@ -116,7 +116,7 @@ def test_of_replicas_that_do_not_divide_the_batch_the_fullest_counts() -> None:
 
 def test_an_overcommit_is_of_equal_parts_where_rows_are_uneven() -> None:
     facts = small_facts(batch_size=64).model_copy(update={"staleness": 2})
-    scope = Scope(ahead=synchronous(PPO_GRAPH), runs_on=True)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), runs_on=True)
     for dp, extras in ((4, [8, 16, 32, 64]), (16, [16, 32, 64]), (6, [6, 12, 30, 60]), (24, [24, 48])):
         found = schedules(facts, PPO_GRAPH.by_name["actor_generate"], Layout(dp=dp), scope)
         assert sorted({schedule.overcommit for schedule in found} - {0}) == extras
@@ -133,14 +133,14 @@ def test_what_waits_on_the_host_is_an_optimizer_or_a_copy_that_nobody_trains(sta
 def test_the_hosts_memory_is_shared_by_its_ranks_and_by_the_stages_that_can_offload() -> None:
     cluster = small_facts().cluster
     assert isinstance(cluster, Cluster)
-    assert host_share(cluster, PPO_GRAPH) == cluster.host_memory_bytes / 4 / 4
+    assert host_bytes_for_stage(cluster, PPO_GRAPH) == cluster.host_memory_bytes / 4 / 4
 
 
 @pytest.mark.parametrize("stage", PPO_GRAPH.stages, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("offload", [False, True])
 def test_every_schedule_that_is_offered_breaks_no_rule(stage: Stage, offload: bool) -> None:
     facts = small_facts(batch_size=12, response=400).model_copy(update={"staleness": 2})
-    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=offload, runs_on=offload)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=offload, runs_on=offload)
     for tp, pp, dp in itertools.product((1, 2), (1, 2), (1, 2, 5, 7)):
         layout = Layout(tp=tp, pp=pp, dp=dp)
         if layout.num_ranks != 4:

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.evaluate import items, ranks_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import max_deferral, patterns, scopes, staleness_of, synchronous
+from meshwright.planner.plan.steps_ahead import (
+    max_deferral,
+    search_cases,
+    staleness_of,
+    steps_ahead_patterns,
+    synchronous,
+)
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
-from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, takes_part
+from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, is_active, lower
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
@@ -23,11 +29,11 @@ from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import random_plan
 from tests.seeds import seeds
 
-AHEAD = patterns(PPO_GRAPH, 2)
+AHEAD = steps_ahead_patterns(PPO_GRAPH, 2)
 
 
 def test_a_bound_of_zero_allows_nothing_but_synchronous_steps() -> None:
-    assert patterns(PPO_GRAPH, 0) == (synchronous(PPO_GRAPH),)
+    assert steps_ahead_patterns(PPO_GRAPH, 0) == (synchronous(PPO_GRAPH),)
 
 
 @pytest.mark.parametrize("ahead", AHEAD)
@@ -55,16 +61,16 @@ def test_the_program_of_any_plan_is_sound_whatever_works_ahead(seed: int, ahead:
     assert verify(plan) == ()
     program = lower(plan)
     assert check_program(program, PPO_GRAPH) == ()
-    assert check_program(lower(plan, ("actor_generate", "reward_score")).of_one_step(), PPO_GRAPH) == ()
+    assert check_program(lower(plan, ("actor_generate", "reward_score")).synchronous(), PPO_GRAPH) == ()
 
 
 def test_every_step_meets_every_stage_once_over_its_turns() -> None:
     program, steps = lower(random_plan(3, ahead=AHEAD[2])), range(4, 9)
     done = [
         (turn + i.steps_ahead, i.name)
-        for turn in program.turns(steps)
+        for turn in program.periods(steps)
         for i in program.instructions
-        if takes_part(i, turn, steps) and not isinstance(i, MoveWeights)
+        if is_active(i, turn, steps) and not isinstance(i, MoveWeights)
     ]
     names = [i.name for i in program.instructions if not isinstance(i, MoveWeights)]
     assert sorted(done) == sorted((step, name) for step in steps for name in names)
@@ -127,11 +133,11 @@ def test_a_larger_bound_on_staleness_never_makes_a_slower_plan() -> None:
 
 
 def test_the_critic_reads_no_chunks_of_sequences_that_run_on() -> None:
-    whole, running = scopes(synchronous(PPO_GRAPH), 1)
+    whole, running = search_cases(synchronous(PPO_GRAPH), 1)
     assert whole.streams(PPO_GRAPH.by_name["critic_value"])
     assert not running.streams(PPO_GRAPH.by_name["critic_value"])
     assert running.streams(PPO_GRAPH.by_name["ref_logprob"])
-    assert not any(scope.streams(PPO_GRAPH.by_name["ref_logprob"]) for scope in scopes(AHEAD[1], 2))
+    assert not any(scope.streams(PPO_GRAPH.by_name["ref_logprob"]) for scope in search_cases(AHEAD[1], 2))
 
 
 def test_a_critic_that_streams_from_sequences_that_run_on_is_told() -> None:

@@ -122,8 +122,8 @@ def with_stream(program: Program, **fields: object) -> tuple[str, ...]:
 def test_the_program_of_any_plan_that_streams_is_sound_and_so_is_that_of_one_step(seed: int) -> None:
     program = lower(random_plan(seed, long_facts()))
     assert check_program(program, PPO_GRAPH) == ()
-    assert check_program(program.of_one_step(), PPO_GRAPH) == ()
-    assert not program.of_one_step().streams
+    assert check_program(program.synchronous(), PPO_GRAPH) == ()
+    assert not program.synchronous().streams
 
 
 def test_random_plans_stream_often() -> None:

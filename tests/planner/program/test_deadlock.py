@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.program.deadlock import circle_of_waits
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
+from meshwright.planner.program.deadlock import find_deadlock
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Stream, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan
 from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
+@pytest.mark.parametrize("ahead", steps_ahead_patterns(PPO_GRAPH, 2), ids=str)
 @seeds(2, all=6)
 def test_no_rank_of_a_lowered_plan_waits_for_ever(seed: int, ahead: dict[str, int]) -> None:
-    assert tuple(circle_of_waits(lower(random_plan(seed, long_facts(), ahead=ahead)))) == ()
+    assert tuple(find_deadlock(lower(random_plan(seed, long_facts(), ahead=ahead)))) == ()
 
 
 def test_a_program_of_nothing_ends() -> None:
-    assert tuple(circle_of_waits(Program(()))) == ()
+    assert tuple(find_deadlock(Program(()))) == ()
 
 
 def test_a_planted_deadlock_is_found_and_its_circle_is_named() -> None:
@@ -32,7 +32,7 @@ def test_a_planted_deadlock_is_found_and_its_circle_is_named() -> None:
             Send(**handover, ranks=(0,), targets=(1,)),
         )
     )
-    (found,) = circle_of_waits(program)
+    (found,) = find_deadlock(program)
     assert found == (
         "deadlock: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in "
         "'receive actor_generate -> reward_score' for rank 0; change the order of one of them."
@@ -48,7 +48,7 @@ def test_a_wait_for_a_rank_that_has_ended_is_named() -> None:
             Receive(**handover, ranks=(1,), owners=(0, 2)),
         )
     )
-    (found,) = circle_of_waits(program)
+    (found,) = find_deadlock(program)
     assert "for rank 2, which has ended: it waits for ever" in found
 
 
@@ -59,7 +59,7 @@ def test_a_planted_circle_through_a_stream_is_named() -> None:
     send = Send(**handover, fields=("tokens",), ranks=(0, 1), targets=(2, 3))
     receive = Receive(**handover, fields=("tokens",), ranks=(2, 3), owners=(0, 1))
     stream = Stream(**handover, chunk_tokens=128, owners=(0, 1), targets=score.ranks)
-    (found,) = circle_of_waits(Program((score, generate, send, receive), (stream,)))
+    (found,) = find_deadlock(Program((score, generate, send, receive), (stream,)))
     assert found == (
         "deadlock: rank 0 waits in 'actor_generate' for rank 1, and rank 1 waits in 'reward_score' for rank "
         "0; change the order of one of them."

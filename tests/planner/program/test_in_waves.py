@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import check_program
-from meshwright.planner.program.in_waves import in_waves
+from meshwright.planner.program.in_waves import split_waves
 from meshwright.planner.program.program import MoveWeights, Program, Receive, RunStage, Send, Waves, lower
 from meshwright.profiles.stages import GENERATE
 from tests.planner.analysis.test_oversampling import sampled_facts
@@ -24,7 +24,7 @@ PINS = {
 
 def plan_of(*pins: str) -> Plan:
     facts = sampled_facts()
-    found = compile_plan(facts, model_of(facts), pins=pins)
+    found = compile_plan(facts, cost_model_of(facts), pins=pins)
     assert isinstance(found, Plan)
     return found
 
@@ -35,16 +35,16 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 
 def waves_of(plan: Plan) -> Waves:
-    found = in_waves(lower(plan), plan).waves
+    found = split_waves(lower(plan), plan).waves
     assert found is not None
     return found
 
 
 def test_a_plan_without_dynamic_sampling_has_no_waves() -> None:
     facts = critic_free_facts()
-    found = compile_plan(facts, model_of(facts))
+    found = compile_plan(facts, cost_model_of(facts))
     assert isinstance(found, Plan)
-    assert in_waves(lower(found), found) == lower(found)
+    assert split_waves(lower(found), found) == lower(found)
 
 
 def test_a_wave_can_be_followed_to_its_end_any_number_of_times(plan: Plan) -> None:
@@ -52,7 +52,7 @@ def test_a_wave_can_be_followed_to_its_end_any_number_of_times(plan: Plan) -> No
 
 
 def test_every_instruction_is_repeated_or_followed_once_and_keeps_its_order(plan: Plan) -> None:
-    whole, parted, waves = lower(plan), in_waves(lower(plan), plan), waves_of(plan)
+    whole, parted, waves = lower(plan), split_waves(lower(plan), plan), waves_of(plan)
     repeated = [one for one in waves.instructions if one in whole.instructions]
     assert [one for one in whole.instructions if one in repeated] == repeated
     assert [one for one in whole.instructions if one not in repeated] == list(parted.instructions)
@@ -61,8 +61,8 @@ def test_every_instruction_is_repeated_or_followed_once_and_keeps_its_order(plan
 
 def test_nothing_but_weights_comes_before_the_waves(plan: Plan) -> None:
     """What a stage is handed of a step is of groups that were kept."""
-    parted, waves = in_waves(lower(plan), plan), waves_of(plan)
-    assert all(isinstance(one, MoveWeights) for one in parted.instructions[: waves.others])
+    parted, waves = split_waves(lower(plan), plan), waves_of(plan)
+    assert all(isinstance(one, MoveWeights) for one in parted.instructions[: waves.num_before])
 
 
 def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(plan: Plan) -> None:
@@ -76,7 +76,7 @@ def test_all_ranks_that_draw_or_score_are_told_all_that_decides_what_is_paid(pla
 
 
 def test_what_a_wave_sends_has_channels_of_its_own(plan: Plan) -> None:
-    parted, waves = in_waves(lower(plan), plan), waves_of(plan)
+    parted, waves = split_waves(lower(plan), plan), waves_of(plan)
     pairs = {
         (one.producer, one.consumer) for one in (*parted.instructions, *waves.instructions) if isinstance(one, Send)
     }

@@ -7,7 +7,13 @@ import pytest
 from meshwright.planner.environment.rewards import RewardLoad
 from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Known, Planned, StepWork, lags_of, refit_seconds
+from meshwright.planner.program.instruction_durations import (
+    Planned,
+    Precomputed,
+    StepWork,
+    refit_seconds,
+    transfer_delays,
+)
 from meshwright.planner.program.program import MoveWeights, RunStage, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.environment.latency import LatencySpec
@@ -40,13 +46,13 @@ def test_every_step_is_planned_alike_and_draws_the_expected_tokens(plan: Plan) -
 
 def test_what_was_known_of_each_step_is_said_again() -> None:
     works = tuple(StepWork(seconds={"actor_train": (float(step),)}, num_tokens=step) for step in range(3))
-    assert [Known("sampled", works).of_step(step) for step in range(3)] == list(works)
+    assert [Precomputed("sampled", works).of_step(step) for step in range(3)] == list(works)
 
 
 def test_what_is_handed_over_arrives_after_its_planned_seconds(plan: Plan) -> None:
-    lags = lags_of(plan)
-    assert lags.whole == {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
-    assert set(lags.whole) == {(producer, consumer) for producer, consumer, _ in PPO_GRAPH.edges}
+    lags = transfer_delays(plan)
+    assert lags.transfers == {(edge.producer, edge.consumer): edge.cost.total for edge in plan.edges}
+    assert set(lags.transfers) == {(producer, consumer) for producer, consumer, _ in PPO_GRAPH.edges}
 
 
 def test_a_hand_over_of_tokens_does_not_wait_for_rewards_on_hosts_which_have_one_of_their_own() -> None:
@@ -55,16 +61,16 @@ def test_a_hand_over_of_tokens_does_not_wait_for_rewards_on_hosts_which_have_one
     )
     plan = random_plan(3, long_facts().model_copy(update={"rewards": (judge,)}))
     readers = [edge for edge in plan.edges if host_seconds(edge)]
-    lags = lags_of(plan)
+    lags = transfer_delays(plan)
     assert {edge.consumer for edge in readers} == {"actor_train", "critic_train"}
     for edge in readers:
-        assert lags.of_hosts == host_seconds(edge) > 2.9
-        assert lags.whole[GENERATE, edge.consumer] == pytest.approx(edge.cost.total - lags.of_hosts)
-        assert lags.whole[ENVIRONMENT, edge.consumer] == edge.cost.total
+        assert lags.host_reward_seconds == host_seconds(edge) > 2.9
+        assert lags.transfers[GENERATE, edge.consumer] == pytest.approx(edge.cost.total - lags.host_reward_seconds)
+        assert lags.transfers[ENVIRONMENT, edge.consumer] == edge.cost.total
 
 
 @seeds(4, all=20)
 def test_only_what_streams_has_a_tail_to_read(seed: int) -> None:
     plan = random_plan(seed, long_facts())
     streaming = {p.stage: p.tail_seconds for p in plan.placements if p.schedule.chunk_tokens}
-    assert lags_of(plan).tails == streaming
+    assert transfer_delays(plan).tails == streaming

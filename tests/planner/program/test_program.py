@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, owners
+from meshwright.planner.program.program import MoveWeights, Receive, RunStage, Send, lower, output_owners
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, small_facts
 
@@ -44,7 +44,7 @@ def test_a_rank_holds_every_row_of_every_field_before_a_stage_reads_it(plan: Pla
                 for rank in instruction.ranks:
                     for field in PPO_GRAPH.by_name[instruction.stage].reads:
                         writer = next(stage.name for stage in PPO_GRAPH.stages if field in stage.writes)
-                        assert held[rank] >= {(field, owner) for owner in owners(plan, writer)}
+                        assert held[rank] >= {(field, owner) for owner in output_owners(plan, writer)}
             case MoveWeights():
                 pass
 
@@ -80,7 +80,7 @@ def test_a_refit_involves_the_ranks_of_both_pools_and_precedes_its_stage(plan: P
 
 def test_the_owners_are_the_last_pipeline_stage_of_each_replica() -> None:
     # tp1, pp2, dp2 on ranks 0-3: dp varies before pp, so the last stage is on ranks 2 and 3.
-    assert owners(plan_of(0, *PINS[0]), "actor_generate") == (2, 3)
+    assert output_owners(plan_of(0, *PINS[0]), "actor_generate") == (2, 3)
 
 
 def test_a_part_of_a_plan_hands_over_among_its_own_stages(plan: Plan) -> None:

@@ -6,32 +6,32 @@ import math
 
 import pytest
 
-from meshwright.planner.proof.allowance import Allowance, Least, ShortTurn
+from meshwright.planner.proof.allowance import Allowance, LeastTime, ShortPeriod
 
-TURN = ShortTurn(10.0, 4, ("generate", "score", "train"), {("generate", "score"): 0.5, ("score", "train"): 0.5})
+TURN = ShortPeriod(10.0, 4, ("generate", "score", "train"), {("generate", "score"): 0.5, ("score", "train"): 0.5})
 """One after the other, each handed over in half a second."""
 
 
 def test_a_stage_is_left_what_the_longest_way_through_it_leaves() -> None:
-    least = {"generate": Least(6.0, 6.0), "train": Least(1.0, 1.0)}
-    assert TURN.left_to("score", least).seconds == pytest.approx(10 - 6 - 0.5 - 1 - 0.5)
-    assert TURN.left_to("train", least).seconds == pytest.approx(10 - 6 - 0.5 - 0.5)
+    least = {"generate": LeastTime(6.0, 6.0), "train": LeastTime(1.0, 1.0)}
+    assert TURN.allowance_of("score", least).seconds == pytest.approx(10 - 6 - 0.5 - 1 - 0.5)
+    assert TURN.allowance_of("train", least).seconds == pytest.approx(10 - 6 - 0.5 - 0.5)
 
 
 def test_a_stage_in_another_step_is_not_waited_for_but_takes_ranks() -> None:
-    turn = ShortTurn(10.0, 4, ("generate", "train"), {})
-    left = turn.left_to("train", {"generate": Least(9.0, 27.0)})
+    turn = ShortPeriod(10.0, 4, ("generate", "train"), {})
+    left = turn.allowance_of("train", {"generate": LeastTime(9.0, 27.0)})
     assert left.seconds == pytest.approx(10.0)
     assert left.work == pytest.approx(40.0 - 27.0)
 
 
 def test_nothing_is_left_beside_a_stage_that_has_no_choice() -> None:
-    left = TURN.left_to("train", {"generate": Least(math.inf, math.inf)})
+    left = TURN.allowance_of("train", {"generate": LeastTime(math.inf, math.inf)})
     assert not left.allows(1, 0.0)
 
 
 def test_what_is_known_of_a_stage_does_not_count_against_itself() -> None:
-    assert TURN.left_to("train", {"train": Least(9.0, 36.0)}) == TURN.left_to("train", {})
+    assert TURN.allowance_of("train", {"train": LeastTime(9.0, 36.0)}) == TURN.allowance_of("train", {})
 
 
 @pytest.mark.parametrize(("num_ranks", "seconds", "fits"), [(2, 3.0, True), (2, 4.5, False), (4, 3.0, False)])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.evaluate import private_bytes
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes, synchronous
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
@@ -36,8 +36,8 @@ def space_of(facts: Facts, model: RandomModel, number: int) -> Space:
 
 def space_and_sites(facts: Facts, model: RandomModel, number: int) -> tuple[Space, dict[Site, int]]:
     every = Enumeration(facts, model, math.inf)
-    ahead = patterns(PPO_GRAPH, 2)[number]
-    return every.space(Scope(ahead=ahead, offload=True, runs_on=True)), every.sites
+    ahead = steps_ahead_patterns(PPO_GRAPH, 2)[number]
+    return every.space(SearchCase(ahead=ahead, offload=True, runs_on=True)), every.sites
 
 
 def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
@@ -55,12 +55,12 @@ def case_of(plan: Plan, space: Space, sites: dict[Site, int]) -> Case:
         no_more = (every.amounts[: len(told)] <= told[:, None] * (1 + 1e-9) + 1e-9).all(axis=0)
         ranks = plan.pool_of(placement.stage).ranks
         site = sites[Site(plan.facts.cluster.part_of_pool(ranks), placement.layout)]
-        left[placement.stage] = every.some(np.flatnonzero(no_more & (every.site == site)))
+        left[placement.stage] = every.subset(np.flatnonzero(no_more & (every.site == site)))
     related = {}
     for one, other in combinations(PPO_GRAPH.names, 2):
         common = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
         related[frozenset((one, other))] = bool(common)
-    return replace(case, left=left, related=related)
+    return replace(case, remaining=left, intersects=related)
 
 
 def test_what_is_handed_to_a_later_turn_is_part_of_a_bound() -> None:
@@ -86,7 +86,7 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
     space, sites = space_and_sites(facts, model, number)
     fitting = 0
     for seed in range(NUM_PLANS):
-        plan = random_plan(seed, facts, model, patterns(PPO_GRAPH, 2)[number], deferral=2 - number)
+        plan = random_plan(seed, facts, model, steps_ahead_patterns(PPO_GRAPH, 2)[number], deferral=2 - number)
         case = case_of(plan, space, sites)
         assert case.has_choices
         assert case.least_seconds() <= plan.period_seconds * (1 + 1e-12)
@@ -99,10 +99,10 @@ def test_no_plan_is_faster_than_its_own_case(number: int, memory: float) -> None
 def halved(draw: random.Random, case: Case) -> tuple[Case, Case]:
     """Any split of a case that has choices."""
     if draw.random() < 0.3:
-        return case.meeting(*draw.sample(PPO_GRAPH.names, 2))
+        return case.split_by_meeting(*draw.sample(PPO_GRAPH.names, 2))
     stage, amount = draw.choice(PPO_GRAPH.names), draw.choice(AMOUNTS)
-    row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.left[stage].numbers]
-    return case.within(stage, amount, float(draw.choice(row.tolist())))
+    row = case.space.choices[stage].amounts[AMOUNTS.index(amount), case.remaining[stage].numbers]
+    return case.split_by_amount(stage, amount, float(draw.choice(row.tolist())))
 
 
 @seeds(3, all=9)
@@ -112,8 +112,8 @@ def test_the_halves_of_a_split_are_the_case_and_neither_has_a_smaller_bound(seed
     for _ in range(6):
         halves = halved(draw, case)
         for name in PPO_GRAPH.names:
-            left = {number for half in halves for number in half.left[name].numbers.tolist()}
-            assert left == set(case.left[name].numbers.tolist())
+            left = {number for half in halves for number in half.remaining[name].numbers.tolist()}
+            assert left == set(case.remaining[name].numbers.tolist())
         with_choices = [half for half in halves if half.has_choices]
         assert all(half.least_seconds() >= case.least_seconds() * (1 - 1e-12) for half in with_choices)
         assert not case.is_empty or all(half.is_empty for half in halves)
@@ -143,19 +143,19 @@ def test_a_stage_that_reads_in_chunks_where_it_takes_turns_with_the_generation_w
     slow = Link(seconds=3e-3, bytes_per_second=1e9)
     cluster = facts.cluster.model_copy(update={"inter_node": slow, "host": slow, "intra_node": slow})
     facts = facts.model_copy(update={"cluster": cluster})
-    model = model_of(facts)
+    model = cost_model_of(facts)
     chunked = [f"{name}.chunk_tokens=128" for name in ("reward_score", "ref_logprob", "critic_value")]
     pools = ["actor_generate=0:2", "reward_score=0:1", "ref_logprob=1:1", "critic_value=0:1", "actor_logprob=1:1"]
     plan = compile_plan(facts, model, pins=[*chunked, *(name.replace("=", ".pool=") for name in pools)])
     assert isinstance(plan, Plan)
-    [scope] = scopes(synchronous(facts.graph), 0)
+    [scope] = search_cases(synchronous(facts.graph), 0)
     case = Case.whole(Enumeration(facts, model, math.inf).space(scope))
     for placement in plan.placements:
         num_ranks = placement.layout.num_ranks
-        case = case.within(placement.stage, "ranks", num_ranks)[0]
+        case = case.split_by_amount(placement.stage, "ranks", num_ranks)[0]
         if num_ranks > 1:
-            case = case.within(placement.stage, "ranks", num_ranks - 1)[1]
+            case = case.split_by_amount(placement.stage, "ranks", num_ranks - 1)[1]
     for one, other in combinations(facts.graph.names, 2):
         meet = set(plan.pool_of(one).ranks) & set(plan.pool_of(other).ranks)
-        case = case.meeting(one, other)[0 if meet else 1]
+        case = case.split_by_meeting(one, other)[0 if meet else 1]
     assert case.least_seconds() <= plan.period_seconds

@@ -14,7 +14,7 @@ from meshwright.cost_models.question import CostModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.proof.checker import every_scope, refusals
+from meshwright.planner.proof.checker import all_search_cases, refusals
 from meshwright.planner.proof.document import Closed, Proof, read_proof
 from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.proof.prover import prove
@@ -40,7 +40,7 @@ def proven() -> tuple[Plan, CostModel, Proof]:
 def proven_of(facts: Facts, model: CostModel, most_splits: int) -> tuple[Plan, CostModel, Proof]:
     plan = compile_plan(facts, model, limits=Limits(gap=0.0))
     assert isinstance(plan, Plan)
-    return plan, model, prove(plan, model, most_splits=most_splits)
+    return plan, model, prove(plan, model, max_splits=most_splits)
 
 
 def changed(**update: object) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def test_a_proof_of_every_scope_is_accepted_and_bounds_the_plan() -> None:
     plan, model, proof = proven()
     assert refusals(proof, plan, model) == ()
     assert 0 < proof.bound_seconds <= plan.period_seconds
-    assert len(proof.trees) == len(every_scope(plan)) > 1
+    assert len(proof.trees) == len(all_search_cases(plan)) > 1
 
 
 def test_another_bound_than_what_is_proven_is_refused_even_a_smaller_one() -> None:
@@ -87,7 +87,7 @@ def test_a_case_with_plans_that_fit_is_not_closed_by_memory() -> None:
 
 def test_a_single_case_proves_its_own_bound_and_no_more() -> None:
     plan, model, proof = proven()
-    weak = prove(plan, model, most_splits=0)
+    weak = prove(plan, model, max_splits=0)
     assert refusals(weak, plan, model) == ()
     assert weak.bound_seconds <= proof.bound_seconds
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.search.frontier import frontier
@@ -19,11 +19,11 @@ from tests.planner.proofs import JOBS, enumeration
 def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
     facts = JOBS[name]
     every = enumeration(facts)
-    scope = scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
+    scope = search_cases(steps_ahead_patterns(PPO_GRAPH, 0)[0], 0)[0]
     found = every.space(scope)
     for stage in PPO_GRAPH.stages:
         amounts = found.choices[stage.name].amounts
-        for kind, kept in frontier(facts, every.model, stage, (), scope=scope).candidates.items():
+        for kind, kept in frontier(facts, every.model, stage, (), search_case=scope).candidates.items():
             for candidate in kept:
                 peak = amounts[[AMOUNTS.index(name) for name in ("own", "weights", "transient")]].sum(axis=0)
                 same = (
@@ -37,7 +37,7 @@ def test_what_the_search_keeps_is_there_and_costs_as_much(name: str) -> None:
 @pytest.mark.parametrize("name", ["small", "long", "two kinds"])
 def test_what_is_left_out_of_a_turn_makes_every_plan_longer(name: str) -> None:
     facts = JOBS[name]
-    scope = scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
+    scope = search_cases(steps_ahead_patterns(PPO_GRAPH, 0)[0], 0)[0]
     every = enumeration(facts).space(scope)
     whole = Case.whole(every)
     most = 1.5 * whole.least_seconds()
@@ -45,6 +45,8 @@ def test_what_is_left_out_of_a_turn_makes_every_plan_longer(name: str) -> None:
     for stage in PPO_GRAPH.names:
         kept = {tuple(amounts) for amounts in left.choices[stage].amounts.T}
         dropped = [n for n, amounts in enumerate(every.choices[stage].amounts.T) if tuple(amounts) not in kept]
-        case = replace(whole, left={**whole.left, stage: every.choices[stage].some(np.array(dropped, dtype=np.int64))})
+        case = replace(
+            whole, remaining={**whole.remaining, stage: every.choices[stage].subset(np.array(dropped, dtype=np.int64))}
+        )
         assert case.is_empty or case.least_seconds() >= most * (1 - 1e-9), stage
     assert sum(len(c.site) for c in left.choices.values()) < sum(len(c.site) for c in every.choices.values())

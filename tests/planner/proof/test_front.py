@@ -10,17 +10,17 @@ import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.cost_models.question import Bytes, LayoutCosts
-from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.rules import room_on
-from meshwright.planner.plan.steps_ahead import Scope, max_deferral, patterns, scopes
+from meshwright.planner.plan.rules import available_bytes
+from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.proof.allowance import Allowance
 from meshwright.planner.proof.enumeration import Enumeration
-from meshwright.planner.proof.front import Front
+from meshwright.planner.proof.front import ParetoFront
 from meshwright.planner.proof.legal import families_in
 from meshwright.planner.proof.refits import Site
 from meshwright.planner.search.frontier import kinds_of
-from meshwright.planner.search.space import choices
+from meshwright.planner.search.space import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage
@@ -31,7 +31,7 @@ from tests.planner.proofs import JOBS, enumeration
 def test_no_schedule_of_a_site_takes_less_of_something_than_all_that_are_kept(name: str) -> None:
     facts = JOBS[name].model_copy(update={"staleness": 1})
     every = enumeration(facts)
-    for scope in (scope for ahead in patterns(PPO_GRAPH, 1) for scope in scopes(ahead, 1)):
+    for scope in (scope for ahead in steps_ahead_patterns(PPO_GRAPH, 1) for scope in search_cases(ahead, 1)):
         space = every.space(scope)
         for stage in PPO_GRAPH.stages:
             kept = space.choices[stage.name]
@@ -55,10 +55,10 @@ class Shrinking:
 
 def test_a_schedule_that_fits_is_kept_where_smaller_ones_do_not() -> None:
     """More at a time was believed to take no less memory, which no law says: what came behind was in no case."""
-    front = Front(
+    front = ParetoFront(
         num_ranks=1,
         shares=False,
-        most_seconds=10.0,
+        max_period_seconds=10.0,
         allowance=Allowance(10.0, 10.0),
         costs=cast(LayoutCosts, Shrinking()),
         least=lambda _: 0.0,
@@ -69,18 +69,18 @@ def test_a_schedule_that_fits_is_kept_where_smaller_ones_do_not() -> None:
     assert [row[0] for row in front.rows] == [0.5, 0.25]
 
 
-def choices_by_the_rules(facts: Facts, stage: Stage, scope: Scope) -> Iterator[tuple[Site, Schedule]]:
+def choices_by_the_rules(facts: Facts, stage: Stage, scope: SearchCase) -> Iterator[tuple[Site, Schedule]]:
     """By the rules alone."""
     for kind in set(kinds_of(facts, stage, ()).values()):
-        for choice in choices(facts, stage, kind.num_ranks, (), part=kind.part, scope=scope):
+        for choice in legal_choices(facts, stage, kind.num_ranks, (), part=kind.part, search_case=scope):
             yield Site(kind.part, choice.layout), choice.schedule
 
 
-def amounts_of(every: Enumeration, stage: Stage, choice: Choice, scope: Scope, part: int) -> list[float] | None:
+def amounts_of(every: Enumeration, stage: Stage, choice: Choice, scope: SearchCase, part: int) -> list[float] | None:
     """The ranks and plain amounts of a choice that fits, each asked of the cost model by itself."""
     deferral = max_deferral(scope.ahead, every.facts.staleness)
-    call = call_of(every.facts, stage, choice, deferral=deferral, part=part)
-    memory, (device_bytes, host_bytes) = every.model.memory(call), room_on(every.facts, part)
+    call = query_for_choice(every.facts, stage, choice, deferral=deferral, part=part)
+    memory, (device_bytes, host_bytes) = every.model.memory(call), available_bytes(every.facts, part)
     if memory.resident.total + memory.transient.total > device_bytes or memory.host.total > host_bytes:
         return None
     seconds, tail = every.model.seconds(call).total, every.model.tail_seconds(call)

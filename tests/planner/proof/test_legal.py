@@ -9,7 +9,7 @@ import pytest
 from meshwright.planner.plan.rules import schedules
 from meshwright.planner.proof.legal import families_in, legal_layouts
 from meshwright.planner.search.frontier import kinds_of
-from meshwright.planner.search.space import choices_by_layout
+from meshwright.planner.search.space import legal_choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import small_facts
@@ -21,7 +21,7 @@ def test_the_layouts_are_those_that_the_search_finds_legal(name: str) -> None:
     facts = JOBS[name]
     for stage in PPO_GRAPH.stages:
         for kind in set(kinds_of(facts, stage, ()).values()):
-            found = choices_by_layout(facts, stage, kind.num_ranks, (), Counter(), part=kind.part)
+            found = legal_choices_by_layout(facts, stage, kind.num_ranks, (), Counter(), part=kind.part)
             legal = list(legal_layouts(facts, stage, kind.num_ranks, kind.part))
             assert len(legal) == len(set(legal))
             assert set(legal) == {layout for layout, _ in found}
@@ -34,5 +34,5 @@ def test_a_family_has_its_smaller_schedules_first_and_all_that_there_are() -> No
     assert {one for family in families for one, _ in family.members} == set(every)
     longest = facts.workload.max_tokens
     for family in families:
-        sizes = [one.most_tokens(longest) for one, _ in family.members]
+        sizes = [one.max_tokens(longest) for one, _ in family.members]
         assert sizes == sorted(sizes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.question import Move
-from meshwright.planner.plan.steps_ahead import patterns, scopes
+from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.enumeration import Enumeration
 from meshwright.planner.proof.refits import Refits, Site
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -16,7 +16,7 @@ from tests.planner.jobs import ToyModel, small_facts
 
 
 def test_a_refit_takes_nothing_where_the_copy_may_be_shared_and_no_more_than_any_pools_make_it() -> None:
-    facts, scope = small_facts(), scopes(patterns(PPO_GRAPH, 0)[0], 0)[0]
+    facts, scope = small_facts(), search_cases(steps_ahead_patterns(PPO_GRAPH, 0)[0], 0)[0]
     found = Enumeration(facts, ToyModel(facts), math.inf).space(scope)
     trained, read = (frozenset(found.choices[name].sites) for name in ("actor_train", "actor_generate"))
     assert found.refit_seconds("actor_generate", trained, read) == 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.planner.report.compared import compared
+from meshwright.planner.report.compared import predicted_and_observed
 from meshwright.profiles.trace import Run, Span
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles
 
@@ -18,7 +18,7 @@ def slower(run: Run, factor: float) -> Run:
 
 def test_every_stage_and_the_step_have_a_bar_for_each_clock_and_one_for_the_prediction() -> None:
     contents = contents_of(plan_of(), "measured")
-    told = titles(compared(contents))
+    told = titles(predicted_and_observed(contents))
     for placement in contents.plan.placements:
         mine = [text for text in told if text.startswith(f"{placement.stage}, ")]
         assert [text.partition(":")[0].partition(", ")[2] for text in mine] == [
@@ -33,12 +33,12 @@ def test_a_run_that_took_half_as_long_again_was_predicted_a_third_too_fast() -> 
     """As the terminal says it, beside whose table this one may lie."""
     contents = contents_of(plan_of(), "measured")
     late = replace(contents, runs=(slower(contents.runs[0], 1.5),))
-    text = Outline(compared(late)).text
+    text = Outline(predicted_and_observed(late)).text
     told = [name for name in text if name in {"refit", "step", *late.plan.ahead}]
     assert text.count("-33.3%") == text.count("+0.0%") == len(set(told))
 
 
 def test_only_a_rehearsal_is_told_to_show_no_computing() -> None:
     said = "it shows scheduling and messages, not computing"
-    assert said in " ".join(Outline(compared(contents_of(plan_of(), "rehearsed"))).text)
-    assert said not in " ".join(Outline(compared(contents_of(plan_of(), "measured"))).text)
+    assert said in " ".join(Outline(predicted_and_observed(contents_of(plan_of(), "rehearsed"))).text)
+    assert said not in " ".join(Outline(predicted_and_observed(contents_of(plan_of(), "measured"))).text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.environment.rewards import RewardLoad
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.report.facts import facts, proof
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
@@ -41,7 +41,7 @@ def test_lengths_are_told_in_the_form_that_they_were_given(lengths: LengthSpec, 
 
 def test_latencies_that_were_measured_are_told_with_their_calls() -> None:
     plan = plan_of()
-    calls = TimedCalls(called=Called(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
+    calls = TimedCalls(called=CallKey(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")
     load = RewardLoad(name="style", is_remote=False, batch_size=1, latency_seconds=calls.latency)
     changed = plan.model_copy(update={"facts": plan.facts.model_copy(update={"rewards": (load,)})})
     assert "a call of reward style takes 0.2 s (the mean of 2 on 2026-11-25)" in Outline(facts(changed)).text
@@ -66,7 +66,7 @@ def test_a_proof_says_what_its_status_means(status: str) -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
 def test_staleness_and_what_works_ahead_are_told(bound: int) -> None:
-    text = " ".join(Outline(proof(plan_of(3, patterns(PPO_GRAPH, 2)[bound]))).text)
+    text = " ".join(Outline(proof(plan_of(3, steps_ahead_patterns(PPO_GRAPH, 2)[bound]))).text)
     assert (": synchronous" in text) == (bound == 0)
     assert (f"actor_generate by {bound}" in text) == (bound > 0)
     assert ("no stage" in text) == (bound == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.report.idle import _pool_bar, idle
-from meshwright.planner.simulation.simulate import Simulation, TimeShare, Use
+from meshwright.planner.simulation.simulate import Simulation, TimeShare, TimeUse
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles
 from tests.seeds import seeds
@@ -37,5 +37,5 @@ def test_whose_time_it_is_stands_beside_it() -> None:
 
 def test_the_boxes_of_a_pool_follow_each_other_over_all_of_its_time() -> None:
     busy = TimeShare("actor_generate", 0.25), TimeShare("actor_train", 0.125)
-    use = Use(name="all", ranks=(0,), idle_share=0.625, busy=busy, waits=(TimeShare("reward_score", 0.625),))
+    use = TimeUse(name="all", ranks=(0,), idle_share=0.625, busy=busy, waits=(TimeShare("reward_score", 0.625),))
     assert [(box.start, box.end) for box in _pool_bar(0, use, PPO_GRAPH)] == [(0.0, 25.0), (25.0, 37.5), (37.5, 100.0)]

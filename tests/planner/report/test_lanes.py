@@ -8,13 +8,13 @@ import pytest
 
 from meshwright.planner.report.axis import linear
 from meshwright.planner.report.html import Html
-from meshwright.planner.report.lanes import Box, Label, Mark, legend, picture
+from meshwright.planner.report.lanes import Box, Label, Mark, lane_chart, legend
 from tests.planner.report.pages import Outline, titles
 
 
 def drawn(*boxes: Box, marks: tuple[Mark, ...] = (), labels: tuple[Label, ...] = (), lane_height: float = 40.0) -> Html:
     axis = linear(0.0, 10.0)
-    return picture(
+    return lane_chart(
         boxes, axis=axis, unit="s", num_lanes=3, lane_height=lane_height, marks=marks, labels=labels, describe="boxes"
     )
 

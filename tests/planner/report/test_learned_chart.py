@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.report.learned_chart import HELD_OUT, Learned, ShownSample, learning
+from meshwright.planner.report.learned_chart import HELD_OUT, ShownSample, TrainingCurves, training_section
 from tests.planner.report.pages import Outline, circles
 
 SAMPLE = ShownSample(step=10, prompt="<b>1 + 1", response="2\x1b[2J" + "x" * 9000, score=0.25)
@@ -10,7 +10,7 @@ SAMPLE = ShownSample(step=10, prompt="<b>1 + 1", response="2\x1b[2J" + "x" * 900
 
 def test_each_curve_is_a_plot_and_a_single_point_is_none() -> None:
     curves = {"score": [(0, -1.0), (1, 0.5), (2, 1.0)], HELD_OUT: [(0, 0.1)], "entropy": [(0, 2.0), (1, 1.0)]}
-    page = learning([Learned(run="run", curves=curves)])
+    page = training_section([TrainingCurves(run="run", curves=curves)])
     assert circles(page) == 5
     text = Outline(page).text
     assert {"reward", "entropy, nats of a token"} <= set(text)
@@ -19,13 +19,13 @@ def test_each_curve_is_a_plot_and_a_single_point_is_none() -> None:
 
 def test_a_long_curve_is_thinned_and_its_mean_stays() -> None:
     points = [(step, float(step % 2)) for step in range(10_000)]
-    page = learning([Learned(run="run", curves={"score": points})])
+    page = training_section([TrainingCurves(run="run", curves={"score": points})])
     assert len(page) < 100_000
     assert page.count('class="series"') == 199
 
 
 def test_responses_are_shown_as_text_with_their_score_and_not_for_ever() -> None:
-    page = learning([Learned(run="run", curves={"score": [(0, 0.0), (1, 1.0)]}, samples=[SAMPLE])])
+    page = training_section([TrainingCurves(run="run", curves={"score": [(0, 0.0), (1, 1.0)]}, samples=[SAMPLE])])
     text = Outline(page).text
     assert "<b>1 + 1" in text
     assert "0.250" in text
@@ -34,4 +34,4 @@ def test_responses_are_shown_as_text_with_their_score_and_not_for_ever() -> None
 
 
 def test_a_report_without_a_run_says_how_to_get_one() -> None:
-    assert "name the --out of a `meshwright run`" in " ".join(Outline(learning([])).text)
+    assert "name the --out of a `meshwright run`" in " ".join(Outline(training_section([])).text)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
-from meshwright.planner.report.glance import glance
+from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
+from meshwright.planner.report.glance import overview
 from meshwright.planner.report.report import report
-from meshwright.planner.report.turn import turn
+from meshwright.planner.report.turn import period_timeline
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of
 
@@ -71,11 +71,11 @@ def test_names_that_a_user_gave_are_escaped() -> None:
     assert "script" not in Outline(text).names
 
 
-@pytest.mark.parametrize("ahead", patterns(PPO_GRAPH, 2), ids=str)
+@pytest.mark.parametrize("ahead", steps_ahead_patterns(PPO_GRAPH, 2), ids=str)
 def test_a_turn_says_on_which_step_each_stage_works_when_some_work_ahead(ahead: StepsAhead) -> None:
     plan = plan_of(3, ahead)
     text = Outline(report(contents_of(plan, "measured"))).text
-    for picture in (glance(plan), turn(plan)):
+    for picture in (overview(plan), period_timeline(plan)):
         told = " ".join(Outline(picture).text)
         for steps_ahead in set(ahead.values()) - {0}:
             assert f"step n+{steps_ahead}" in told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.plan.evaluate import evaluate, items, name_of
+from meshwright.planner.plan.evaluate import evaluate, items, task_name_of
 from meshwright.planner.report import words
 from meshwright.planner.report.terms import terms
 from tests.planner.report.pages import Outline, plan_of, titles
@@ -29,7 +29,7 @@ def test_every_term_of_every_task_has_a_box(seed: int) -> None:
     told = titles(terms(plan))
     for item in items(plan):
         for term in item.cost.merged().terms:
-            assert any(text.startswith(f"{name_of(item)}: {term.name} ") for text in told)
+            assert any(text.startswith(f"{task_name_of(item)}: {term.name} ") for text in told)
 
 
 def test_tasks_are_told_in_the_order_of_their_start() -> None:

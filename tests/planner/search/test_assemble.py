@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.search.assemble import copies_to_refit, move_of
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
+from meshwright.planner.search.assemble import copies_to_refit, weight_move
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import small_facts
@@ -22,7 +22,10 @@ def test_weights_that_a_pool_apart_takes_are_trained_first(generates_on: str, fi
     layout = "tp1" if generates_on == "0:1" else "dp2"
     generation = Where(generates_on, layout, Schedule(generation_slots=4))
     plan = plan_by_hand(
-        facts, {"actor_generate": generation, "other": Where("1:1")}, patterns(PPO_GRAPH, 1)[1], CRITIC_FIRST
+        facts,
+        {"actor_generate": generation, "other": Where("1:1")},
+        steps_ahead_patterns(PPO_GRAPH, 1)[1],
+        CRITIC_FIRST,
     )
     starts = {name: plan.placement(name).start_seconds for name in ("actor_train", "critic_train")}
     assert min(starts, key=starts.__getitem__) == first
@@ -37,6 +40,6 @@ def test_every_copy_of_a_trained_role_that_lies_apart_is_refit_from_the_training
     for name in targets:
         trained = PPO_GRAPH.trainer_of(name)
         assert plan.copy_of(name) == name != trained
-        move = move_of(plan, trained, name)
+        move = weight_move(plan, trained, name)
         assert (move.source, move.target) == (plan.placement(trained).layout, plan.placement(name).layout)
         assert move.overlap == len(set(plan.pool_of(trained).ranks) & set(plan.pool_of(name).ranks))

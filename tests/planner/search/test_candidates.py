@@ -1,7 +1,7 @@
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.calls import call_of
-from meshwright.planner.search.candidates import Candidate, costed, undominated, undominated_by_layout
-from meshwright.planner.search.space import choices
+from meshwright.planner.plan.calls import query_for_choice
+from meshwright.planner.search.candidates import Candidate, cost_call, undominated, undominated_by_layout
+from meshwright.planner.search.space import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
@@ -17,9 +17,9 @@ def test_a_choice_is_costed_as_the_model_answers() -> None:
     model = cost_model(facts.cluster, facts.workload, facts.precision)
     for name in ("actor_generate", "ref_logprob", "critic_train"):
         stage = PPO_GRAPH.by_name[name]
-        choice = next(choices(facts, stage, 4, ()))
-        call = call_of(facts, stage, choice, deferral=0)
-        found, memory = costed(model, call), model.memory(call)
+        choice = next(legal_choices(facts, stage, 4, ()))
+        call = query_for_choice(facts, stage, choice, deferral=0)
+        found, memory = cost_call(model, call), model.memory(call)
         assert (found.choice, found.seconds) == (choice, model.seconds(call).total)
         assert found.peak_bytes == memory.resident.total + memory.transient.total
         assert 0 < found.weights_bytes <= found.resident_bytes

@@ -1,8 +1,8 @@
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call
-from meshwright.planner.plan.steps_ahead import Scope, synchronous
-from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW, Most
+from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
+from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW, TimeLimit
 from meshwright.planner.search.frontier import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload
@@ -32,25 +32,25 @@ def test_where_memory_grows_what_is_larger_than_what_does_not_fit_is_not_weighed
     facts = FACTS.model_copy(update={"cluster": FACTS.cluster.model_copy(update={"device": device})})
     model = cost_model(facts.cluster, facts.workload, facts.precision)
     found = frontier(facts, model, PPO_GRAPH.by_name["actor_train"], ())
-    assert found.rejected[TOO_LARGE] > 2 * found.asked.weighed
-    assert found.asked.timed == 0
+    assert found.rejected[TOO_LARGE] > 2 * found.questions.weighed
+    assert found.questions.timed == 0
 
 
 def test_what_only_takes_longer_than_what_is_too_slow_is_not_timed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
-    stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): Most(1e-9, 1e-9)}
-    found = frontier(FACTS, model, stage, (), most=most)
+    stage, most = PPO_GRAPH.by_name["actor_train"], {PoolKind(0, FACTS.cluster.num_ranks): TimeLimit(1e-9, 1e-9)}
+    found = frontier(FACTS, model, stage, (), time_limits=most)
     kinds_of_recomputation = 3
-    assert found.rejected[TOO_SLOW] >= kinds_of_recomputation * found.asked.timed > 0
-    assert found.asked.weighed == 0
+    assert found.rejected[TOO_SLOW] >= kinds_of_recomputation * found.questions.timed > 0
+    assert found.questions.weighed == 0
 
 
 def test_a_generation_that_is_too_slow_however_it_is_played_is_not_timed() -> None:
     model = cost_model(FACTS.cluster, FACTS.workload, FACTS.precision)
     stage, kind = PPO_GRAPH.by_name["actor_generate"], PoolKind(0, FACTS.cluster.num_ranks)
-    found = frontier(FACTS, model, stage, (), most={kind: Most(1e-9, 1e-9)})
-    assert found.rejected[TOO_SLOW] >= found.asked.weighed > 0
-    assert found.asked.timed == found.asked.generations == 0
+    found = frontier(FACTS, model, stage, (), time_limits={kind: TimeLimit(1e-9, 1e-9)})
+    assert found.rejected[TOO_SLOW] >= found.questions.weighed > 0
+    assert found.questions.timed == found.questions.generations == 0
 
 
 class Crowded(RandomModel):
@@ -62,7 +62,7 @@ class Crowded(RandomModel):
 
 
 def test_what_fits_with_state_in_host_memory_is_found_behind_what_does_not_fit_without() -> None:
-    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=True)
-    found = frontier(FACTS, Crowded(3, 2**29), PPO_GRAPH.by_name["actor_train"], (), scope=scope)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=True)
+    found = frontier(FACTS, Crowded(3, 2**29), PPO_GRAPH.by_name["actor_train"], (), search_case=scope)
     kept = [candidate for candidates in found.candidates.values() for candidate in candidates]
     assert {candidate.schedule.offload for candidate in kept} == {Offload.OPTIMIZER}

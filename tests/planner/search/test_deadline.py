@@ -8,7 +8,7 @@ import time
 import pytest
 
 from meshwright.cost_models.question import Call, Move
-from meshwright.planner.search.deadline import Hurried
+from meshwright.planner.search.deadline import TimeLimitedCostModel
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -31,7 +31,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_in_time_the_model_itself_answers_and_later_nobody_does(name: str) -> None:
     asked = QUESTIONS[name]
-    in_time, late = (Hurried(MODEL, Limits(deadline=time.monotonic() + seconds)) for seconds in (60, -1))
+    in_time, late = (TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() + seconds)) for seconds in (60, -1))
     assert getattr(in_time, name)(asked) == getattr(MODEL, name)(asked)
     with pytest.raises(OutOfTimeError):
         getattr(late, name)(asked)
@@ -39,7 +39,7 @@ def test_in_time_the_model_itself_answers_and_later_nobody_does(name: str) -> No
 
 def test_a_model_that_is_asked_to_stop_answers_no_more() -> None:
     stop = threading.Event()
-    model = Hurried(MODEL, Limits(stop=stop))
+    model = TimeLimitedCostModel(MODEL, Limits(stop=stop))
     assert model.seconds(CALL) == MODEL.seconds(CALL)
     stop.set()
     with pytest.raises(OutOfTimeError):
@@ -47,4 +47,4 @@ def test_a_model_that_is_asked_to_stop_answers_no_more() -> None:
 
 
 def test_what_is_known_without_asking_is_told_at_any_time() -> None:
-    assert Hurried(MODEL, Limits(deadline=time.monotonic() - 1)).memory_grows is MODEL.memory_grows
+    assert TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() - 1)).memory_is_monotone is MODEL.memory_grows

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import Scope, patterns, scopes
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.search.first_plan import default_frontiers, first_plan
 from meshwright.planner.search.frontier import Frontier
-from meshwright.planner.search.searched import Searched
+from meshwright.planner.search.searched import SolvedCase
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.stages import GENERATE
@@ -22,14 +22,14 @@ from tests.seeds import seeds
 LIMITS = Limits(gap=0.0)
 
 
-def synchronous(facts: Facts) -> Scope:
-    (ahead,) = patterns(facts.graph, 0)
-    (scope,) = scopes(ahead, 0)
+def synchronous(facts: Facts) -> SearchCase:
+    (ahead,) = steps_ahead_patterns(facts.graph, 0)
+    (scope,) = search_cases(ahead, 0)
     return scope
 
 
-def plan_of(costs: StageCosts, frontiers: Sequence[Frontier]) -> Searched | None:
-    edges = handovers(costs.facts, costs.model)
+def plan_of(costs: StageCosts, frontiers: Sequence[Frontier]) -> SolvedCase | None:
+    edges = stage_transfers(costs.facts, costs.model)
     return first_plan(costs, synchronous(costs.facts), frontiers, edges=edges, limits=LIMITS, effort=Effort())
 
 
@@ -47,7 +47,7 @@ def test_a_first_plan_takes_less_work_and_is_no_faster_than_the_best(seed: int) 
     assert first is not None
     assert isinstance(best, Plan)
     assert first.objective_seconds >= best.period_seconds * (1 - 1e-5)
-    assert sum(one.asked.timed for one in costs.asked) < best.solver.work.timed
+    assert sum(one.questions.timed for one in costs.costed_frontiers) < best.solver.work.timed
 
 
 @seeds(2, all=4)

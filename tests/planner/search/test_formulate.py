@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.question import Call, Move
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.plan.steps_ahead import Scope, synchronous
-from meshwright.planner.search.formulate import BLOCK_BYTES, Formulation, formulate
+from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
+from meshwright.planner.search.formulate import MIN_UNIT_BYTES, Formulation, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
 from meshwright.planner.solver.symmetry import swaps
@@ -50,7 +50,7 @@ class CrawlingModel(ToyModel):
 
 def pose_pinned(*pins: str, by_pool: bool = False) -> Formulation:
     found = frontiers(FACTS, MODEL, parse_pins(pins, PPO_GRAPH), is_limited=False)
-    return formulate(FACTS, MODEL, found, handovers(FACTS, MODEL), by_pool=by_pool)
+    return formulate(FACTS, MODEL, found, stage_transfers(FACTS, MODEL), by_pool=by_pool)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def test_stages_that_may_be_anywhere_have_the_options_of_every_pool(
 def test_a_pool_that_is_fixed_makes_ranks_matter() -> None:
     pinned = pose_pinned("actor_train.pool=2:2")
     assert not pinned.problem.anywhere
-    assert {ranks for ranks, _ in pinned.behind["actor_train"]} == {Ranks(2, 2)}
+    assert {ranks for ranks, _ in pinned.option_choices["actor_train"]} == {Ranks(2, 2)}
 
 
 def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: Formulation) -> None:
     for call in formulation.problem.calls:
-        pairs = formulation.behind[call.name]
+        pairs = formulation.option_choices[call.name]
         for option, (ranks, candidate) in zip(call.options, pairs, strict=True):
             assert option.place == Place(ranks.first_rank, ranks.num_ranks, str(candidate.layout))
         by_pool = {ranks: [c for r, c in pairs if r == ranks] for ranks, _ in pairs}
@@ -90,11 +90,11 @@ def test_every_candidate_is_an_option_on_every_pool_of_its_size(formulation: For
 
 def test_ticks_round_down_and_blocks_round_up(formulation: Formulation) -> None:
     for call in formulation.problem.calls:
-        for option, (_, candidate) in zip(call.options, formulation.behind[call.name], strict=True):
+        for option, (_, candidate) in zip(call.options, formulation.option_choices[call.name], strict=True):
             seconds = candidate.seconds
             assert 0 <= seconds - option.ticks * formulation.tick_seconds < formulation.tick_seconds
-            assert 0 <= option.resident_blocks * BLOCK_BYTES - candidate.resident_bytes < 2 * BLOCK_BYTES
-            assert 0 <= option.transient_blocks * BLOCK_BYTES - candidate.transient_bytes < BLOCK_BYTES
+            assert 0 <= option.resident_units * MIN_UNIT_BYTES - candidate.resident_bytes < 2 * MIN_UNIT_BYTES
+            assert 0 <= option.transient_units * MIN_UNIT_BYTES - candidate.transient_bytes < MIN_UNIT_BYTES
 
 
 def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulation: Formulation) -> None:
@@ -104,7 +104,7 @@ def test_a_step_has_between_a_hundred_thousand_and_a_few_million_ticks(formulati
 
 def test_choices_that_are_far_too_slow_do_not_make_the_durations_too_many_ticks() -> None:
     slow = CrawlingModel(FACTS)
-    formulation = formulate(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), handovers(FACTS, slow))
+    formulation = formulate(FACTS, slow, frontiers(FACTS, slow, (), is_limited=False), stage_transfers(FACTS, slow))
     assert formulation.problem.horizon <= MAX_SUM
     assert sum(min(option.ticks for option in call.options) for call in formulation.problem.calls) > 10**3
 
@@ -122,7 +122,7 @@ def test_each_stage_runs_once_and_each_untrained_copy_has_its_refit(formulation:
 def test_a_refit_lasts_as_long_as_the_cost_model_says_of_each_two_layouts() -> None:
     model = RandomModel(0, 2**27)
     found = frontiers(FACTS, model, (), is_limited=False)
-    formulation = formulate(FACTS, model, found, handovers(FACTS, model))
+    formulation = formulate(FACTS, model, found, stage_transfers(FACTS, model))
     for task in formulation.problem.tasks:
         if isinstance(task, Transfer):
             spec = FACTS.models.spec(PPO_GRAPH.by_name[task.target].role)
@@ -141,10 +141,10 @@ def test_blocks_of_ranks_of_one_size_are_interchangeable(formulation: Formulatio
 
 def test_weights_that_may_wait_in_the_host_are_no_copy_that_others_share() -> None:
     """They used to be, and a job in which a stage fitted with them and without was refused with a traceback."""
-    scope = Scope(ahead=synchronous(PPO_GRAPH), offload=True)
-    found = frontiers(FACTS, OffloadingModel(FACTS), (), is_limited=False, scope=scope)
+    scope = SearchCase(ahead=synchronous(PPO_GRAPH), offload=True)
+    found = frontiers(FACTS, OffloadingModel(FACTS), (), is_limited=False, search_case=scope)
     offloaded = {c.schedule.offload for f in found for size in f.candidates.values() for c in size}
     assert offloaded == {Offload.NONE, Offload.WEIGHTS, Offload.OPTIMIZER}
-    problem = formulate(FACTS, MODEL, found, handovers(FACTS, MODEL)).problem
-    assert {o.shared_blocks for name in ("ref_logprob", "reward_score") for o in problem.options(name)} == {0}
-    assert all(option.shared_blocks for option in problem.options("actor_train"))
+    problem = formulate(FACTS, MODEL, found, stage_transfers(FACTS, MODEL)).problem
+    assert {o.shared_units for name in ("ref_logprob", "reward_score") for o in problem.options(name)} == {0}
+    assert all(option.shared_units for option in problem.options("actor_train"))

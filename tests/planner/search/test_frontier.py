@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.cost_models.question import Call
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.search.candidates import Candidate, costed
+from meshwright.planner.search.candidates import Candidate, cost_call
 from meshwright.planner.search.costing import DOMINATED, TOO_LARGE
 from meshwright.planner.search.frontier import frontier
-from meshwright.planner.search.space import choices, choices_by_layout
+from meshwright.planner.search.space import legal_choices, legal_choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import RandomModel, small_facts
@@ -38,11 +38,11 @@ def test_a_candidate_stays_exactly_when_nothing_like_it_beats_it(name: str) -> N
     tied = stage.name != "reward_score"
     for (_, size), kept in found.candidates.items():
         every = []
-        for choice in choices(FACTS, stage, size, ()):
+        for choice in legal_choices(FACTS, stage, size, ()):
             call = Call(
                 stage=stage, model=FACTS.models.spec(stage.role), layout=choice.layout, schedule=choice.schedule
             )
-            candidate = costed(MODEL, call)
+            candidate = cost_call(MODEL, call)
             if candidate.peak_bytes <= limit:
                 every.append(candidate)
         for candidate in every:
@@ -57,7 +57,7 @@ def test_every_choice_is_kept_or_counted() -> None:
     legal = sum(
         len(schedules)
         for _, size in found.candidates
-        for _, schedules in choices_by_layout(FACTS, stage, size, (), rejected)
+        for _, schedules in legal_choices_by_layout(FACTS, stage, size, (), rejected)
     )
     kept = sum(len(candidates) for candidates in found.candidates.values())
     assert found.rejected[DOMINATED] + found.rejected[TOO_LARGE] + kept == legal
@@ -72,4 +72,4 @@ def test_a_pin_leaves_what_agrees_with_it() -> None:
     pins = parse_pins(["critic_train.recompute=full", "critic_train.pool=2:2"], PPO_GRAPH)
     found = frontier(FACTS, MODEL, PPO_GRAPH.by_name["critic_train"], pins, is_limited=False)
     assert [str(pool) for pool in found.pools] == ["2:2"]
-    assert {c.schedule.recompute.value for c in found.on(Ranks(2, 2))} == {"full"}
+    assert {c.schedule.recompute.value for c in found.candidates_on(Ranks(2, 2))} == {"full"}

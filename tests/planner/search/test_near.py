@@ -9,7 +9,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.near import near_plan
+from meshwright.planner.search.near import best_plan_nearby
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, mixture_facts, small_facts
@@ -30,7 +30,7 @@ def plan() -> Plan:
     ids=["the same", "longer responses", "half of the ranks"],
 )
 def test_a_plan_near_another_is_legal_and_nearly_the_best(plan: Plan, facts: Facts) -> None:
-    near, best = near_plan(plan, facts, ToyModel(facts), Limits()), best_plan(facts, ToyModel(facts))
+    near, best = best_plan_nearby(plan, facts, ToyModel(facts), Limits()), best_plan(facts, ToyModel(facts))
     assert isinstance(near, Plan)
     assert isinstance(best, Plan)
     assert verify(near) == ()
@@ -40,7 +40,7 @@ def test_a_plan_near_another_is_legal_and_nearly_the_best(plan: Plan, facts: Fac
 
 
 def test_nothing_is_said_of_the_plans_that_were_left_out(plan: Plan) -> None:
-    near = near_plan(plan, FACTS, ToyModel(FACTS), Limits())
+    near = best_plan_nearby(plan, FACTS, ToyModel(FACTS), Limits())
     assert near is not None
     assert (near.solver.status, near.solver.bound_seconds, near.solver.gap) == ("feasible", 0.0, 1.0)
 
@@ -50,7 +50,7 @@ def test_near_a_plan_with_whole_experts_are_others() -> None:
     pin = parse_pin("actor_train.layout=tp2,dp2,ep4,etp1,sp", PPO_GRAPH)
     whole = best_plan(facts, ToyModel(facts), pins=(pin,))
     assert isinstance(whole, Plan)
-    near = near_plan(whole, facts, ToyModel(facts), Limits(), (pin,))
+    near = best_plan_nearby(whole, facts, ToyModel(facts), Limits(), (pin,))
     assert near is not None
     assert verify(near) == ()
     assert near.placement("actor_train").layout == pin.value
@@ -58,9 +58,9 @@ def test_near_a_plan_with_whole_experts_are_others() -> None:
 
 def test_pins_are_kept_and_what_fits_nowhere_is_not_found(plan: Plan) -> None:
     pin = parse_pin("actor_train.recompute=full", PPO_GRAPH)
-    near = near_plan(plan, FACTS, ToyModel(FACTS), Limits(), (pin,))
+    near = best_plan_nearby(plan, FACTS, ToyModel(FACTS), Limits(), (pin,))
     assert near is not None
     assert near.placement("actor_train").schedule.recompute == "full"
     assert near.pins == (str(pin),)
     thimble = small_facts(batch_size=8, memory_bytes=2**16)
-    assert near_plan(plan, thimble, ToyModel(thimble), Limits()) is None
+    assert best_plan_nearby(plan, thimble, ToyModel(thimble), Limits()) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.planner.search.parallel import side_by_side
+from meshwright.planner.search.parallel import map_in_two_processes
 from tests.planner.processes import at_work
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,9 @@ forks = pytest.mark.skipif(
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
 def test_what_is_found_is_in_the_order_of_the_items(count: int) -> None:
-    assert side_by_side(lambda item: f"{item}" * 9000, range(count)) == [f"{item}" * 9000 for item in range(count)]
+    assert map_in_two_processes(lambda item: f"{item}" * 9000, range(count)) == [
+        f"{item}" * 9000 for item in range(count)
+    ]
 
 
 def alone(work: Callable[[], object]) -> str:
@@ -40,7 +42,7 @@ def processes_of_six() -> int:
         time.sleep(0.05)
         return os.getpid()
 
-    return len(set(side_by_side(work, range(6))))
+    return len(set(map_in_two_processes(work, range(6))))
 
 
 @forks
@@ -57,7 +59,7 @@ def test_what_the_second_process_fails_at_is_done_by_the_first() -> None:
             raise ValueError("only the first can")
         return item
 
-    assert side_by_side(work, range(5)) == list(range(5))
+    assert map_in_two_processes(work, range(5)) == list(range(5))
 
 
 def test_what_the_first_process_fails_at_is_raised() -> None:
@@ -66,7 +68,7 @@ def test_what_the_first_process_fails_at_is_raised() -> None:
 
     before = psutil.Process().children()
     with pytest.raises(ValueError, match="not"):
-        side_by_side(work, range(3))
+        map_in_two_processes(work, range(3))
     assert psutil.Process().children() == before
 
 
@@ -75,7 +77,7 @@ def test_a_program_with_threads_does_not_fork() -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        assert set(side_by_side(lambda _: os.getpid(), range(4))) == {os.getpid()}
+        assert set(map_in_two_processes(lambda _: os.getpid(), range(4))) == {os.getpid()}
     finally:
         done.set()
         thread.join()
@@ -88,7 +90,7 @@ def helped_while_prepared() -> bool:
         time.sleep(0.3)
         prepared.append(os.getpid())
 
-    found = side_by_side(lambda _: os.getpid(), range(4), prepare=prepare)
+    found = map_in_two_processes(lambda _: os.getpid(), range(4), prepare=prepare)
     return prepared == [os.getpid()] and os.getpid() not in found
 
 
@@ -98,7 +100,7 @@ def test_a_second_process_works_while_the_first_prepares() -> None:
 
 
 def sleep_side_by_side() -> None:
-    side_by_side(lambda _: time.sleep(600.0), range(4))
+    map_in_two_processes(lambda _: time.sleep(600.0), range(4))
 
 
 @forks

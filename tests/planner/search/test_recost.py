@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import illegal_under, recost
+from meshwright.planner.search.recost import re_evaluate, violations_under
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
@@ -20,7 +20,7 @@ def plan() -> Plan:
 
 
 def test_costing_again_by_the_same_model_gives_the_plan_back(plan: Plan) -> None:
-    again = recost(plan, plan.facts, model_of(plan.facts))
+    again = re_evaluate(plan, plan.facts, model_of(plan.facts))
     assert again.placements == plan.placements
     assert again.refits == plan.refits
     assert again.edges == plan.edges
@@ -29,7 +29,7 @@ def test_costing_again_by_the_same_model_gives_the_plan_back(plan: Plan) -> None
 
 
 def test_nothing_was_searched_so_that_no_bound_is_known(plan: Plan) -> None:
-    solver = recost(plan, plan.facts, model_of(plan.facts)).solver
+    solver = re_evaluate(plan, plan.facts, model_of(plan.facts)).solver
     assert (solver.status, solver.bound_seconds, solver.gap) == ("pinned", 0.0, 1.0)
     assert solver.objective_seconds == pytest.approx(plan.period_seconds)
 
@@ -37,8 +37,8 @@ def test_nothing_was_searched_so_that_no_bound_is_known(plan: Plan) -> None:
 def test_longer_responses_cost_more_on_the_same_placements(plan: Plan) -> None:
     longer = plan.facts.workload.model_copy(update={"response": LengthSpec(max=256, fixed=256)})
     facts = plan.facts.model_copy(update={"workload": longer})
-    assert illegal_under(plan, facts) == ()
-    again = recost(plan, facts, model_of(facts))
+    assert violations_under(plan, facts) == ()
+    again = re_evaluate(plan, facts, model_of(facts))
     assert again.facts == facts
     assert again.digests == facts.digests()
     assert again.period_seconds > plan.period_seconds
@@ -47,12 +47,12 @@ def test_longer_responses_cost_more_on_the_same_placements(plan: Plan) -> None:
 
 
 def test_each_rule_that_other_facts_break_is_told_with_its_pool_or_stage(plan: Plan) -> None:
-    assert illegal_under(plan, plan.facts) == ()
+    assert violations_under(plan, plan.facts) == ()
     smaller = plan.facts.cluster.model_copy(update={"ranks_per_node": 1})
     facts = plan.facts.model_copy(update={"cluster": smaller})
-    told = illegal_under(plan, facts)
+    told = violations_under(plan, facts)
     assert any(sentence.startswith("pool ") for sentence in told)
     odd = plan.facts.workload.model_copy(update={"batch_size": 7})
-    told = illegal_under(plan, plan.facts.model_copy(update={"workload": odd}))
+    told = violations_under(plan, plan.facts.model_copy(update={"workload": odd}))
     assert told
     assert all(sentence.partition(":")[0] in plan.ahead for sentence in told)

@@ -9,11 +9,11 @@ import pytest
 
 from meshwright.cost_models.question import Call, CostModel, LayoutCosts
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.search.formulate import BLOCK_BYTES, formulate
+from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
 from meshwright.planner.search.frontier import frontiers
 from meshwright.planner.search.refusal import Change, NoPlan
 from meshwright.planner.solver import solve
@@ -26,7 +26,7 @@ MIB = 2**20
 
 
 def refused(facts: Facts, pins: tuple[str, ...] = ()) -> NoPlan:
-    answer = compile_plan(facts, ToyModel(facts), pins=pins, remodel=ToyModel)
+    answer = compile_plan(facts, ToyModel(facts), pins=pins, rebuild_cost_model=ToyModel)
     assert isinstance(answer, NoPlan)
     assert answer.status == "infeasible"
     return answer
@@ -108,7 +108,7 @@ def test_a_model_is_asked_for_the_changed_facts(facts: Facts) -> None:
         asked.append(other)
         return ToyModel(other)
 
-    compile_plan(facts, ToyModel(facts), remodel=remodel)
+    compile_plan(facts, ToyModel(facts), rebuild_cost_model=remodel)
     assert any(other.cluster.nodes == 2 for other in asked)
     assert any(other.workload.response.max == facts.workload.response.max // 2 for other in asked)
 
@@ -129,7 +129,7 @@ def test_how_much_all_need_is_told_of_the_choices_that_none_beats_in_memory(monk
     for call in problem.calls:
         held: dict[Place, list[tuple[int, int]]] = {}
         for option in call.options:
-            held.setdefault(option.place, []).append((option.resident_blocks, option.transient_blocks))
+            held.setdefault(option.place, []).append((option.resident_units, option.transient_units))
         for pairs in held.values():
             assert sorted(pairs) == sorted(set(pairs))
             assert [transient for _, transient in sorted(pairs)] == sorted((t for _, t in pairs), reverse=True)
@@ -144,7 +144,7 @@ def test_a_change_that_leaves_a_stage_too_large_alone_is_asked_about_that_stage_
             asked.append(call.stage.name)
             return super().on_layout(call)
 
-    answer = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=tp1,pp1,dp2",), remodel=Noting)
+    answer = compile_plan(facts, ToyModel(facts), pins=("actor_train.layout=tp1,pp1,dp2",), rebuild_cost_model=Noting)
     assert isinstance(answer, NoPlan)
     assert "actor_train" in asked
     assert set(asked) <= {limit.stage for limit in answer.limits}
@@ -184,7 +184,7 @@ def test_models_of_changed_jobs_heed_a_request_to_stop(facts: Facts) -> None:
         stop.set()
         return ToyModel(changed)
 
-    answer = compile_plan(facts, ToyModel(facts), limits=Limits(stop=stop), remodel=remodel)
+    answer = compile_plan(facts, ToyModel(facts), limits=Limits(stop=stop), rebuild_cost_model=remodel)
     assert isinstance(answer, NoPlan)
     assert len(asked) == 1
     assert {change.key for change in answer.changes} == {"cluster.device.memory_bytes"}
@@ -197,6 +197,6 @@ def test_how_much_all_need_is_told_of_choices_larger_than_any_device() -> None:
     model = RandomModel(1, memory_scale=2.0**52)
     answer = compile_plan(large, model)
     assert isinstance(answer, NoPlan)
-    needed = formulate(large, model, frontiers(large, model, (), is_limited=False), handovers(large, model))
-    assert needed.block_bytes > BLOCK_BYTES
+    needed = formulate(large, model, frontiers(large, model, (), is_limited=False), stage_transfers(large, model))
+    assert needed.unit_bytes > MIN_UNIT_BYTES
     assert least_memory(needed.problem, Limits()) is not None

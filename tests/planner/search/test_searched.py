@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshwright.planner.plan.edges import handovers
-from meshwright.planner.plan.steps_ahead import plain
+from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.steps_ahead import synchronous_case
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.searched import Formulated, Searched
+from meshwright.planner.search.searched import FormulatedCase, SolvedCase
 from meshwright.planner.solver.result import Limits, Result
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -18,18 +18,18 @@ from tests.planner.jobs import ToyModel, small_facts
 FACTS = small_facts(ranks_per_node=2, batch_size=4)
 
 
-def formulated() -> Formulated:
+def formulated() -> FormulatedCase:
     model = ToyModel(FACTS)
-    edges = handovers(FACTS, model)
+    edges = stage_transfers(FACTS, model)
     formulation = formulate(FACTS, model, frontiers(FACTS, model, ()), edges)
-    return Formulated(scope=plain(PPO_GRAPH), edges=edges, formulation=formulation)
+    return FormulatedCase(search_case=synchronous_case(PPO_GRAPH), edges=edges, formulation=formulation)
 
 
 def test_arithmetic_alone_bounds_what_a_search_finds() -> None:
     one = formulated()
     result = solve(one.formulation.problem, Limits())
-    found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
-    assert 0 < one.least_seconds <= found.bound_seconds == found.objective_seconds
+    found = SolvedCase(search_case=one.search_case, edges=one.edges, formulation=one.formulation, result=result)
+    assert 0 < one.lower_bound_seconds <= found.bound_seconds == found.objective_seconds
     assert one.ticks(found.objective_seconds) == result.objective
 
 
@@ -39,5 +39,5 @@ def test_without_a_choice_there_is_no_plan() -> None:
     none = problem.with_calls((replace(problem.calls[0], options=()), *problem.calls[1:]))
     empty = replace(one, formulation=replace(one.formulation, problem=none))
     result = Result(status="infeasible", answer=None, objective=None, bound=0)
-    found = Searched(scope=one.scope, edges=one.edges, formulation=one.formulation, result=result)
-    assert empty.least_seconds == found.bound_seconds == math.inf
+    found = SolvedCase(search_case=one.search_case, edges=one.edges, formulation=one.formulation, result=result)
+    assert empty.lower_bound_seconds == found.bound_seconds == math.inf

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.plan.plan import SearchWork
 from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.solver_record import solver_record, with_gap, work_of
+from meshwright.planner.search.solver_record import count_work, solver_record, with_gap
 from meshwright.planner.solver.result import Effort, Limits
 from tests.planner.jobs import ToyModel, small_facts
 from tests.runtime.commands.test_report_command import small_plan
@@ -41,7 +41,7 @@ def test_a_plan_that_takes_longer_than_was_searched_with_is_not_proven(asked: fl
 def test_the_work_is_that_of_all_stages() -> None:
     facts = small_facts(ranks_per_node=2, batch_size=4)
     costed = frontiers(facts, ToyModel(facts), ())
-    whole, generation = work_of(costed, Effort(2, 0.5)), work_of(costed[:1], Effort())
+    whole, generation = count_work(costed, Effort(2, 0.5)), count_work(costed[:1], Effort())
     assert whole.timed > generation.timed > 0
     assert whole.weighed > generation.weighed > 0
     assert whole.generations == generation.generations > 0

@@ -11,7 +11,7 @@ import pytest
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
 from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.search.space import check_pins, choices, choices_by_layout, pools
+from meshwright.planner.search.space import check_pins, legal_choices, legal_choices_by_layout, pools
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
@@ -39,7 +39,7 @@ def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) ->
         if not (sp and tp == 1) and not (vpp > 1 and pp == 1)
     ]
     legal = {layout for layout in layouts if layout.num_ranks == 4 and not layout_rules(facts, stage, layout)}
-    found = list(choices(facts, stage, 4, ()))
+    found = list(legal_choices(facts, stage, 4, ()))
     assert {choice.layout for choice in found} == legal
     for layout in legal:
         schedules = {choice.schedule for choice in found if choice.layout == layout}
@@ -54,7 +54,7 @@ def test_the_choices_are_those_that_break_no_rule(stage: Stage, facts: Facts) ->
 def test_only_experts_are_spread() -> None:
     facts = mixture_facts(FACTS)
     for stage in PPO_GRAPH.stages:
-        found = {choice.layout for choice in choices(facts, stage, 4, ())}
+        found = {choice.layout for choice in legal_choices(facts, stage, 4, ())}
         spread = {layout.ep for layout in found if layout.dp == 4}
         assert spread == ({1, 2, 4} if stage.role in ("actor", "ref") else {1})
         for layout in found:
@@ -64,7 +64,7 @@ def test_only_experts_are_spread() -> None:
 def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
     facts = mixture_facts(FACTS)
     for stage in PPO_GRAPH.stages:
-        cut = {c.layout.sp for c in choices(facts, stage, 4, ()) if c.layout.tp == 2}
+        cut = {c.layout.sp for c in legal_choices(facts, stage, 4, ()) if c.layout.tp == 2}
         if stage.trains and stage.role == "actor":
             assert cut == {True}
         else:
@@ -76,7 +76,7 @@ def test_experts_are_cut_in_training_under_sequence_parallelism_only() -> None:
 def test_whole_experts_are_offered_beside_those_that_are_cut() -> None:
     facts = mixture_facts(FACTS)
     for stage in PPO_GRAPH.stages:
-        offered = {str(choice.layout) for choice in choices(facts, stage, 4, ()) if choice.layout.tp == 2}
+        offered = {str(choice.layout) for choice in legal_choices(facts, stage, 4, ()) if choice.layout.tp == 2}
         sp = "" if stage.generates else ",sp"
         both = {f"tp2,pp1,dp2,ep2{sp}", f"tp2,pp1,dp2,ep4,etp1{sp}", f"tp2,pp1,dp2,ep2,etp1{sp}"}
         assert (both <= offered) is (stage.role in ("actor", "ref"))
@@ -90,8 +90,8 @@ def test_fine_grained_experts_are_cut_only_where_that_is_asked_for() -> None:
     facts = facts.model_copy(update={"models": facts.models.model_copy(update={"actor": fine})})
 
     def cut(*pins: str) -> set[str]:
-        found = choices(facts, stage, 4, parse_pins(pins, PPO_GRAPH))
-        return {str(choice.layout) for choice in found if choice.layout.tp == 2 and choice.layout.folded == 1}
+        found = legal_choices(facts, stage, 4, parse_pins(pins, PPO_GRAPH))
+        return {str(choice.layout) for choice in found if choice.layout.tp == 2 and choice.layout.fold_size == 1}
 
     assert cut() == set()
     assert cut("actor_train.etp=2", "actor_train.pp=1") == {"tp2,pp1,dp2,sp", "tp2,pp1,dp2,ep2,sp"}
@@ -113,10 +113,10 @@ def test_a_stage_of_spread_experts_may_be_pinned() -> None:
 
 def test_what_is_left_out_is_counted_under_its_rule() -> None:
     rejected: Counter[str] = Counter()
-    list(choices_by_layout(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    list(legal_choices_by_layout(FACTS, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == Counter()
     facts = small_facts(batch_size=3, num_heads=2)
-    list(choices_by_layout(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
+    list(legal_choices_by_layout(facts, PPO_GRAPH.by_name["actor_train"], 4, (), rejected))
     assert rejected == {
         "tp=4 does not divide the 2 attention heads of actor; use tp=2.": 2,
         "dp=4 is more than the 3 sequences of a minibatch; use dp=3 at most.": 1,
@@ -154,9 +154,9 @@ def test_an_illegal_pin_names_the_nearest_legal_value(pins: list[str], sentence:
 
 def test_a_forbidden_value_is_the_only_one_left_out() -> None:
     stage = PPO_GRAPH.by_name["actor_train"]
-    every = set(choices(FACTS, stage, 4, ()))
+    every = set(legal_choices(FACTS, stage, 4, ()))
     pins = parse_pins([forbidden("actor_train.recompute = full"), forbidden("actor_train.layout=tp4")], PPO_GRAPH)
-    left = set(choices(FACTS, stage, 4, pins))
+    left = set(legal_choices(FACTS, stage, 4, pins))
     assert every - left == {c for c in every if c.schedule.recompute is Recompute.FULL or c.layout == Layout(tp=4)}
     barred = parse_pins([forbidden("actor_train.pool=2:2")], PPO_GRAPH)
     assert set(pools(FACTS, stage, ())) - set(pools(FACTS, stage, barred)) == {Ranks(2, 2)}
@@ -171,10 +171,10 @@ def test_a_pinned_pool_is_the_only_one() -> None:
 def test_a_stage_on_all_ranks_does_not_stream() -> None:
     rejected: Counter[str] = Counter()
     facts, scored = small_facts(response=256), PPO_GRAPH.by_name["reward_score"]
-    alone = choices_by_layout(facts, scored, 4, (), rejected)
+    alone = legal_choices_by_layout(facts, scored, 4, (), rejected)
     assert not any(schedule.chunk_tokens for _, schedules in alone for schedule in schedules)
     assert rejected["a stage on all 4 ranks cannot stream from a generation beside it; use chunk_tokens=0."] > 0
-    assert any(choice.schedule.chunk_tokens for choice in choices(facts, scored, 2, ()))
+    assert any(choice.schedule.chunk_tokens for choice in legal_choices(facts, scored, 2, ()))
 
 
 def test_two_pinned_pools_do_not_cross() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.plan.pins import parse_pin
-from meshwright.planner.plan.steps_ahead import plain
+from meshwright.planner.plan.steps_ahead import synchronous_case
 from meshwright.planner.search.frontier import Frontier, frontier
 from meshwright.planner.search.stage_costs import StageCosts
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -26,8 +26,8 @@ def test_side_by_side_every_stage_has_the_frontier_that_it_has_alone() -> None:
     costs = StageCosts(FACTS, ToyModel(FACTS), (PIN,))
 
     def work(stage: Stage) -> Frontier:
-        return costs.frontier(stage, plain(PPO_GRAPH), None)
+        return costs.frontier(stage, synchronous_case(PPO_GRAPH), None)
 
-    found = costs.side_by_side(work, PPO_GRAPH.stages, prepare=lambda: None, begun=lambda _: None)
+    found = costs.in_parallel(work, PPO_GRAPH.stages, prepare=lambda: None, on_start=lambda _: None)
     assert found == [frontier(FACTS, ToyModel(FACTS), stage, (PIN,)) for stage in PPO_GRAPH.stages]
-    assert [one.asked for one in costs.asked] == [one.asked for one in found]
+    assert [one.questions for one in costs.costed_frontiers] == [one.questions for one in found]

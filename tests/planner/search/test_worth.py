@@ -9,15 +9,15 @@ import pytest
 from meshwright.cost_models.question import CostModel
 from meshwright.planner import compile as search
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.edges import handovers
+from meshwright.planner.plan.edges import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.costing import Most
+from meshwright.planner.search.costing import TimeLimit
 from meshwright.planner.search.first_plan import default_frontiers
 from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
-from meshwright.planner.search.progress import Course
+from meshwright.planner.search.progress import ProgressReporter
 from meshwright.planner.search.stage_costs import StageCosts
-from meshwright.planner.search.worth import Worth
+from meshwright.planner.search.worth import PruningBound
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, ToyModel, small_facts
@@ -41,20 +41,20 @@ def test_few_ranks_are_searched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def synchronous_search() -> search._Search:
     model = ToyModel(FACTS)
-    (ahead,) = search.patterns(PPO_GRAPH, 0)
-    cases = search.scopes(ahead, 0)
+    (ahead,) = search.steps_ahead_patterns(PPO_GRAPH, 0)
+    cases = search.search_cases(ahead, 0)
     return search._Search(
         facts=FACTS,
-        edges=handovers(FACTS, model),
+        edges=stage_transfers(FACTS, model),
         cases=cases,
         costs=StageCosts(FACTS, model, ()),
         limits=LIMITS,
-        course=Course(None, len(cases)),
+        course=ProgressReporter(None, len(cases)),
         start=None,
     )
 
 
-def pruning_of(one: search._Search) -> Worth:
+def pruning_of(one: search._Search) -> PruningBound:
     defaults = default_frontiers(one.costs, one.cases[-1], begun=one.report_costing)
     pruning = search._pruning_bound(one, search._first_plan(one, defaults))
     assert pruning is not None
@@ -84,7 +84,9 @@ def test_a_choice_is_dropped_by_the_seconds_of_its_kind_of_pool() -> None:
     whole = frontier(FACTS, model, stage, ())
     kinds = list(whole.candidates)
     most = {kind: 1.2 * min(c.seconds for c in whole.candidates[kind]) for kind in kinds[1:]}
-    found = frontier(FACTS, model, stage, (), most={kind: Most(seconds, seconds) for kind, seconds in most.items()})
+    found = frontier(
+        FACTS, model, stage, (), time_limits={kind: TimeLimit(seconds, seconds) for kind, seconds in most.items()}
+    )
     assert found.candidates[kinds[0]] == ()
     assert found.rejected[TOO_SLOW]
     for kind, seconds in most.items():
@@ -96,10 +98,10 @@ def test_what_is_known_of_one_stage_lowers_what_the_others_may_take() -> None:
     worth = pruning_of(asked)
     scope, every = asked.cases[0], PoolKind(0, 4)
     actor, critic = PPO_GRAPH.by_name["actor_train"], PPO_GRAPH.by_name["critic_train"]
-    before = worth.most("actor_train", scope.of(actor))
-    worth.learn("critic_train", scope.of(critic), search._frontier(asked.costs, worth, scope, critic))
-    after = worth.most("actor_train", scope.of(actor))
-    assert after[every].seconds <= before[every].seconds <= max(worth.enough_seconds) * 1.01
+    before = worth.time_limits("actor_train", scope.key_for(actor))
+    worth.tighten("critic_train", scope.key_for(critic), search._frontier(asked.costs, worth, scope, critic))
+    after = worth.time_limits("actor_train", scope.key_for(actor))
+    assert after[every].seconds <= before[every].seconds <= max(worth.max_period_seconds) * 1.01
     assert after[every].tail_seconds == after[every].seconds
     assert after.keys() <= before.keys()
     assert PoolKind(0, 1) not in after
@@ -111,17 +113,17 @@ def test_what_streams_may_take_long_but_not_when_what_it_streams_has_ended() -> 
     reads = PPO_GRAPH.by_name["reward_score"]
     assert scope.streams(reads)
     for name in ("actor_generate", "actor_train"):
-        worth.learn(
+        worth.tighten(
             name,
-            scope.of(PPO_GRAPH.by_name[name]),
+            scope.key_for(PPO_GRAPH.by_name[name]),
             search._frontier(asked.costs, worth, scope, PPO_GRAPH.by_name[name]),
         )
-    most = worth.most("reward_score", scope.of(reads))
+    most = worth.time_limits("reward_score", scope.key_for(reads))
     assert all(may.tail_seconds <= may.seconds for may in most.values())
     assert any(may.tail_seconds < may.seconds for may in most.values())
     whole = [
         one
-        for candidates in frontier(FACTS, asked.costs.model, reads, (), scope=scope).candidates.values()
+        for candidates in frontier(FACTS, asked.costs.model, reads, (), search_case=scope).candidates.values()
         for one in candidates
     ]
     kept = {
@@ -139,7 +141,9 @@ def test_what_streams_may_take_long_but_not_when_what_it_streams_has_ended() -> 
 @pytest.mark.parametrize(("gap", "status"), [(0.0, "optimal"), (0.1, "feasible")])
 def test_a_search_that_ends_with_its_first_plan_has_proven_the_gap(gap: float, status: str) -> None:
     """As it would where arithmetic alone excludes everything that is better by more than the gap."""
-    with mock.patch.object(Worth, "least_seconds", lambda worth, position: worth.enough_seconds[position]):
+    with mock.patch.object(
+        PruningBound, "lower_bound_seconds", lambda pruning, position: pruning.max_period_seconds[position]
+    ):
         found = best_plan(FACTS, ToyModel(FACTS), limits=Limits(max_deterministic_time=20.0, gap=gap))
     assert isinstance(found, Plan)
     assert found.solver.status == status

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.cache_use import held_blocks, together, use_of
-from meshwright.planner.simulation.generated import CarriedOver, play_alone
+from meshwright.planner.simulation.cache_use import combined_use, held_blocks, weighted_use
+from meshwright.planner.simulation.generated import InFlightGeneration, simulate_batch
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import CacheUse, simulate
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.workload import Workload
@@ -30,7 +30,7 @@ def counted(prompts: list[int], starts: list[int], ends: list[int], group_size: 
         held, seen = 0, set()
         for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
             if start <= now < end:
-                held += blocks_of(prompt + max(now - start, 1))
+                held += num_blocks_for(prompt + max(now - start, 1))
                 held -= prompt // BLOCK_TOKENS * (row // group_size in seen)
                 seen.add(row // group_size)
         found.append(held)
@@ -53,30 +53,30 @@ def test_blocks_are_those_that_counting_finds(seed: int, group_size: int) -> Non
 
 def test_rows_of_one_length_in_one_wave_hold_most_in_their_last_round() -> None:
     # 100 tokens are drawn: before the last of them 99 lie behind the prompt of 40.
-    found = play_alone(np.full(8, 40), np.full(8, 100), 8, 1, TIMES).held
-    assert found.most == 8 * blocks_of(40 + 99)
+    found = simulate_batch(np.full(8, 40), np.full(8, 100), 8, 1, TIMES).held
+    assert found.peak == 8 * num_blocks_for(40 + 99)
     # Every decoding round takes a second, and a prefill none.
-    assert found.mean == pytest.approx(8 * np.mean([blocks_of(40 + drawn) for drawn in range(1, 100)]))
+    assert found.mean == pytest.approx(8 * np.mean([num_blocks_for(40 + drawn) for drawn in range(1, 100)]))
 
 
 def test_rows_of_one_prompt_hold_its_whole_blocks_once() -> None:
-    apart, shared = (play_alone(np.full(8, 40), np.full(8, 100), 8, 1, TIMES, same_prompt=n).held for n in (1, 4))
-    assert apart.most - shared.most == 6 * (40 // BLOCK_TOKENS)
+    apart, shared = (simulate_batch(np.full(8, 40), np.full(8, 100), 8, 1, TIMES, same_prompt=n).held for n in (1, 4))
+    assert apart.peak - shared.peak == 6 * (40 // BLOCK_TOKENS)
     assert apart.mean - shared.mean == pytest.approx(6 * (40 // BLOCK_TOKENS))
 
 
 @pytest.mark.parametrize("slots", [3, 8, 16])
 def test_the_average_lies_between_the_least_and_the_peak(slots: int) -> None:
     responses = np.random.default_rng(slots).integers(1, 400, 16)
-    found = play_alone(np.full(16, 64), responses, slots, 2, TIMES).held
-    assert blocks_of(64 + 1) <= found.mean < found.most
+    found = simulate_batch(np.full(16, 64), responses, slots, 2, TIMES).held
+    assert num_blocks_for(64 + 1) <= found.mean < found.peak
 
 
 def test_runs_are_weighed_by_their_seconds() -> None:
     held, first, after = np.array([2.0, 4.0, 9.0]), np.array([0, 2, 0]), np.array([2, 3, 1])
-    assert use_of(held, first, after, np.array([4.0, 1.0, 5.0])) == HeldBlocks((4 * 3 + 9 + 5 * 2) / 10, 9)
-    assert use_of(held, first, after, np.zeros(3)) == HeldBlocks(5, 9)
-    assert together((HeldBlocks(1, 2), HeldBlocks(4, 5)), (2.0, 1.0)) == HeldBlocks(2, 5)
+    assert weighted_use(held, first, after, np.array([4.0, 1.0, 5.0])) == HeldBlocks((4 * 3 + 9 + 5 * 2) / 10, 9)
+    assert weighted_use(held, first, after, np.zeros(3)) == HeldBlocks(5, 9)
+    assert combined_use((HeldBlocks(1, 2), HeldBlocks(4, 5)), (2.0, 1.0)) == HeldBlocks(2, 5)
 
 
 TAIL, NARROW = LengthSpec(max=256, median=40, p99=250), LengthSpec(max=240, median=160, p99=224)
@@ -152,9 +152,9 @@ def test_replicas_never_hold_more_than_all_slots_could(overcommits: bool) -> Non
     lengths = np.full(16, 8), np.full(16, 90)
     for plan in carrying_over(overcommits):
         schedule = plan.placement(GENERATE).schedule
-        carried = CarriedOver(plan, lambda _: lengths, TIMES, 1.0, lambda _, extra=schedule.overcommit: extra)
+        carried = InFlightGeneration(plan, lambda _: lengths, TIMES, 1.0, lambda _, extra=schedule.overcommit: extra)
         for one in itertools.chain.from_iterable(carried.of_step(step).held for step in range(6)):
-            assert 0 < one.mean <= one.most <= schedule.generation_slots * blocks_of(8 + 89)
+            assert 0 < one.mean <= one.peak <= schedule.generation_slots * num_blocks_for(8 + 89)
 
 
 def test_a_simulation_tells_the_shares_of_the_planned_blocks() -> None:
@@ -167,7 +167,7 @@ def test_a_simulation_tells_the_shares_of_the_planned_blocks() -> None:
     (use,) = found.caches
     assert use.mean_share is not None
     assert use == CacheUse(
-        stage=GENERATE, blocks=blocks, mean_share=use.mean_share, peak_share=max(one.most for one in held) / blocks
+        stage=GENERATE, blocks=blocks, mean_share=use.mean_share, peak_share=max(one.peak for one in held) / blocks
     )
     assert min(one.mean for one in held) <= use.mean_share * blocks <= max(one.mean for one in held)
 

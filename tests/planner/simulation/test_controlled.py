@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Controllers, StepObservation
-from meshwright.planner.simulation.controlled import Controlled, assumed_reward
-from meshwright.planner.simulation.generated import CarriedOver, Lengths
+from meshwright.planner.simulation.controlled import SimulatedControllers, assumed_reward
+from meshwright.planner.simulation.generated import InFlightGeneration, Lengths
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.schedule import Schedule
@@ -48,9 +48,9 @@ def test_no_setting_is_above_the_plans(observed: list[tuple[float, float]]) -> N
         controllers, schedule = Controllers(controlled(plan)), plan.placement(GENERATE).schedule
         largest = max(p.schedule.chunk_tokens for p in plan.placements)
         for turn in range(len(observed)):
-            for step in controllers.needs(turn):
+            for step in controllers.missing_steps(turn):
                 controllers.observe(
-                    StepObservation(step=step, seconds=observed[step][0], begun=((1, observed[step][1]),))
+                    StepObservation(step=step, seconds=observed[step][0], scores_by_age=((1, observed[step][1]),))
                 )
             found = controllers.setting(turn)
             assert 0 <= found.overcommit <= schedule.overcommit
@@ -62,9 +62,9 @@ def test_a_turn_begins_as_the_plan_says_until_steps_were_observed() -> None:
     plan = carrying_over(overcommits=True)[0]
     controllers = Controllers(controlled(plan))
     for turn in range(controllers.delay):
-        assert controllers.needs(turn) == range(0)
+        assert controllers.missing_steps(turn) == range(0)
         assert controllers.setting(turn).overcommit == plan.placement(GENERATE).schedule.overcommit
-    assert controllers.needs(controllers.delay) == range(1)
+    assert controllers.missing_steps(controllers.delay) == range(1)
 
 
 @pytest.mark.parametrize("plan", [carrying_over(overcommits=False)[0], streamed(128)], ids=["batches", "one size"])
@@ -75,7 +75,7 @@ def test_a_plan_that_leaves_no_choice_is_simulated_as_without_controllers(plan: 
 
 def test_overcommit_falls_when_rewards_have_levelled_off_and_not_before() -> None:
     plan = controlled(carrying_over(overcommits=True)[0])
-    control, largest = Controlled(plan, model_of), plan.placement(GENERATE).schedule.overcommit
+    control, largest = SimulatedControllers(plan, model_of), plan.placement(GENERATE).schedule.overcommit
     found = [control.of_step(step).overcommit for step in range(NUM_TURNS)]
     assert assumed_reward(60) > assumed_reward(50) + 0.05
     assert set(found[:60]) == {largest}
@@ -84,7 +84,7 @@ def test_overcommit_falls_when_rewards_have_levelled_off_and_not_before() -> Non
 
 def test_the_chunks_that_make_the_shortest_turn_are_kept() -> None:
     plan = controlled(streamed())
-    control = Controlled(plan, model_of)
+    control = SimulatedControllers(plan, model_of)
     settings_ = [control.of_step(step) for step in range(50)]
     assert [one.chunk_tokens for one in settings_[:6]] == [128] * 3 + [256] * 3
     periods = {one.chunk_tokens: control.plan_in(one).period_seconds for one in settings_}
@@ -94,7 +94,10 @@ def test_the_chunks_that_make_the_shortest_turn_are_kept() -> None:
 
 def test_shorter_chunks_change_what_the_reader_takes_and_nothing_else() -> None:
     plan = controlled(streamed())
-    control, drawn, usual = Controlled(plan, model_of), *(Sampled(p, model_of, seed=1) for p in (plan, streamed()))
+    control, drawn, usual = (
+        SimulatedControllers(plan, model_of),
+        *(Sampled(p, model_of, seed=1) for p in (plan, streamed())),
+    )
     short, normal = drawn.of_step(0), usual.of_step(0)
     assert short.setting == control.of_step(0)
     changed = {stage for stage in short.seconds if short.seconds[stage] != normal.seconds[stage]}
@@ -113,8 +116,8 @@ def test_over_many_turns_with_controllers_no_sequence_is_lost_delivered_twice_or
         responses = np.minimum(draw.pareto(0.7, batch_size) + 1, 200).astype(np.int64)
         return np.arange(step * batch_size, (step + 1) * batch_size), responses
 
-    control = Controlled(plan, model_of)
-    generation = CarriedOver(plan, lengths, TIMES, 1.0, lambda step: control.of_step(step).overcommit)
+    control = SimulatedControllers(plan, model_of)
+    generation = InFlightGeneration(plan, lengths, TIMES, 1.0, lambda step: control.of_step(step).overcommit)
     turns = [generation.of_step(step) for step in range(NUM_TURNS)]
     assert len({control.of_step(step).overcommit for step in range(NUM_TURNS)}) > 2
     delivered = Counter(prompt for turn in turns for prompt in turn.prompts.tolist())

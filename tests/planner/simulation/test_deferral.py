@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
-from meshwright.planner.simulation.deferral import held_back, steps_to_grow
+from meshwright.planner.simulation.deferral import num_deferred, ramp_up_steps
 from meshwright.planner.simulation.flight import FirstEnded
-from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
+from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
 from tests.planner.drawn import carrying_over
 from tests.planner.simulation.test_controlled import controlled
 from tests.planner.simulation.test_simulated_flight import TIMES
@@ -28,23 +28,23 @@ def lengths(num_steps: int, seed: int) -> np.ndarray[tuple[int, ...], np.dtype[n
     return np.array([np.random.default_rng([seed, step]).permutation(alike) for step in range(num_steps)])
 
 
-def play(num_steps: int, most: int, *, grows: bool, seed: int = 0) -> list[Turn]:
+def play(num_steps: int, most: int, *, grows: bool, seed: int = 0) -> list[PeriodResult]:
     drawn, flight = lengths(2 * num_steps, seed), SimulatedFlight(2 * ROWS, 1, TIMES)
     arriving = (
-        Drawn(step=step, row=row, prompt_tokens=8, response_tokens=int(tokens))
+        SimulatedSequence(step=step, row=row, prompt_tokens=8, response_tokens=int(tokens))
         for step, of_step in enumerate(drawn)
         for row, tokens in enumerate(of_step)
     )
     turns, admitted = [], 0
     for step in range(num_steps):
-        ahead = held_back(step, admitted - step * ROWS, most, ROWS) if grows else most
+        ahead = num_deferred(step, admitted - step * ROWS, most, ROWS) if grows else most
         new = list(itertools.islice(arriving, max(0, (step + 1) * ROWS + ahead - admitted)))
         admitted += len(new)
-        turns.append(flight.play(new, FirstEnded(ROWS, DEFERRAL)))
+        turns.append(flight.run_period(new, FirstEnded(ROWS, DEFERRAL)))
     return turns
 
 
-def delivered_tokens(turns: list[Turn]) -> list[float]:
+def delivered_tokens(turns: list[PeriodResult]) -> list[float]:
     return [statistics.fmean(one.response_tokens for one in turn.delivered) for turn in turns]
 
 
@@ -64,15 +64,15 @@ def test_the_first_batches_are_within_a_tenth_of_what_is_drawn(most: int) -> Non
 
 def test_the_overcommit_reaches_what_is_allowed_and_follows_it_down_at_once() -> None:
     for num_rows, most in itertools.product((1, 8, 24, 100), (1, 7, 100)):
-        before, needed = 0, steps_to_grow(most, num_rows)
+        before, needed = 0, ramp_up_steps(most, num_rows)
         for step in range(needed):
-            before = held_back(step, before, most, num_rows)
+            before = num_deferred(step, before, most, num_rows)
         assert before == most
-        assert held_back(needed, before, most, num_rows) == most
-        assert held_back(needed, before, most // 2, num_rows) == most // 2
+        assert num_deferred(needed, before, most, num_rows) == most
+        assert num_deferred(needed, before, most // 2, num_rows) == most // 2
 
 
-def score_of(one: Drawn) -> float:
+def score_of(one: SimulatedSequence) -> float:
     """A policy that gets better step by step, where a long response is the better one."""
     return 0.002 * one.step + one.response_tokens / MEAN
 
@@ -90,15 +90,15 @@ def test_the_controller_does_not_follow_what_deferral_does_to_the_scores() -> No
     assert tuner.overcommit == 5  # what following the delivered scores would do
     controllers, largest = Controllers(plan), plan.placement("actor_generate").schedule.overcommit
     for step, (turn, scores) in enumerate(zip(turns, worse, strict=True)):
-        ages = Counter(step - one.first_turn for one in turn.delivered)
+        ages = Counter(step - one.first_period for one in turn.delivered)
         of_age = {
             age: statistics.fmean(
-                score for one, score in zip(turn.delivered, scores, strict=True) if step - one.first_turn == age
+                score for one, score in zip(turn.delivered, scores, strict=True) if step - one.first_period == age
             )
             for age in ages
         }
         begun = tuple((ages[age], of_age.get(age, 0.0)) for age in range(plan.staleness + 1))
-        controllers.observe(StepObservation(step=step, seconds=1.0, begun=begun))
+        controllers.observe(StepObservation(step=step, seconds=1.0, scores_by_age=begun))
     found = [controllers.setting(turn).overcommit for turn in range(len(turns) + controllers.delay)]
     assert found[0] == largest
     assert found[-1] < largest

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.drawn_best import DrawnBest
+from meshwright.planner.simulation.drawn_best import BestOfGeneration
 from meshwright.planner.simulation.generated import Generated
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
@@ -39,7 +39,7 @@ def of_all(plan: Plan, step: int) -> Generated:
 
 
 def test_as_many_samples_of_every_prompt_are_trained_on_as_are_kept(plan: Plan) -> None:
-    played = DrawnBest(plan, lambda step: of_all(plan, step), seed=0)
+    played = BestOfGeneration(plan, lambda step: of_all(plan, step), seed=0)
     for step in range(20):
         found = played.of_step(step)
         assert np.bincount(found.prompts).tolist() == [4] * 16
@@ -51,12 +51,12 @@ def test_as_many_samples_of_every_prompt_are_trained_on_as_are_kept(plan: Plan) 
 
 
 def test_every_sample_of_a_prompt_is_as_likely_to_be_kept(plan: Plan) -> None:
-    played = DrawnBest(plan, lambda step: of_all(plan, step), seed=1)
+    played = BestOfGeneration(plan, lambda step: of_all(plan, step), seed=1)
     places = np.concatenate([played.kept(step) for step in range(2000)]) % 16
     counts = np.bincount(places, minlength=16)
     assert counts / counts.sum() == pytest.approx([1 / 16] * 16, abs=0.003)
 
 
 def test_the_mean_step_is_about_the_planned_one(plan: Plan) -> None:
-    found = simulate(plan, Sampled(plan, model_of, seed=3), steps=100)
+    found = simulate(plan, Sampled(plan, cost_model_of, seed=3), steps=100)
     assert found.steps.mean == pytest.approx(plan.period_seconds, rel=0.05)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshwright.planner.program.instruction_durations import Lags, Planned, StepWork, lags_of
+from meshwright.planner.program.instruction_durations import Planned, StepWork, TransferDelays, transfer_delays
 from meshwright.planner.program.program import Instruction, Program, Receive, RunStage, Send, Stream, lower
-from meshwright.planner.simulation.events import Record, play, score
+from meshwright.planner.simulation.events import Record, group_ranks, simulate_events
 from tests.planner.plans import random_plan
 from tests.seeds import seeds
 
@@ -31,17 +31,17 @@ def played(
 ) -> dict[tuple[int, str, int], Record]:
     """What each group did, by step, instruction and group; groups count from the one of rank 0."""
     split = frozenset(name for name, each in seconds.items() if len(each) > 1)
-    parts = score(program, 3, split, lambda stage, rank: rank if stage == "actor_generate" else 0)
+    parts = group_ranks(program, 3, split, lambda stage, rank: rank if stage == "actor_generate" else 0)
     works = [StepWork(seconds=seconds, num_tokens=1.0)] * steps
-    lags = Lags(whole={("actor_generate", "reward_score"): 0.5}, tails={"reward_score": tail})
+    lags = TransferDelays(transfers={("actor_generate", "reward_score"): 0.5}, tails={"reward_score": tail})
     names = [*(instruction.name for instruction in program.instructions), "end"]
-    return {(r.step, names[r.number], r.group): r for r in play(parts, works, lags)}
+    return {(r.step, names[r.number], r.group): r for r in simulate_events(parts, works, lags)}
 
 
 def test_ranks_that_do_the_same_in_the_same_time_are_one_group() -> None:
-    alike = score(program(), 3, frozenset(), lambda _stage, _rank: 0)
+    alike = group_ranks(program(), 3, frozenset(), lambda _stage, _rank: 0)
     assert alike.groups == ((0, 1), (2,))
-    apart = score(program(), 3, frozenset({"actor_generate"}), lambda _stage, rank: rank)
+    apart = group_ranks(program(), 3, frozenset({"actor_generate"}), lambda _stage, rank: rank)
     assert apart.groups == ((0,), (1,), (2,))
     assert apart.members[0] == (0, 1)
 
@@ -74,18 +74,18 @@ def test_a_stage_that_streams_starts_with_its_producer_and_ends_its_tail_behind_
     found = played(program(streams=True), {"actor_generate": (4.0,), "reward_score": (seconds,)}, tail=0.2)
     record = found[0, "reward_score", 1]
     assert (record.start, record.end) == (0.0, pytest.approx(end))
-    assert record.starved == pytest.approx(end - seconds)
+    assert record.stream_wait == pytest.approx(end - seconds)
 
 
 @seeds(2, all=6)
 def test_every_rank_does_every_instruction_of_its_own_once_a_step(seed: int) -> None:
     plan = random_plan(seed)
     lowered = lower(plan)
-    parts = score(lowered, plan.facts.cluster.num_ranks, frozenset(), lambda _stage, _rank: 0)
+    parts = group_ranks(lowered, plan.facts.cluster.num_ranks, frozenset(), lambda _stage, _rank: 0)
     works = [Planned(plan).of_step(step) for step in range(2)]
     done = sorted(
         (record.step, rank, record.number)
-        for record in play(parts, works, lags_of(plan))
+        for record in simulate_events(parts, works, transfer_delays(plan))
         for rank in parts.groups[record.group]
     )
     ends = len(lowered.instructions)

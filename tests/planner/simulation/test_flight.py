@@ -10,39 +10,39 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.turn_cost import Overlap, play
-from meshwright.planner.simulation.flight import Everything, FirstEnded, Flight, WholeStep
-from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, SimulatedGroup
+from meshwright.cost_models.turn_cost import Overlap, simulate_periods
+from meshwright.planner.simulation.flight import AllSequences, FirstEnded, Flight, WholeStep
+from meshwright.planner.simulation.simulated_flight import SimulatedFlight, SimulatedGroup, SimulatedSequence
 from meshwright.profiles.errors import BadInput
 from tests.planner.simulation.test_simulated_flight import TIMES
 
 
-def sequence(row: int, *, step: int = 0, first_turn: int = 0) -> Drawn:
-    return Drawn(step=step, row=row, prompt_tokens=1, response_tokens=1, first_turn=first_turn)
+def sequence(row: int, *, step: int = 0, first_turn: int = 0) -> SimulatedSequence:
+    return SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=1, first_period=first_turn)
 
 
 def flight(
     *,
-    ended: Iterable[Drawn] = (),
-    live: Iterable[Drawn] = (),
-    waiting: Iterable[Drawn] = (),
+    ended: Iterable[SimulatedSequence] = (),
+    live: Iterable[SimulatedSequence] = (),
+    waiting: Iterable[SimulatedSequence] = (),
     turn: int = 0,
-) -> Flight[Drawn, SimulatedGroup, Drawn]:
+) -> Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence]:
     """In the middle of a turn."""
     group = SimulatedGroup(0, 8)
     group.live.extend(live)
-    found: Flight[Drawn, SimulatedGroup, Drawn] = Flight([group])
+    found: Flight[SimulatedSequence, SimulatedGroup, SimulatedSequence] = Flight([group])
     found.resume(turn, waiting, ended)
     return found
 
 
-def rows(delivered: Sequence[Drawn] | None) -> list[int] | None:
+def rows(delivered: Sequence[SimulatedSequence] | None) -> list[int] | None:
     return None if delivered is None else [one.row for one in delivered]
 
 
 def test_a_synchronous_turn_waits_for_everything() -> None:
-    assert Everything()(flight(ended=[sequence(0)], live=[sequence(1)])) is None
-    assert rows(Everything()(flight(ended=[sequence(1), sequence(0)]))) == [1, 0]
+    assert AllSequences()(flight(ended=[sequence(0)], live=[sequence(1)])) is None
+    assert rows(AllSequences()(flight(ended=[sequence(1), sequence(0)]))) == [1, 0]
 
 
 def test_a_turn_for_a_step_waits_for_no_later_step() -> None:
@@ -57,7 +57,7 @@ def test_a_prompt_that_waits_for_a_slot_holds_its_step_back() -> None:
 
 def test_what_is_delivered_leaves_the_flight_in_order_and_what_is_not_stays() -> None:
     found = flight(ended=[sequence(3, step=1), sequence(2), sequence(0)])
-    delivered = found.play((), WholeStep(0), learn=lambda _: (), advance=lambda _: 0)
+    delivered = found.run_period((), WholeStep(0), process_sampled=lambda _: (), step=lambda _: 0)
     assert (rows(delivered), rows(found.ended), found.turn) == ([0, 2], [3], 1)
 
 
@@ -97,16 +97,18 @@ def test_the_cost_model_ends_turns_in_the_rounds_in_which_a_flight_ends_them(ove
     draw = random.Random(f"{overlap} {num_slots}")
     lengths = [min(60, int(draw.paretovariate(0.7))) for _ in range((NUM_TURNS + 3) * NUM_ROWS)]
     batches = np.array(lengths).reshape(-1, NUM_ROWS)
-    played = play(tuple(Batch(rows, rows) for rows in batches), num_slots, NUM_TURNS, overlap)
+    played = simulate_periods(tuple(Batch(rows, rows) for rows in batches), num_slots, NUM_TURNS, overlap)
 
     arriving = (
-        Drawn(step=step, row=row, prompt_tokens=1, response_tokens=int(tokens))
+        SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=int(tokens))
         for step, rows in enumerate(batches)
         for row, tokens in enumerate(rows)
     )
     simulated, num_rounds = SimulatedFlight(num_slots, 1, TIMES), []
     for turn in range(NUM_TURNS):
         admitted = list(islice(arriving, NUM_ROWS if turn else overlap.in_flight(NUM_ROWS)))
-        simulated.play(admitted, FirstEnded(NUM_ROWS, overlap.max_deferral) if overlap.overcommit else WholeStep(turn))
+        simulated.run_period(
+            admitted, FirstEnded(NUM_ROWS, overlap.max_deferral) if overlap.overcommit else WholeStep(turn)
+        )
         num_rounds.append(simulated.num_rounds)
     assert played.bounds == [0, *accumulate(num_rounds)]

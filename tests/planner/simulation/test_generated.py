@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.generated import Alone, CarriedOver, Lengths, play_alone
+from meshwright.planner.simulation.generated import InFlightGeneration, Lengths, SynchronousGeneration, simulate_batch
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
@@ -18,28 +18,28 @@ from tests.seeds import seeds
 
 def test_a_response_takes_a_round_for_each_token_and_the_first_is_its_prefill() -> None:
     prompts, responses = np.array([10, 10]), np.array([3, 7])
-    assert play_alone(prompts, responses, 2, 1, TIMES).seconds == pytest.approx(6)
+    assert simulate_batch(prompts, responses, 2, 1, TIMES).seconds == pytest.approx(6)
     # One slot: 2 rounds of decoding after the first prefill, 6 after the second.
-    assert play_alone(prompts, responses, 1, 1, TIMES).seconds == pytest.approx(8)
+    assert simulate_batch(prompts, responses, 1, 1, TIMES).seconds == pytest.approx(8)
 
 
 def test_a_long_run_of_rounds_is_costed_at_each_context_it_passes() -> None:
     # A round takes 0 s up to 100 cached tokens and then a second more for each 100: 2 s at most, 1 s on average.
     bend = Grid(np.array([1.0, 2.0]), np.array([1.0, 100.0, 300.0]), np.array([[0.0, 0.0, 2.0]] * 2))
     times = RoundTimes(prefill=TIMES.prefill, round_=bend)
-    found = play_alone(np.array([1]), np.array([300]), 1, 1, times).seconds
+    found = simulate_batch(np.array([1]), np.array([300]), 1, 1, times).seconds
     assert found == pytest.approx(200, rel=0.02)
 
 
 def test_a_free_slot_is_refilled_by_the_next_prompt() -> None:
     # Slots are free at 2 and 5: the third response runs from 2 to 6. Nothing decodes only in the very first round.
-    assert play_alone(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES).seconds == pytest.approx(5)
+    assert simulate_batch(np.array([1, 1, 1]), np.array([2, 5, 4]), 2, 1, TIMES).seconds == pytest.approx(5)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8])
 def test_more_slots_never_take_longer(num_slots: int) -> None:
     prompts, responses = np.full(8, 4), np.array([3, 9, 1, 30, 2, 2, 14, 5])
-    fewer, more = (play_alone(prompts, responses, slots, 1, TIMES).seconds for slots in (num_slots, num_slots + 1))
+    fewer, more = (simulate_batch(prompts, responses, slots, 1, TIMES).seconds for slots in (num_slots, num_slots + 1))
     assert more <= fewer
 
 
@@ -52,12 +52,12 @@ def lengths_of(step: int) -> tuple[Lengths, Lengths]:
 def test_alone_every_step_delivers_its_own_sequences_on_every_replica(seed: int) -> None:
     plan = plan_of(seed, LengthSpec(max=128, fixed=128))
     layout, slots = plan.placement("actor_generate").layout, plan.placement("actor_generate").schedule.generation_slots
-    found = Alone(plan, lengths_of, TIMES, 2.0).of_step(5)
+    found = SynchronousGeneration(plan, lengths_of, TIMES, 2.0).of_step(5)
     prompts, responses = lengths_of(5)
     assert found.responses.tolist() == responses.tolist()
     assert found.tokens_by_staleness == {0: responses.sum()}
     shares = [(prompts[i :: layout.dp], responses[i :: layout.dp]) for i in range(layout.dp)]
-    assert found.seconds == tuple(2 * play_alone(*share, slots, layout.pp, TIMES).seconds for share in shares)
+    assert found.seconds == tuple(2 * simulate_batch(*share, slots, layout.pp, TIMES).seconds for share in shares)
     assert all(0 < live <= slots for live in found.live)
 
 
@@ -66,7 +66,7 @@ def test_every_sequence_is_delivered_once_and_none_is_made_up(overcommits: bool)
     """Of 12 steps: what was delivered is what was drawn but for what is still in flight, and a token has one age."""
     for plan in carrying_over(overcommits)[:2]:
         extra = plan.placement("actor_generate").schedule.overcommit
-        turns = CarriedOver(plan, lengths_of, TIMES, 1.0, lambda _, extra=extra: extra)
+        turns = InFlightGeneration(plan, lengths_of, TIMES, 1.0, lambda _, extra=extra: extra)
         found = [turns.of_step(step) for step in range(12)]
         assert all(len(step.responses) == 16 for step in found)
         assert all(sum(step.tokens_by_staleness.values()) == step.responses.sum() for step in found)
@@ -82,7 +82,7 @@ def test_uneven_replicas_deliver_every_sequence_once(how: dict[str, int]) -> Non
     facts = small_facts(ranks_per_node=3, memory_bytes=2**50).model_copy(update={"staleness": 1})
     schedule = Schedule(generation_slots=4, **how)  # type: ignore[arg-type]
     plan = plan_by_hand(facts, {GENERATE: Where("0:3", "dp3", schedule), "other": Where("0:3", "dp3")})
-    turns = CarriedOver(plan, lengths_of, TIMES, 1.0, lambda _: schedule.overcommit)
+    turns = InFlightGeneration(plan, lengths_of, TIMES, 1.0, lambda _: schedule.overcommit)
     found = [turns.of_step(step) for step in range(12)]
     assert all(len(step.responses) == 16 for step in found)
     drawn = sorted(length for step in range(15) for length in lengths_of(step)[1].tolist())
@@ -92,7 +92,7 @@ def test_uneven_replicas_deliver_every_sequence_once(how: dict[str, int]) -> Non
 
 def test_a_turn_is_played_once_whatever_is_asked_first() -> None:
     plan = carrying_over(overcommits=False)[0]
-    one, other = (CarriedOver(plan, lengths_of, TIMES, 1.0, lambda _: 0) for _ in range(2))
+    one, other = (InFlightGeneration(plan, lengths_of, TIMES, 1.0, lambda _: 0) for _ in range(2))
     late = one.of_step(4)
     assert one.of_step(4) is late
     assert [one.of_step(step).seconds for step in range(5)] == [other.of_step(step).seconds for step in range(5)]

@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
-from meshwright.cost_models.turn_cost import Overlap, Turns
+from meshwright.cost_models.turn_cost import Overlap, SteadyState
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.simulation.pace import Pace, planned_rounds
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
+from meshwright.planner.simulation.pace import Pacer, planned_rounds
 from meshwright.planner.simulation.sampled import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -32,7 +32,7 @@ def ahead(steps_ahead: int = 1, others: dict[str, Where] | None = None, **genera
         "other": Where("1:1"),
         **(others or {}),
     }
-    return plan_by_hand(facts, where, patterns(PPO_GRAPH, 2)[steps_ahead])
+    return plan_by_hand(facts, where, steps_ahead_patterns(PPO_GRAPH, 2)[steps_ahead])
 
 
 def test_a_turn_that_is_all_that_its_sequences_have_keeps_no_pace() -> None:
@@ -48,9 +48,9 @@ def test_a_single_replica_beside_which_nothing_runs_keeps_no_pace() -> None:
 def test_the_pace_of_replicas_that_wait_for_each_other_is_that_of_the_plans_turns() -> None:
     two = Where("0:2", "dp2", Schedule(generation_slots=16, batches_in_flight=2))
     plan = ahead(others={"actor_generate": two, "other": Where("2:1")})
-    rounds = Turns(plan.facts.workload).rounds(8, 16, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).rounds(8, 16, Overlap(batches_in_flight=2)).num_rounds
     assert planned_rounds(plan) == rounds
-    assert Pace(plan).least_rounds == int(rounds)
+    assert Pacer(plan).min_rounds == int(rounds)
 
 
 def test_the_pace_of_uneven_replicas_is_that_of_the_fullest() -> None:
@@ -59,7 +59,7 @@ def test_the_pace_of_uneven_replicas_is_that_of_the_fullest() -> None:
     cluster = facts.cluster.model_copy(update={"ranks_per_node": 5})
     five = Where("0:5", "dp5", Schedule(generation_slots=8, batches_in_flight=2))
     plan = plan_by_hand(facts.model_copy(update={"cluster": cluster}), {GENERATE: five, "other": Where("0:5", "dp5")})
-    rounds = Turns(plan.facts.workload).rounds(4, 8, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).rounds(4, 8, Overlap(batches_in_flight=2)).num_rounds
     assert planned_rounds(plan) == rounds
 
 
@@ -76,24 +76,26 @@ def test_a_single_replica_goes_on_for_a_fifth_more_than_it_would_wait_for_the_ot
     others = ("critic_value", "actor_logprob", "actor_train")
     spare = sum(seconds[stage] for stage in others) - seconds["reward_score"] - seconds["ref_logprob"]
     assert 0 < 1.2 * spare / seconds[GENERATE] < 1.5
-    rounds = Turns(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
+    rounds = SteadyState(plan.facts.workload).rounds(16, 32, Overlap(batches_in_flight=2)).num_rounds
     assert planned_rounds(plan) == pytest.approx(rounds * min(1.5, 1.2 * spare / seconds[GENERATE]))
 
 
 def test_a_single_replica_goes_on_for_half_as_many_rounds_again_at_most() -> None:
-    rounds = Turns((plan := ahead(batches_in_flight=2)).facts.workload).rounds(16, 32, Overlap(batches_in_flight=2))
+    rounds = SteadyState((plan := ahead(batches_in_flight=2)).facts.workload).rounds(
+        16, 32, Overlap(batches_in_flight=2)
+    )
     assert planned_rounds(plan) == pytest.approx(1.5 * rounds.num_rounds)
 
 
 def test_the_pace_follows_responses_that_are_shorter_than_planned_and_no_longer_ones() -> None:
-    pace = Pace(ahead(batches_in_flight=2))
-    planned = pace.least_rounds
+    pace = Pacer(ahead(batches_in_flight=2))
+    planned = pace.min_rounds
     for _ in range(100):
-        pace.delivered([10_000])
-    assert pace.least_rounds == planned
+        pace.record_delivered([10_000])
+    assert pace.min_rounds == planned
     for _ in range(200):
-        pace.delivered([1, 1])
-    assert pace.least_rounds <= planned / 32
+        pace.record_delivered([1, 1])
+    assert pace.min_rounds <= planned / 32
 
 
 def test_what_runs_beside_generation_waits_less_when_turns_are_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:

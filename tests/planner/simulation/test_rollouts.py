@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.simulation.rollouts import DrawnTurns, _Replica, draw_turns
-from meshwright.planner.simulation.sampled import Sampled, draw_lengths
+from meshwright.planner.simulation.rollouts import SampledRollout, _Replica, sample_rollouts
+from meshwright.planner.simulation.sampled import Sampled, sample_lengths
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
@@ -24,7 +24,7 @@ from tests.seeds import seeds
 KEEP, LEAVE = WhileWaiting.KEEP, WhileWaiting.LEAVE
 
 
-def played(slots: int, waiting: WhileWaiting, *rollouts: DrawnTurns) -> float:
+def played(slots: int, waiting: WhileWaiting, *rollouts: SampledRollout) -> float:
     """Rounds take a second each, and prefills no time."""
     return _Replica(TIMES, slots, 1, waiting).play(rollouts, 1)[0]
 
@@ -47,23 +47,23 @@ def workload(batch_size: int = 16, **changes: Any) -> Workload:
 
 @pytest.mark.parametrize("waiting", WhileWaiting)
 def test_a_lone_rollout_takes_its_rounds_and_its_waiting(waiting: WhileWaiting) -> None:
-    assert played(1, waiting, DrawnTurns(5, (4, 3), (2,), (10.0,))) == pytest.approx(4 + 10 + 3)
+    assert played(1, waiting, SampledRollout(5, (4, 3), (2,), (10.0,))) == pytest.approx(4 + 10 + 3)
 
 
 def test_who_keeps_its_slot_holds_up_who_waits_for_one() -> None:
-    rollouts = DrawnTurns(5, (4, 3), (2,), (10.0,)), DrawnTurns(5, (6,), (), ())
+    rollouts = SampledRollout(5, (4, 3), (2,), (10.0,)), SampledRollout(5, (6,), (), ())
     assert played(1, KEEP, *rollouts) == pytest.approx(4 + 10 + 3 + 6)
     assert played(1, LEAVE, *rollouts) == pytest.approx(4 + 10 + 3)
 
 
 def test_others_draw_while_one_waits() -> None:
-    rollouts = DrawnTurns(5, (4, 3), (2,), (10.0,)), DrawnTurns(5, (20,), (), ())
+    rollouts = SampledRollout(5, (4, 3), (2,), (10.0,)), SampledRollout(5, (20,), (), ())
     assert played(2, KEEP, *rollouts) == pytest.approx(20)
 
 
 def test_a_rollout_ends_in_the_turn_in_which_it_reaches_its_most_tokens() -> None:
-    (rollout,) = draw_turns(workload(max_tokens=50), np.array([5]), np.random.default_rng(0))
-    assert rollout == DrawnTurns(5, (30, 12), (8,), (0.0,))
+    (rollout,) = sample_rollouts(workload(max_tokens=50), np.array([5]), np.random.default_rng(0))
+    assert rollout == SampledRollout(5, (30, 12), (8,), (0.0,))
     assert rollout.num_tokens == 50
 
 
@@ -79,7 +79,7 @@ def test_equal_rollouts_give_the_planned_seconds_back(seed: int) -> None:
 
 
 def test_what_is_drawn_has_the_lengths_that_ranks_hand_on() -> None:
-    prompts, responses = draw_lengths(workload(number={"max": 3, "histogram": ((1, 1), (3, 1))}), seed=1, step=0)
+    prompts, responses = sample_lengths(workload(number={"max": 3, "histogram": ((1, 1), (3, 1))}), seed=1, step=0)
     assert len(prompts) == len(responses) == 16
     assert set(responses.tolist()) == {30, 3 * 30 + 2 * 8}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.calls import Choice, call_of
+from meshwright.planner.plan.calls import Choice, query_for_choice
 from meshwright.planner.simulation.round_times import Grid, round_times
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -26,7 +26,7 @@ def test_a_grid_is_linear_between_its_points_and_constant_beyond() -> None:
 def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(layout: Layout) -> None:
     """Four rows of 40 tokens on each replica that draw 9: a prefill, and eight rounds with 40 to 48 tokens cached."""
     facts, stage = small_facts(), PPO_GRAPH.by_name["actor_generate"]
-    call = call_of(facts, stage, Choice(layout, Schedule(generation_slots=4)), deferral=0)
+    call = query_for_choice(facts, stage, Choice(layout, Schedule(generation_slots=4)), deferral=0)
     times = round_times(facts, call, model_of)
     prompt, response = (LengthSpec(max=tokens, fixed=tokens) for tokens in (40, 9))
     asked = facts.model_copy(update={"workload": Workload(batch_size=4 * layout.dp, prompt=prompt, response=response)})
@@ -37,7 +37,9 @@ def test_a_prefill_and_its_rounds_add_up_to_what_the_model_says_of_equal_rows(la
 
 def test_more_rows_and_more_cached_tokens_never_take_less() -> None:
     facts, choice = small_facts(), Choice(Layout(), Schedule(generation_slots=8))
-    times = round_times(facts, call_of(facts, PPO_GRAPH.by_name["actor_generate"], choice, deferral=0), model_of)
+    times = round_times(
+        facts, query_for_choice(facts, PPO_GRAPH.by_name["actor_generate"], choice, deferral=0), model_of
+    )
     for grid in (times.prefill, times.round_):
         assert grid.rows.tolist() == [1, 2, 4, 8, 16]
         assert (np.diff(grid.seconds, axis=0) >= 0).all()

@@ -8,13 +8,13 @@ import statistics
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.steps_ahead import patterns
-from meshwright.planner.simulation.sampled import Sampled, draw_lengths, work_of_replicas
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
+from meshwright.planner.simulation.sampled import Sampled, sample_lengths, work_of_replicas
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.packing import ReplicaDeal, work_of_rows
-from meshwright.profiles.trace import LIVE
+from meshwright.profiles.packing import ReplicaAssignment, row_work
+from meshwright.profiles.trace import NUM_LIVE
 from tests.planner.drawn import carrying_over, model_of, plan_of
 from tests.planner.jobs import model_spec, small_facts
 from tests.planner.plans import random_plan
@@ -64,23 +64,23 @@ def test_the_mean_of_many_drawn_steps_is_near_the_plan() -> None:
 
 def test_replicas_have_the_work_that_they_are_dealt_in_a_run() -> None:
     lengths = np.random.default_rng(0).integers(1, 4000, 64)
-    work = np.array(work_of_rows(SPEC, lengths.tolist()))
+    work = np.array(row_work(SPEC, lengths.tolist()))
     for deal in (
-        ReplicaDeal(SPEC, (4,)),
-        ReplicaDeal(SPEC, (3,), any_number=True),
-        ReplicaDeal(SPEC, (1, 2), (16, 48)),
+        ReplicaAssignment(SPEC, (4,)),
+        ReplicaAssignment(SPEC, (3,), any_number=True),
+        ReplicaAssignment(SPEC, (1, 2), (16, 48)),
     ):
-        expected = [work[list(rows)].sum() for rows in deal.of(lengths.tolist())]
+        expected = [work[list(rows)].sum() for rows in deal.assign(lengths.tolist())]
         assert work_of_replicas(lengths, deal).tolist() == expected
 
 
 def test_replicas_share_the_work_of_many_rows_as_evenly_as_the_longest_allows() -> None:
     lengths = np.random.default_rng(0).integers(1, 4000, 4096)
-    found, total = work_of_replicas(lengths, ReplicaDeal(SPEC, (16,))), sum(work_of_rows(SPEC, lengths.tolist()))
+    found, total = work_of_replicas(lengths, ReplicaAssignment(SPEC, (16,))), sum(row_work(SPEC, lengths.tolist()))
     assert found.tolist() == pytest.approx([total / 16] * 16)
     lengths[7] = 10**7
-    found = work_of_replicas(lengths, ReplicaDeal(SPEC, (16,)))
-    (longest,) = work_of_rows(SPEC, [10**7])
+    found = work_of_replicas(lengths, ReplicaAssignment(SPEC, (16,)))
+    (longest,) = row_work(SPEC, [10**7])
     assert found[0] == longest
     assert found[1:].tolist() == pytest.approx([(found.sum() - longest) / 15] * 15)
 
@@ -98,7 +98,7 @@ def test_equal_lengths_keep_every_slot_live_that_the_rows_fill(seed: int) -> Non
 def test_a_timeline_of_drawn_steps_counts_live_sequences_on_the_ranks_that_generate() -> None:
     plan = plan_of(3, LengthSpec(max=128, median=30, p99=120))
     spans = simulate(plan, Sampled(plan, model_of, seed=0), steps=2, traced=True).spans
-    told = {(span.instruction, span.rank): span.facts[LIVE] for span in spans if LIVE in span.facts}
+    told = {(span.instruction, span.rank): span.facts[NUM_LIVE] for span in spans if NUM_LIVE in span.facts}
     assert sorted(told) == [("actor_generate", rank) for rank in plan.pool_of("actor_generate").ranks]
     assert all(0 < live <= plan.placement("actor_generate").schedule.generation_slots for live in told.values())
 
@@ -129,9 +129,9 @@ def test_a_step_has_the_sequences_that_were_delivered() -> None:
     """Its scoring takes time for those, which are not the ones whose prompts it brought."""
     plan = carrying_over(overcommits=True)[0]
     tokens = [Sampled(plan, model_of, seed=1).of_step(step).num_tokens for step in range(10)]
-    brought = [draw_lengths(plan.facts.workload, seed=1, step=step)[1].sum() for step in range(10)]
+    brought = [sample_lengths(plan.facts.workload, seed=1, step=step)[1].sum() for step in range(10)]
     assert tokens != brought
-    assert sum(tokens) <= sum(brought) + draw_lengths(plan.facts.workload, seed=1, step=10)[1].sum()
+    assert sum(tokens) <= sum(brought) + sample_lengths(plan.facts.workload, seed=1, step=10)[1].sum()
 
 
 def test_a_run_that_carries_sequences_over_is_the_same_in_whatever_order_it_is_asked_for() -> None:
@@ -142,7 +142,7 @@ def test_a_run_that_carries_sequences_over_is_the_same_in_whatever_order_it_is_a
 
 
 def test_simulated_staleness_is_that_of_the_steps_ahead_where_nothing_is_carried_over() -> None:
-    for ahead, staleness in zip(patterns(PPO_GRAPH, 2), (0, 1, 2), strict=True):
+    for ahead, staleness in zip(steps_ahead_patterns(PPO_GRAPH, 2), (0, 1, 2), strict=True):
         facts = small_facts(memory_bytes=2**50)
         plan = random_plan(3, facts, model_of(facts), ahead)
         drawn = simulate(plan, Sampled(plan, model_of, seed=0), steps=4)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.flight import Delivery, FirstEnded, Flight, WholeStep
-from meshwright.planner.simulation.generated import play_alone
+from meshwright.planner.simulation.flight import DeliveryRule, FirstEnded, Flight, WholeStep
+from meshwright.planner.simulation.generated import simulate_batch
 from meshwright.planner.simulation.round_times import Grid, RoundTimes
-from meshwright.planner.simulation.simulated_flight import Drawn, SimulatedFlight, Turn
-from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt, Response
+from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
+from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt, Response
 
 _AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
 TIMES = RoundTimes(
@@ -24,18 +24,18 @@ TIMES = RoundTimes(
 ROWS, DEFERRAL = 8, 3
 
 
-def batch(seed: int, step: int) -> list[Drawn]:
+def batch(seed: int, step: int) -> list[SimulatedSequence]:
     """Long-tailed responses."""
     draw = random.Random(f"{seed} {step}")
     return [
-        Drawn(
+        SimulatedSequence(
             step=step, row=row, prompt_tokens=draw.randint(1, 9), response_tokens=min(90, int(draw.paretovariate(0.7)))
         )
         for row in range(ROWS)
     ]
 
 
-def admissions(seed: int, ahead: int, num_turns: int) -> Iterator[list[Drawn]]:
+def admissions(seed: int, ahead: int, num_turns: int) -> Iterator[list[SimulatedSequence]]:
     """The new prompts of each turn, when `ahead` are in flight beyond a batch."""
     arriving = itertools.chain.from_iterable(batch(seed, step) for step in itertools.count())
     yield list(itertools.islice(arriving, ROWS + ahead))
@@ -52,10 +52,10 @@ def play(
     extra: int = 0,
     least_rounds: int = 0,
     num_turns: int,
-) -> list[Turn]:
+) -> list[PeriodResult]:
     flight = SimulatedFlight(num_slots, num_stages, TIMES)
     return [
-        flight.play(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step), least_rounds)
+        flight.run_period(admitted, FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step), least_rounds)
         for step, admitted in enumerate(admissions(seed, extra or (batches - 1) * ROWS, num_turns))
     ]
 
@@ -64,12 +64,12 @@ class RuntimesFlight:
     """The runtime's slots in a flight, with tokens that nothing has computed: its generator's turn."""
 
     def __init__(self, num_slots: int, num_stages: int) -> None:
-        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.cut(num_slots, num_stages))
+        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, num_stages))
         self._drawn: set[int] = set()
 
-    def turn(self, admitted: Sequence[Prompt], delivery: Delivery, least_rounds: int) -> tuple[Response, ...]:
-        return self._flight.play(
-            admitted, delivery, learn=self._learn, advance=self._advance, least_rounds=least_rounds
+    def turn(self, admitted: Sequence[Prompt], delivery: DeliveryRule, least_rounds: int) -> tuple[Response, ...]:
+        return self._flight.run_period(
+            admitted, delivery, process_sampled=self._learn, step=self._advance, min_rounds=least_rounds
         )
 
     def _learn(self, group: LiveGroup) -> list[Response]:
@@ -83,7 +83,7 @@ class RuntimesFlight:
     def _advance(self, group: LiveGroup) -> int:
         num_admitted, waiting = 0, self._flight.waiting
         while waiting and not group.is_full:
-            group.seat(Partial(prompt=waiting.popleft(), first_turn=self._flight.turn))
+            group.add(PartialResponse(prompt=waiting.popleft(), first_period=self._flight.turn))
             num_admitted += 1
         if group.live:
             self._drawn.add(group.first_slot)
@@ -92,12 +92,12 @@ class RuntimesFlight:
 
 def _by_length(group: LiveGroup) -> dict[int, Finish]:
     records, rows = group.records, group.rows
-    return dict.fromkeys(np.flatnonzero(records.num_drawn[rows] == records.most[rows]).tolist(), Finish.LENGTH)
+    return dict.fromkeys(np.flatnonzero(records.num_sampled[rows] == records.max_tokens[rows]).tolist(), Finish.LENGTH)
 
 
-def prompt_of(one: Drawn) -> Prompt:
+def prompt_of(one: SimulatedSequence) -> Prompt:
     tokens = (0,) * one.prompt_tokens
-    return Prompt(row=one.row, draw=0, tokens=tokens, step=one.step, max_response=one.response_tokens)
+    return Prompt(row=one.row, sample_id=0, tokens=tokens, step=one.step, max_response=one.response_tokens)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
@@ -113,7 +113,7 @@ def test_it_delivers_what_the_runtime_delivers_token_by_token(
         delivery = FirstEnded(ROWS, DEFERRAL) if extra else WholeStep(step)
         responses = theirs.turn([prompt_of(one) for one in admitted], delivery, least_rounds)
         assert [(one.step, one.row) for one in ours[step].delivered] == [(r.step, r.row) for r in responses]
-        assert [one.tokens_by_turn() for one in ours[step].delivered] == [Counter(r.versions) for r in responses]
+        assert [one.tokens_by_period() for one in ours[step].delivered] == [Counter(r.versions) for r in responses]
 
 
 @pytest.mark.parametrize("least_rounds", [0, 20])
@@ -133,38 +133,43 @@ def test_over_many_turns_no_sequence_is_lost_delivered_twice_or_starves(
     assert min(step for step, _ in missing) >= 500 - DEFERRAL - -(-ahead // ROWS)
     for number, turn in enumerate(played):
         for one in turn.delivered:
-            assert number - one.first_turn <= (DEFERRAL if extra else batches - 1)
-            assert sum(one.tokens_by_turn().values()) == one.response_tokens
+            assert number - one.first_period <= (DEFERRAL if extra else batches - 1)
+            assert sum(one.tokens_by_period().values()) == one.response_tokens
 
 
 def test_a_batch_alone_takes_what_it_takes_without_carrying_over() -> None:
     for step in range(10):
         alone = batch(3, step)
-        turn = SimulatedFlight(5, 1, TIMES).play(alone, WholeStep(step))
+        turn = SimulatedFlight(5, 1, TIMES).run_period(alone, WholeStep(step))
         prompts, responses = (
             np.array([getattr(one, name) for one in alone]) for name in ("prompt_tokens", "response_tokens")
         )
-        expected = play_alone(prompts, responses, 5, 1, TIMES)
+        expected = simulate_batch(prompts, responses, 5, 1, TIMES)
         assert turn.seconds == pytest.approx(expected.seconds)
         assert turn.live == pytest.approx(expected.live)
-        assert turn.held.most == expected.held.most
+        assert turn.held.peak == expected.held.peak
         assert turn.held.mean == pytest.approx(expected.held.mean, rel=0.01)
 
 
 def test_live_sequences_are_counted_over_the_rounds_of_a_turn() -> None:
     # Rounds 1-2 have two sequences, rounds 3-6 the longer one.
-    both = [Drawn(step=0, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((2, 6))]
-    assert SimulatedFlight(2, 1, TIMES).play(both, WholeStep(0)).live == pytest.approx(8 / 6)
+    both = [
+        SimulatedSequence(step=0, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((2, 6))
+    ]
+    assert SimulatedFlight(2, 1, TIMES).run_period(both, WholeStep(0)).live == pytest.approx(8 / 6)
 
 
 def test_what_is_under_way_makes_the_next_turn_shorter() -> None:
     # One response of 9 tokens in each batch of two: in its own turn it has 8 to go when the short one has ended.
-    def batches(step: int) -> list[Drawn]:
-        return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=tokens) for row, tokens in enumerate((1, 9))]
+    def batches(step: int) -> list[SimulatedSequence]:
+        return [
+            SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=tokens)
+            for row, tokens in enumerate((1, 9))
+        ]
 
     flight = SimulatedFlight(4, 1, TIMES)
-    lone = flight.play([*batches(0), *batches(1)], WholeStep(0))
-    following = flight.play(batches(2), WholeStep(1))
+    lone = flight.run_period([*batches(0), *batches(1)], WholeStep(0))
+    following = flight.run_period(batches(2), WholeStep(1))
     assert following.seconds == 0
     assert {one.step for one in following.delivered} == {1}
     assert lone.seconds > 0
@@ -177,17 +182,17 @@ def test_responses_that_begin_together_end_in_every_second_turn_unless_turns_kee
 ) -> None:
     flight, length = SimulatedFlight(2 * ROWS, num_stages, TIMES), 24
 
-    def batch_of(step: int) -> list[Drawn]:
-        return [Drawn(step=step, row=row, prompt_tokens=1, response_tokens=length) for row in range(ROWS)]
+    def batch_of(step: int) -> list[SimulatedSequence]:
+        return [SimulatedSequence(step=step, row=row, prompt_tokens=1, response_tokens=length) for row in range(ROWS)]
 
     rounds = []
     for step in range(10):
-        flight.play([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], WholeStep(step), least_rounds)
+        flight.run_period([*(batch_of(0) if step == 0 else ()), *batch_of(step + 1)], WholeStep(step), least_rounds)
         rounds.append(flight.num_rounds)
     assert rounds == ([24] + [12] * 9 if least_rounds else [24, 0] * 5)
 
 
 def test_a_turn_goes_on_for_its_pace_only_while_something_is_left_to_draw() -> None:
     flight = SimulatedFlight(8, 1, TIMES)
-    flight.play([Drawn(step=0, row=0, prompt_tokens=1, response_tokens=3)], WholeStep(0), 90)
+    flight.run_period([SimulatedSequence(step=0, row=0, prompt_tokens=1, response_tokens=3)], WholeStep(0), 90)
     assert flight.num_rounds == 3

@@ -27,7 +27,7 @@ class Letters(SlotGroup[str]):
 def test_slots_are_cut_into_contiguous_groups_none_of_which_is_empty(
     num_slots: int, num_stages: int, sizes: list[int]
 ) -> None:
-    groups = Letters.cut(num_slots, num_stages)
+    groups = Letters.split(num_slots, num_stages)
     assert [group.num_slots for group in groups] == sizes
     assert [group.first_slot for group in groups] == [sum(sizes[:index]) for index in range(len(sizes))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.alike import alike
+from meshwright.planner.solver.alike import merge_layouts
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds
@@ -17,7 +17,7 @@ def layouts_of(problem: Problem) -> list[set[str]]:
 
 def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copies_are_about_as_large() -> None:
     def option(layout: str, copy: int) -> Option:
-        return Option(place=Place(0, 1, layout), ticks=1, resident_blocks=copy + 1, shared_blocks=copy)
+        return Option(place=Place(0, 1, layout), ticks=1, resident_units=copy + 1, shared_units=copy)
 
     move = Transfer(
         name="a to b",
@@ -29,28 +29,30 @@ def test_layouts_are_one_when_their_transfers_last_about_as_long_and_their_copie
     calls = tuple(CallOptions(name, (option("P", 4), option("Q", 6))) for name in "ab")
     runs = (CallRun(name="a", call="a"), CallRun(name="b", call="b"))
     problem = Problem(
-        num_ranks=2, device_blocks=20, calls=calls, tasks=(*runs, move), copies=(("a", "b"),), anywhere=True
+        num_ranks=2, device_units=20, calls=calls, tasks=(*runs, move), sharing_groups=(("a", "b"),), anywhere=True
     )
-    merged = alike(problem, ticks=10, blocks=4).problem
+    merged = merge_layouts(problem, ticks=10, units=4).problem
     assert layouts_of(merged) == [{"P"}, {"P"}]
-    assert [(o.resident_blocks, o.shared_blocks) for o in merged.calls[0].options] == [(5, 4), (5, 4)]
+    assert [(o.resident_units, o.shared_units) for o in merged.calls[0].options] == [(5, 4), (5, 4)]
     assert [task.ticks for task in merged.tasks if isinstance(task, Transfer)] == [{("P", "P", 0): 12}]
     for ticks, blocks in ((10, 5), (5, 4)):
-        assert layouts_of(alike(problem, ticks=ticks, blocks=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
+        assert layouts_of(merge_layouts(problem, ticks=ticks, units=blocks).problem) == [{"P", "Q"}, {"P", "Q"}]
 
 
 @seeds(2, all=8)
 @pytest.mark.parametrize(("ticks", "blocks"), [(1, 1), (2, 4), (100, 100)])
 def test_every_answer_has_one_that_is_no_longer(seed: int, ticks: int, blocks: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=3, num_options=3)
-    best, fewer = (best_makespan(everywhere(p)) for p in (problem, alike(problem, ticks=ticks, blocks=blocks).problem))
+    best, fewer = (
+        best_makespan(everywhere(p)) for p in (problem, merge_layouts(problem, ticks=ticks, units=blocks).problem)
+    )
     assert best is None or (fewer is not None and fewer <= best)
 
 
 @seeds(2, all=6)
 def test_every_layout_has_one_that_stands_for_it_and_for_itself(seed: int) -> None:
     problem = random_blocks(seed, num_ranks=4, num_calls=4, num_options=3)
-    found = alike(problem, ticks=100, blocks=100)
+    found = merge_layouts(problem, ticks=100, units=100)
     for call, fewer in zip(problem.calls, found.problem.calls, strict=True):
         assert {found.place(call.name, o.place) for o in call.options} == {o.place for o in fewer.options}
         assert all(found.place(call.name, o.place) == o.place for o in fewer.options)

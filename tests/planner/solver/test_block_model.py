@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver.block_model import block_makespan_model, block_memory_model
-from meshwright.planner.solver.place_model import run
+from meshwright.planner.solver.block_model import rank_range_makespan_model, rank_range_memory_model
+from meshwright.planner.solver.place_model import run_cp_sat
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import everywhere, random_blocks
@@ -23,26 +23,28 @@ def asked(seed: int) -> Problem:
 @seeds(4, all=12)
 def test_the_shortest_answer_is_the_best_on_every_block_and_none_is_within_less(seed: int) -> None:
     best = best_makespan(everywhere(asked(seed)))
-    model, _, times = block_makespan_model(asked(seed), asked(seed).horizon)
+    model, _, times = rank_range_makespan_model(asked(seed), asked(seed).horizon)
     model.minimize(times.makespan)
-    solved = run(model, Limits())
+    solved = run_cp_sat(model, Limits())
     assert solved.is_found == (best is not None)
     if best is not None:
         assert solved.solver.value(times.makespan) == best
-        model, _, _ = block_makespan_model(asked(seed), best - 1)
-        assert not run(model, Limits()).is_found
+        model, _, _ = rank_range_makespan_model(asked(seed), best - 1)
+        assert not run_cp_sat(model, Limits()).is_found
 
 
 @seeds(4, all=12)
 def test_the_least_device_is_that_on_every_block(seed: int) -> None:
-    model, _, device = block_memory_model(asked(seed))
-    solved = run(model, Limits())
+    model, _, device = rank_range_memory_model(asked(seed))
+    solved = run_cp_sat(model, Limits())
     assert solved.solver.value(device) == least_memory_by_brute_force(everywhere(asked(seed)))
 
 
 @pytest.mark.parametrize("num_ranks", [4, 64])
 def test_the_size_of_the_program_does_not_depend_on_how_many_ranks_there_are(num_ranks: int) -> None:
     problem = asked(3)
-    model, wider = (block_makespan_model(p, p.horizon)[0] for p in (problem, replace(problem, num_ranks=num_ranks)))
+    model, wider = (
+        rank_range_makespan_model(p, p.horizon)[0] for p in (problem, replace(problem, num_ranks=num_ranks))
+    )
     assert len(wider.proto.variables) == len(model.proto.variables)
     assert len(wider.proto.constraints) == len(model.proto.constraints)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver import block_search, coarse
-from meshwright.planner.solver.alike import Alike
+from meshwright.planner.solver.alike import MergedLayouts
 from meshwright.planner.solver.block_search import search
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from meshwright.planner.solver.result import Effort, Limits
@@ -45,10 +45,10 @@ def test_rounds_of_the_search_keep_what_was_asked(seed: int, gap: float) -> None
     asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
     best = best_makespan(everywhere(asked))
     if best is None:
-        assert search(asked, Limits(gap=gap, most=10**6), silence).status == "beaten"
+        assert search(asked, Limits(gap=gap, max_makespan=10**6), silence).status == "beaten"
         return
     for most in (best - 1, best, 2 * best):
-        result = search(asked, Limits(gap=gap, most=most), silence)
+        result = search(asked, Limits(gap=gap, max_makespan=most), silence)
         if result.objective is None:
             assert (result.status, result.bound) == ("beaten", most + 1)
             assert best > most
@@ -103,9 +103,9 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
     """As it does where there are many options, which no problem has that can be tried one by one."""
     merged = []
 
-    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> Alike:
-        found = coarse.coarsened(problem, parts=parts, ticks=ticks, apart=apart)
-        merged.append(any(layout != other for (_, layout), other in found.stands_for.items()))
+    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> MergedLayouts:
+        found = coarse.coarsened(problem, parts=parts, ticks=ticks, merge_ticks=apart)
+        merged.append(any(layout != other for (_, layout), other in found.representative.items()))
         return found
 
     monkeypatch.setattr(block_search, "_MANY_OPTIONS", 0)
@@ -123,17 +123,17 @@ def taking_turns_on_two_ranks(**layouts: tuple[int, int]) -> Problem:
     """Four calls of one rank each; the last has several layouts, each of some ticks and blocks, of which others may
     share the copy. With 530 ticks it all takes 1,030."""
     fixed = {"a": 530, "b": 500, "c": 440}
-    calls = [CallOptions(n, (Option(place=Place(0, 1, n), ticks=t, resident_blocks=5),)) for n, t in fixed.items()]
+    calls = [CallOptions(n, (Option(place=Place(0, 1, n), ticks=t, resident_units=5),)) for n, t in fixed.items()]
     last = (
-        Option(place=Place(0, 1, layout), ticks=ticks, resident_blocks=blocks, shared_blocks=blocks)
+        Option(place=Place(0, 1, layout), ticks=ticks, resident_units=blocks, shared_units=blocks)
         for layout, (ticks, blocks) in layouts.items()
     )
     return Problem(
         num_ranks=2,
-        device_blocks=64,
+        device_units=64,
         calls=(*calls, CallOptions("d", tuple(last))),
         tasks=tuple(CallRun(name=name, call=name) for name in (*fixed, "d")),
-        copies=(("a", "d"),),
+        sharing_groups=(("a", "d"),),
         anywhere=True,
     )
 
@@ -144,6 +144,8 @@ def test_an_answer_just_beyond_an_aim_ends_the_search(monkeypatch: pytest.Monkey
     monkeypatch.setattr(block_search, "_MANY_OPTIONS", 0)
     monkeypatch.setattr(block_search, "_MEMORY_PARTS", 2)
     effort = Effort()
-    result = search(taking_turns_on_two_ranks(P=(530, 60), Q=(620, 10)), Limits(gap=0.05, most=2000), silence, effort)
+    result = search(
+        taking_turns_on_two_ranks(P=(530, 60), Q=(620, 10)), Limits(gap=0.05, max_makespan=2000), silence, effort
+    )
     assert (result.objective, result.bound) == (1060, 1030)
     assert effort.num_models == 3, "one for the bound, one for the layouts that it has, one for all"

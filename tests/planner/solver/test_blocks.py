@@ -8,7 +8,7 @@ from itertools import permutations, product
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.blocks import add_blocks, first_ranks
+from meshwright.planner.solver.blocks import add_rank_ranges, first_ranks
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
 
 NAMES = ("a", "b", "c")
@@ -20,7 +20,7 @@ def problem() -> Problem:
     options = tuple(Option(place=Place(0, size, "P"), ticks=1) for size in (1, 2, 4))
     return Problem(
         num_ranks=NUM_RANKS,
-        device_blocks=1,
+        device_units=1,
         calls=tuple(CallOptions(name, options) for name in NAMES),
         tasks=tuple(CallRun(name=name, call=name) for name in NAMES),
         anywhere=True,
@@ -42,7 +42,7 @@ def admitted(sizes: Mapping[str, int]) -> set[tuple[bool, ...]]:
     def is_admitted(inside: tuple[bool, ...]) -> bool:
         model = cp_model.CpModel()
         size = {name: model.new_constant(sizes[name]) for name in NAMES}
-        blocks = add_blocks(model, problem(), size)
+        blocks = add_rank_ranges(model, problem(), size)
         for pair, value in zip(PAIRS, inside, strict=True):
             model.add(blocks.inside[pair] == value)
         return cp_model.CpSolver().solve(model) == cp_model.OPTIMAL

@@ -58,11 +58,11 @@ def caches(num_ranks: int) -> Problem:
     """Of 10 blocks `a` fills 9 and takes 1 tick, or 4 and takes 6; `b` takes 1 tick with 5 blocks, or 8 with 1."""
 
     def option(ticks: int, blocks: int, ranks: int = num_ranks) -> Option:
-        return Option(place=Place(0, ranks, "P"), ticks=ticks, resident_blocks=blocks)
+        return Option(place=Place(0, ranks, "P"), ticks=ticks, resident_units=blocks)
 
     return Problem(
         num_ranks=2,
-        device_blocks=10,
+        device_units=10,
         calls=(CallOptions("a", (option(1, 9, 2), option(6, 4, 2))), CallOptions("b", (option(1, 5), option(8, 1)))),
         tasks=tuple(CallRun(name=name, call=name) for name in "ab"),
         anywhere=True,

@@ -6,7 +6,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from meshwright.planner.solver.coarse_steps import Steps
-from meshwright.planner.solver.place_model import run
+from meshwright.planner.solver.place_model import run_cp_sat
 from meshwright.planner.solver.result import Limits
 
 
@@ -24,7 +24,7 @@ def test_what_is_proven_is_never_above_the_shortest_and_at_most_a_step_below(lea
     model = cp_model.CpModel()
     makespan = model.new_int_var(least, 100, "makespan")
     steps.minimise(model, makespan)
-    solved = run(model, Limits())
+    solved = run_cp_sat(model, Limits())
     assert solved.is_found
     assert solved.solver.value(makespan) <= 30
     assert steps.proven(solved) <= least < steps.proven(solved) + steps.step
@@ -34,4 +34,4 @@ def test_nothing_within_the_target_proves_that_all_is_beyond_it() -> None:
     steps = Steps.between(10, 30, 4)
     model = cp_model.CpModel()
     steps.minimise(model, model.new_int_var(31, 100, "makespan"))
-    assert steps.proven(run(model, Limits())) == 31
+    assert steps.proven(run_cp_sat(model, Limits())) == 31

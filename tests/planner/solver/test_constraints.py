@@ -58,7 +58,7 @@ def test_the_shortest_schedule_of_a_choice_is_that_of_all_orders(seed: int) -> N
     model.minimize(x.times.makespan)
     solver = solved(model)
     assert solver is not None
-    roomy = replace(only(problem, picks), device_blocks=10**6)
+    roomy = replace(only(problem, picks), device_units=10**6)
     assert solver.objective_value == best_makespan(roomy)
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import Greedy
-from meshwright.planner.solver.problem import Problem, ends_of
+from meshwright.planner.solver.problem import Problem, earliest_ends
 from tests.planner.problems import every_choice, only, random_problem
 from tests.seeds import seeds
 
@@ -33,10 +33,10 @@ def test_a_score_is_the_makespan_of_its_schedule_and_never_below_the_best(seed: 
     greedy = Greedy(problem)
     for picks in list(every_choice(problem))[::9]:
         options = dict(zip((call.name for call in problem.calls), greedy.picked(picks), strict=True))
-        score, starts = greedy.score(picks), greedy.turn(picks).starts
+        score, starts = greedy.score(picks), greedy.timed_period(picks).starts
         position = {name: index for index, name in enumerate(problem.order)}
         order = sorted(starts, key=lambda name: (starts[name], position[name]))
-        ends = ends_of(problem, options, order)
+        ends = earliest_ends(problem, options, order)
         assert {
             name: end - problem.duration(task, options)
             for name, end in ends.items()
@@ -54,8 +54,8 @@ def test_what_is_above_the_device_is_counted_over_all_atoms(seed: int) -> None:
     greedy = Greedy(problem)
     for picks in list(every_choice(problem))[::9]:
         options = dict(zip((call.name for call in problem.calls), greedy.picked(picks), strict=True))
-        above = [max(0, blocks - problem.device_blocks) for blocks in problem.memory(options)]
-        assert greedy.score(picks).excess_blocks == sum(above)
+        above = [max(0, blocks - problem.device_units) for blocks in problem.memory(options)]
+        assert greedy.score(picks).excess_units == sum(above)
 
 
 def test_options_and_their_indices_are_the_same_choice() -> None:

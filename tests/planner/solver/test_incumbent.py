@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.solver.greedy import Greedy
 from meshwright.planner.solver.incumbent import Incumbent
-from meshwright.planner.solver.problem import Problem, ends_of
+from meshwright.planner.solver.problem import Problem, earliest_ends
 from meshwright.planner.solver.result import Limits, picked_options
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
@@ -15,7 +15,7 @@ from tests.seeds import seeds
 
 def roomy(seed: int) -> Problem:
     """Whatever is picked fits."""
-    return replace(random_problem(seed, num_ranks=4, num_calls=4, num_options=3), device_blocks=1000)
+    return replace(random_problem(seed, num_ranks=4, num_calls=4, num_options=3), device_units=1000)
 
 
 def begun(seed: int) -> tuple[Incumbent, list[int]]:
@@ -35,7 +35,7 @@ def test_the_first_descents_find_a_schedule_that_lasts_as_long_as_they_say(seed:
     assert result.answer is not None
     starts, position = result.answer.starts, {name: i for i, name in enumerate(incumbent.problem.order)}
     order = sorted(starts, key=lambda name: (starts[name], position[name]))
-    ends = ends_of(incumbent.problem, picked_options(incumbent.problem, result.answer), order)
+    ends = earliest_ends(incumbent.problem, picked_options(incumbent.problem, result.answer), order)
     assert max(ends.values()) == result.objective
     best = best_makespan(incumbent.problem)
     assert best is not None

@@ -7,7 +7,7 @@ from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver.place_model import makespan_model, memory_model, run
+from meshwright.planner.solver.place_model import fixed_ranks_makespan_model, fixed_ranks_memory_model, run_cp_sat
 from meshwright.planner.solver.problem import MAX_SUM, Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import random_problem
@@ -20,8 +20,8 @@ def asked(seed: int) -> Problem:
 
 @seeds(4, all=12)
 def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
-    model, x = makespan_model(asked(seed))
-    solved = run(model, Limits())
+    model, x = fixed_ranks_makespan_model(asked(seed))
+    solved = run_cp_sat(model, Limits())
     best = best_makespan(asked(seed))
     assert solved.is_proven
     assert solved.is_found == (best is not None)
@@ -30,16 +30,16 @@ def test_the_least_makespan_is_what_brute_force_finds(seed: int) -> None:
 
 @seeds(4, all=12)
 def test_the_least_device_is_what_brute_force_finds(seed: int) -> None:
-    model, _, device = memory_model(asked(seed))
-    solved = run(model, Limits())
+    model, _, device = fixed_ranks_memory_model(asked(seed))
+    solved = run_cp_sat(model, Limits())
     assert solved.is_proven
     assert solved.solver.value(device) == least_memory_by_brute_force(asked(seed))
 
 
 def test_each_better_answer_is_told_with_its_bound() -> None:
     told: list[tuple[int, int]] = []
-    model, x = makespan_model(asked(3))
-    solved = run(model, Limits(), lambda makespan, bound: told.append((makespan, bound)))
+    model, x = fixed_ranks_makespan_model(asked(3))
+    solved = run_cp_sat(model, Limits(), lambda makespan, bound: told.append((makespan, bound)))
     assert [makespan for makespan, _ in told] == sorted({makespan for makespan, _ in told}, reverse=True)
     assert told[-1][0] == solved.solver.value(x.times.makespan)
     assert all(bound <= told[-1][0] for _, bound in told)
@@ -50,7 +50,7 @@ def test_coefficients_that_are_not_summed_exactly_are_refused() -> None:
     model = cp_model.CpModel()
     few, many = ([model.new_bool_var("x") for _ in range(number)] for number in (2, 4))
     model.add(sum(MAX_SUM // 2 * x for x in few) <= MAX_SUM)
-    run(model, Limits())
+    run_cp_sat(model, Limits())
     model.add(sum(MAX_SUM // 2 * x for x in many) <= MAX_SUM)
     with pytest.raises(ValueError, match=f"coefficients of a rule sum to {4 * (MAX_SUM // 2)}, above {MAX_SUM}"):
-        run(model, Limits())
+        run_cp_sat(model, Limits())

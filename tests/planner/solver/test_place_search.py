@@ -37,6 +37,6 @@ def test_a_bound_holds_whatever_the_time(seed: int) -> None:
 def test_a_device_that_holds_nothing_is_infeasible() -> None:
     """Each call alone fits into four blocks, and not all of them on one rank."""
     crowded = random_problem(5, num_ranks=1, num_calls=6, num_options=2)
-    small = replace(crowded, device_blocks=9)
+    small = replace(crowded, device_units=9)
     assert best_makespan(small) is None
     assert search(small, Limits(), silence).status == "infeasible"

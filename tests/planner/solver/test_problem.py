@@ -15,7 +15,7 @@ from meshwright.planner.solver.problem import (
     Precedence,
     Problem,
     Transfer,
-    ends_of,
+    earliest_ends,
 )
 from tests.planner.problems import everywhere, random_blocks, random_problem
 from tests.seeds import seeds
@@ -86,13 +86,13 @@ def test_runs_of_one_call_and_equal_moves_last_alike() -> None:
         move("m", 4),
         move("n", 4),
     )
-    problem = Problem(num_ranks=1, device_blocks=1, calls=calls, tasks=(*tasks, move("o", 5)))
+    problem = Problem(num_ranks=1, device_units=1, calls=calls, tasks=(*tasks, move("o", 5)))
     assert problem.lasts_like == {"a0": "a0", "b0": "b0", "a1": "a0", "m": "m", "n": "m", "o": "o"}
 
 
 def test_atoms_are_ranks_that_every_option_covers_alike() -> None:
     calls = (CallOptions("a", (option(Place(0, 4, "P")), option(Place(4, 2, "P")))),)
-    problem = Problem(num_ranks=8, device_blocks=1, calls=calls, tasks=(CallRun(name="a", call="a"),))
+    problem = Problem(num_ranks=8, device_units=1, calls=calls, tasks=(CallRun(name="a", call="a"),))
     assert problem.atoms == (range(4), range(4, 6), range(6, 8))
 
 
@@ -116,8 +116,8 @@ def test_ranks_take_tasks_in_order_and_each_as_early_as_it_can() -> None:
     """The move of 3 occupies both ranks, then a and b run side by side, b a tick after the move."""
     problem = two_calls(precedences=(Precedence("move", "b", 1),))
     calls = picked(problem, 0, 1)
-    assert ends_of(problem, calls, ("move", "a", "b")) == {"move": 7, "a": 11, "b": 13}
-    assert ends_of(problem, calls, ("a", "move", "b")) == {"a": 4, "move": 11, "b": 17}
+    assert earliest_ends(problem, calls, ("move", "a", "b")) == {"move": 7, "a": 11, "b": 13}
+    assert earliest_ends(problem, calls, ("a", "move", "b")) == {"a": 4, "move": 11, "b": 17}
 
 
 @pytest.mark.parametrize(("streamed", "early", "starts"), [(False, 9, 12), (True, 3, 9), (True, 20, 4)])
@@ -129,7 +129,7 @@ def test_what_is_streamed_to_starts_early_but_not_before_its_producer(streamed: 
 def test_the_horizon_has_room_for_every_order_of_every_choice(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=2)
     slowest = {call.name: max(call.options, key=lambda o: o.ticks) for call in problem.calls}
-    assert max(ends_of(problem, slowest, problem.order).values()) <= problem.horizon
+    assert max(earliest_ends(problem, slowest, problem.order).values()) <= problem.horizon
 
 
 def test_tied_calls_are_those_whose_layout_matters_to_others() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.greedy import Greedy, Near, Picks
+from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.reduce import reduced
 from tests.planner.problems import only, random_problem
@@ -30,9 +30,9 @@ def test_the_best_answer_stays_when_its_makespan_is_asked_and_none_when_less_is(
 @seeds(4, all=16)
 def test_what_is_suggested_is_a_choice_and_the_first_comes_with_what_is_near_it(seed: int) -> None:
     problem = asked(seed)
-    told: list[tuple[Picks, Near | None]] = []
+    told: list[tuple[Picks, Neighbours | None]] = []
 
-    def suggest(greedy: Greedy, picks: Picks, near: Near | None) -> int:
+    def suggest(greedy: Greedy, picks: Picks, near: Neighbours | None) -> int:
         told.append((picks, near))
         assert greedy.score(picks).makespan >= 0
         return problem.horizon

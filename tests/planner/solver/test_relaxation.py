@@ -6,7 +6,7 @@ import pytest
 from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.place_model import makespan_model
+from meshwright.planner.solver.place_model import fixed_ranks_makespan_model
 from meshwright.planner.solver.problem import CallOptions, Problem
 from meshwright.planner.solver.relaxation import Relaxation
 from tests.planner.problems import without_swaps
@@ -22,7 +22,7 @@ def with_option(problem: Problem, call: int, index: int) -> Problem:
 @seeds(4, all=16)
 def test_no_answer_is_below_the_bound_nor_below_that_with_an_option(seed: int) -> None:
     problem = without_swaps(seed)
-    model, x = makespan_model(problem)
+    model, x = fixed_ranks_makespan_model(problem)
     relaxation = Relaxation(model, x.times.makespan)
     relaxed, best = relaxation.solve(), best_makespan(problem)
     if best is None:

@@ -12,30 +12,30 @@ from meshwright.planner.solver.result import Answer, Limits, Result, picked_opti
 
 
 def test_without_a_gap_only_what_is_shorter_by_a_tick_is_worth_finding() -> None:
-    assert Limits().shorter(100) == 99
-    assert Limits().as_short(100) == 100
+    assert Limits().improving_makespan(100) == 99
+    assert Limits().comparable_makespan(100) == 100
 
 
 @pytest.mark.parametrize("gap", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("makespan", [1, 7, 100, 12345])
 def test_what_is_left_when_nothing_shorter_is_found_is_within_the_gap(gap: float, makespan: int) -> None:
     limits = Limits(gap=gap)
-    bound = limits.shorter(makespan) + 1
+    bound = limits.improving_makespan(makespan) + 1
     assert makespan - bound <= gap * makespan
-    longest = limits.as_short(makespan)
-    assert limits.shorter(longest) < makespan <= longest
-    assert limits.shorter(longest + 1) >= makespan
+    longest = limits.comparable_makespan(makespan)
+    assert limits.improving_makespan(longest) < makespan <= longest
+    assert limits.improving_makespan(longest + 1) >= makespan
 
 
 @pytest.mark.parametrize(("num_ranks", "gap"), [(8, 0.01), (1024, 0.01), (1025, 0.03), (131072, 0.03)])
 def test_a_search_that_is_given_no_gap_takes_the_usual_one(num_ranks: int, gap: float) -> None:
-    assert Limits(seed=3).on(num_ranks) == Limits(seed=3, gap=gap)
-    assert Limits(gap=0.0).on(num_ranks).gap == 0.0
+    assert Limits(seed=3).with_default_gap(num_ranks) == Limits(seed=3, gap=gap)
+    assert Limits(gap=0.0).with_default_gap(num_ranks).gap == 0.0
     assert Limits().tolerance == 0.0
 
 
 def test_what_is_asked_for_comes_before_what_is_better() -> None:
-    limits = Limits(most=50)
+    limits = Limits(max_makespan=50)
     assert [limits.target(makespan) for makespan in (80, 51, 50, 20)] == [50, 50, 49, 19]
 
 
@@ -53,6 +53,6 @@ def test_an_answer_that_is_beaten_is_longer_than_what_was_asked() -> None:
 def test_an_answer_gives_its_options_the_ranks_that_it_found() -> None:
     option = Option(place=Place(0, 2, "P"), ticks=3)
     calls = (CallOptions("a", (option.at(0), option)),)
-    problem = Problem(num_ranks=8, device_blocks=1, calls=calls, tasks=(CallRun(name="a", call="a"),), anywhere=True)
+    problem = Problem(num_ranks=8, device_units=1, calls=calls, tasks=(CallRun(name="a", call="a"),), anywhere=True)
     answer = Answer(picked={"a": 1}, first_ranks={"a": 6}, starts={"a": 0})
     assert picked_options(problem, answer) == {"a": option.at(6)}

@@ -18,7 +18,7 @@ from meshwright.planner.solver.problem import (
     Precedence,
     Problem,
     Transfer,
-    shortest_turn,
+    shortest_period,
 )
 from meshwright.planner.solver.result import Effort, Limits, Result, picked_options
 from meshwright.planner.solver.solve import least_memory, solve
@@ -47,8 +47,8 @@ def check(asked: Problem, result: Result) -> None:
         return
     picked = picked_options(asked, result.answer)
     order = sorted(asked.order, key=lambda name: (result.answer.starts[name], asked.order.index(name)))
-    assert shortest_turn(asked, picked, order).makespan == result.objective
-    assert max(everywhere(asked).memory(picked)) <= asked.device_blocks
+    assert shortest_period(asked, picked, order).makespan == result.objective
+    assert max(everywhere(asked).memory(picked)) <= asked.device_units
     for name, option in picked.items():
         assert option in everywhere(asked).options(name)
 
@@ -99,10 +99,10 @@ def test_a_search_answers_within_what_is_asked_or_says_that_nothing_is(seed: int
     asked = problem(seed)
     best = best_makespan(everywhere(asked))
     if best is None:
-        assert solve(asked, Limits(most=asked.horizon)).answer is None
+        assert solve(asked, Limits(max_makespan=asked.horizon)).answer is None
         return
-    assert solve(asked, Limits(most=best)).objective == best
-    result = solve(asked, Limits(most=best - 1))
+    assert solve(asked, Limits(max_makespan=best)).objective == best
+    result = solve(asked, Limits(max_makespan=best - 1))
     assert (result.status, result.answer, result.bound) == ("beaten", None, best)
 
 
@@ -119,7 +119,7 @@ def test_the_same_problem_has_the_same_answer(make: Callable[..., Problem]) -> N
 
 
 def test_a_call_without_options_is_infeasible() -> None:
-    asked = Problem(num_ranks=1, device_blocks=1, calls=(CallOptions("a", ()),), tasks=(CallRun(name="a", call="a"),))
+    asked = Problem(num_ranks=1, device_units=1, calls=(CallOptions("a", ()),), tasks=(CallRun(name="a", call="a"),))
     assert solve(asked, Limits()).status == "infeasible"
     assert least_memory(asked, Limits()) is None
 
@@ -133,11 +133,11 @@ def test_a_transfer_is_paid_unless_the_copy_is_shared() -> None:
     transfer = Transfer(name="a to b", source="a", target="b", occupies="both", ticks={("L", "M", 1): 5})
     asked = Problem(
         num_ranks=1,
-        device_blocks=10,
+        device_units=10,
         calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", (option(0, 1, 6), option(0, 1, 3, "M")))),
         tasks=(transfer, CallRun(name="b", call="b"), CallRun(name="a", call="a")),
         precedences=(Precedence("a to b", "b"), Precedence("b", "a", 1)),
-        copies=(("a", "b"),),
+        sharing_groups=(("a", "b"),),
     )
     assert solve(asked, Limits()).objective == 11
     dear = dataclasses.replace(transfer, ticks={("L", "M", 1): 1})
@@ -150,7 +150,7 @@ def test_a_run_that_is_streamed_to_starts_early_but_not_before_its_producer() ->
     def streamed(*options: Option) -> Problem:
         return Problem(
             num_ranks=2,
-            device_blocks=10,
+            device_units=10,
             calls=(CallOptions("a", (option(0, 1, 4),)), CallOptions("b", options)),
             tasks=(CallRun(name="a", call="a"), CallRun(name="b", call="b")),
             precedences=(Precedence("a", "b", 1, streamed=True),),

@@ -14,7 +14,7 @@ def problem(*firsts: int, size: int = 1, num_ranks: int = 4) -> Problem:
     """A call with an option at each of these ranks."""
     options = tuple(Option(place=Place(first, size, "P"), ticks=1) for first in firsts)
     calls = (CallOptions("a", options),)
-    return Problem(num_ranks=num_ranks, device_blocks=1, calls=calls, tasks=(CallRun(name="a", call="a"),))
+    return Problem(num_ranks=num_ranks, device_units=1, calls=calls, tasks=(CallRun(name="a", call="a"),))
 
 
 def found(problem: Problem) -> set[tuple[int, int]]:

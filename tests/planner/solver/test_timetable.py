@@ -46,7 +46,7 @@ def test_schedules_are_those_of_the_choices_one_by_one(seed: int) -> None:
     table = Timetable(problem, owners, Crossing(problem))
     rows = list(every_choice(problem))[::7]
     columns = list(np.array(rows).T)
-    lasts = table.lasts(columns)
+    lasts = table.durations(columns)
     ends, work = table.schedule(columns, lasts), table.work(columns, lasts)
     for number, picks in enumerate(rows):
         picked = {call.name: call.options[index] for call, index in zip(problem.calls, picks, strict=True)}
@@ -72,4 +72,4 @@ def test_a_call_that_all_choices_have_alike_needs_one_index() -> None:
     every = np.arange(len(problem.calls[1].options))
     short = [np.zeros(1, dtype=np.int64), every, *[np.zeros(1, dtype=np.int64)] * 2]
     whole = [np.broadcast_to(column, len(every)) for column in short]
-    assert (table.schedule(short, table.lasts(short)) == table.schedule(whole, table.lasts(whole))).all()
+    assert (table.schedule(short, table.durations(short)) == table.schedule(whole, table.durations(whole))).all()

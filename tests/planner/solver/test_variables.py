@@ -39,7 +39,7 @@ def test_runs_of_one_call_have_their_ticks_in_common_and_end_in_time() -> None:
     calls = tuple(CallOptions(name, (Option(place=Place(0, 1, "P"), ticks=3),)) for name in "ab")
     runs = (CallRun(name="a0", call="a"), CallRun(name="a1", call="a"), CallRun(name="b0", call="b"))
     move = Transfer(name="move", source="a", target="b", occupies="both", ticks={("P", "P", 1): 9})
-    problem = Problem(num_ranks=1, device_blocks=1, calls=calls, tasks=(*runs, move))
+    problem = Problem(num_ranks=1, device_units=1, calls=calls, tasks=(*runs, move))
     times = add_task_variables(cp_model.CpModel(), problem, 7)
     assert times.ticks["a0"] is times.ticks["a1"]
     assert times.ticks["a0"] is not times.ticks["b0"]

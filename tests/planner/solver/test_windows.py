@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, ends_of
+from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, earliest_ends
 from meshwright.planner.solver.windows import TaskWindow, followers, windows
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
@@ -15,7 +15,7 @@ def diamond(*, streamed: bool = False) -> Problem:
     calls = tuple(CallOptions(name, (Option(place=Place(0, 1, "P"), ticks=1),)) for name in "abcd")
     return Problem(
         num_ranks=1,
-        device_blocks=1,
+        device_units=1,
         calls=calls,
         tasks=tuple(CallRun(name=name, call=name) for name in "abcd"),
         precedences=(
@@ -51,7 +51,7 @@ def test_every_schedule_has_the_work_of_a_window_inside_it(seed: int) -> None:
     problem = random_problem(seed, num_ranks=4, num_calls=4, num_options=2)
     picked = {call.name: draw.choice(call.options) for call in problem.calls}
     tasks = {task.name: task for task in problem.tasks}
-    ends = ends_of(problem, picked, problem.order)
+    ends = earliest_ends(problem, picked, problem.order)
     starts = {name: end - problem.duration(tasks[name], picked) for name, end in ends.items()}
     for window in windows(problem):
         for name in window.between:

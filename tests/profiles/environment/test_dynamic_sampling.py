@@ -17,7 +17,7 @@ def drawn_waves(sampling: DynamicSampling, num_groups: int, *, num_steps: int = 
     share = draw.choice(shares, num_steps, p=chances)
     kept, number = np.zeros(num_steps), np.zeros(num_steps)
     while (open_ := kept < num_groups).any():
-        kept += open_ * draw.binomial(sampling.wave(num_groups), share)
+        kept += open_ * draw.binomial(sampling.wave_size(num_groups), share)
         number += open_
     return float(number.mean())
 
@@ -31,7 +31,7 @@ def test_expected_waves_are_the_mean_of_those_that_are_drawn(given: dict[str, ob
 
 def test_one_wave_of_the_batch_is_enough_where_every_group_is_kept() -> None:
     sampling = DynamicSampling(acceptance=1.0)
-    assert (sampling.wave(128), sampling.expected_waves(128)) == (128, 1.0)
+    assert (sampling.wave_size(128), sampling.expected_waves(128)) == (128, 1.0)
 
 
 def test_more_prompts_at_once_take_no_more_waves() -> None:
@@ -70,6 +70,8 @@ def test_a_workload_without_it_is_written_as_before_and_a_wave_is_of_whole_group
 def test_a_plan_may_choose_what_a_job_leaves_open_and_nothing_else() -> None:
     planned = DynamicSampling(histogram=((0.3, 1.0),), num_prompts=7)
     left_open, fixed = DynamicSampling(acceptance=0.5), DynamicSampling(acceptance=0.5, num_prompts=9)
-    assert left_open.as_planned(planned, shares_are_seen=False) == DynamicSampling(acceptance=0.5, num_prompts=7)
-    assert fixed.as_planned(planned, shares_are_seen=False) == fixed
-    assert left_open.as_planned(planned, shares_are_seen=True) == planned
+    assert left_open.completed_by_plan(planned, shares_are_observed=False) == DynamicSampling(
+        acceptance=0.5, num_prompts=7
+    )
+    assert fixed.completed_by_plan(planned, shares_are_observed=False) == fixed
+    assert left_open.completed_by_plan(planned, shares_are_observed=True) == planned

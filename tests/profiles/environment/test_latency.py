@@ -29,7 +29,7 @@ def test_a_log_normal_has_the_median_that_it_was_given() -> None:
 
 def test_the_probability_of_no_more_rises_from_nothing_to_all() -> None:
     found = LatencySpec(histogram=((1.0, 3.0), (2.0, 1.0))).resolve()
-    assert found.within(np.array([-1.0, 0.5, 1.0, 1.5, 2.0, 9.0])).tolist() == [0, 0, 0.75, 0.75, 1, 1]
+    assert found.cdf(np.array([-1.0, 0.5, 1.0, 1.5, 2.0, 9.0])).tolist() == [0, 0, 0.75, 0.75, 1, 1]
 
 
 def test_longer_calls_are_counted_at_the_longest() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from meshwright.profiles.documents import parse
 from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
 
 CALLS = TimedCalls(
-    called=Called(kind="reward", target="mine:style"),
+    called=CallKey(kind="reward", target="mine:style"),
     seconds=(0.4, 0.1, 0.1, 0.2, 0.2),
     num_failed=3,
     date="2026-11-25",
@@ -24,7 +24,7 @@ def test_every_call_is_as_likely_as_every_other() -> None:
     assert found.seconds == (0.1, 0.2, 0.4)
     assert found.probabilities == pytest.approx((0.4, 0.4, 0.2))
     assert found.mean == pytest.approx(0.2)
-    assert CALLS.latency.told == "0.2 s (the mean of 5 on 2026-11-25, 3 more failed)"
+    assert CALLS.latency.description == "0.2 s (the mean of 5 on 2026-11-25, 3 more failed)"
 
 
 @pytest.mark.parametrize("seconds", [[], [-0.1, 0.2]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.profiles.environment.turns import ToolTurns, summed
+from meshwright.profiles.environment.turns import ToolTurns, compound_distribution
 from meshwright.profiles.lengths import Histogram, LengthSpec
 
 EACH = LengthSpec(max=300, median=60, p99=280)
@@ -24,14 +24,14 @@ def turns(**changes: object) -> ToolTurns:
 def test_a_sum_over_turns_has_the_mean_of_its_parts() -> None:
     several = turns()
     number, each, told = several.number.resolve(), EACH.resolve(), several.result.resolve()
-    assert several.drawn(EACH).mean == pytest.approx(number.mean * each.mean)
+    assert several.sampled(EACH).mean == pytest.approx(number.mean * each.mean)
     assert several.lengths(EACH).mean == pytest.approx(number.mean * each.mean + (number.mean - 1) * told.mean)
     assert several.mean_calls == pytest.approx(number.mean - 1)
 
 
 def test_a_sum_of_few_numbers_is_exact() -> None:
     coin = Histogram((1, 2), (0.5, 0.5))
-    found = summed(coin, coin, Histogram((0, 3), (0.5, 0.5)), 100)
+    found = compound_distribution(coin, coin, Histogram((0, 3), (0.5, 0.5)), 100)
     exact = {1: 0.25, 2: 0.3125, 3: 0.125, 4: 0.0625, 5: 0.0625, 6: 0.125, 7: 0.0625}
     assert dict(zip(found.tokens, found.probabilities, strict=True)) == pytest.approx(exact)
 
@@ -52,8 +52,8 @@ def test_the_longest_of_many_is_that_of_drawn_ones() -> None:
 def test_waiting_counts_in_rounds() -> None:
     several = turns()
     waiting = several.mean_calls * several.latency_seconds.resolve().mean
-    assert several.rounds(EACH, 0.02).mean == pytest.approx(several.drawn(EACH).mean + waiting / 0.02, rel=1e-6)
-    assert several.rounds(EACH, float("inf")) == several.drawn(EACH)
+    assert several.rounds(EACH, 0.02).mean == pytest.approx(several.sampled(EACH).mean + waiting / 0.02, rel=1e-6)
+    assert several.rounds(EACH, float("inf")) == several.sampled(EACH)
 
 
 def test_a_rollout_is_cut_at_its_most_tokens() -> None:

@@ -11,8 +11,8 @@ from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.environment.turns_observation import TurnsObservation, observe_turns
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.observations import met, observe
-from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOLD_TOKENS, Span
+from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOOL_TOKENS, Span
 from meshwright.profiles.workload import Workload
 from tests.profiles.test_observations import LAYOUTS, trace
 
@@ -30,7 +30,7 @@ SPAN = Span(
     start_seconds=0.0,
     end_seconds=1.0,
     clock="measured",
-    facts={NUM_TOLD_TOKENS: 600.0},
+    facts={NUM_TOOL_TOKENS: 600.0},
 )
 CALLING = replace(SPAN, facts={**SPAN.facts, NUM_CALLS: 40.0, CALL_SECONDS: 20.0})
 
@@ -42,7 +42,7 @@ def test_every_rank_of_a_replica_tells_its_tokens_and_one_of_them_its_calls() ->
 
 
 def test_turns_that_were_met_have_the_means_of_the_trace() -> None:
-    found = TurnsObservation(num_calls=4.0, told_tokens=60.0, call_seconds=2.0).met(TURNS)
+    found = TurnsObservation(num_calls=4.0, tool_tokens=60.0, call_seconds=2.0).scale(TURNS)
     assert found.mean_calls == pytest.approx(4.0)
     assert found.result.resolve().mean == pytest.approx(15.0)
     assert found.latency_seconds.resolve().mean == pytest.approx(0.5)
@@ -50,7 +50,7 @@ def test_turns_that_were_met_have_the_means_of_the_trace() -> None:
 
 
 def test_of_a_tool_that_was_never_called_nothing_was_seen() -> None:
-    found = TurnsObservation(0.0, 0.0, 0.0).met(TURNS)
+    found = TurnsObservation(0.0, 0.0, 0.0).scale(TURNS)
     assert found.mean_calls == 0
     assert (found.result, found.latency_seconds) == (TURNS.result, TURNS.latency_seconds)
 
@@ -58,8 +58,8 @@ def test_of_a_tool_that_was_never_called_nothing_was_seen() -> None:
 def test_a_turn_draws_its_part_of_what_a_rollout_draws_and_a_prompt_is_what_is_left(workload: Workload) -> None:
     several = workload.model_copy(update={"turns": TURNS})
     seen = observe(trace(3), LAYOUTS, PPO_GRAPH, batch_size=32)
-    turns = TurnsObservation(num_calls=4.0, told_tokens=60.0, call_seconds=2.0)
-    found = met(several, replace(seen, response_tokens=80.0, sequence_tokens=145.0, turns=turns))
+    turns = TurnsObservation(num_calls=4.0, tool_tokens=60.0, call_seconds=2.0)
+    found = observe_workload(several, replace(seen, response_tokens=80.0, sequence_tokens=145.0, turns=turns))
     assert found.response.resolve().mean == pytest.approx(16.0)
     assert found.prompt_lengths.mean == pytest.approx(5.0)
-    assert found.drawn_lengths.mean == pytest.approx(80.0, rel=0.02)
+    assert found.sampled_lengths.mean == pytest.approx(80.0, rel=0.02)

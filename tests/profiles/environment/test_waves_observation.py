@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.profiles.environment.waves_observation import WavesObservation, observe_waves
-from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS, NUM_PROMPT_TOKENS, Span
+from meshwright.profiles.trace import NUM_PROMPT_TOKENS, NUM_SAMPLED_TOKENS, NUM_SAMPLES, Span
 
 
 def wave(rows: float, drawn: float, prompts: float) -> Span:
@@ -15,7 +15,7 @@ def wave(rows: float, drawn: float, prompts: float) -> Span:
         start_seconds=0.0,
         end_seconds=1.0,
         clock="measured",
-        facts={NUM_DRAWN: rows, NUM_DRAWN_TOKENS: drawn, NUM_PROMPT_TOKENS: prompts},
+        facts={NUM_SAMPLES: rows, NUM_SAMPLED_TOKENS: drawn, NUM_PROMPT_TOKENS: prompts},
     )
 
 
@@ -26,4 +26,4 @@ def test_tokens_are_means_over_all_waves_of_all_replicas() -> None:
 
 
 def test_a_generation_without_waves_tells_of_none() -> None:
-    assert observe_waves([Span(**{**vars(wave(1.0, 1.0, 1.0)), "facts": {NUM_DRAWN: 4.0}})], 1, num_steps=1) is None
+    assert observe_waves([Span(**{**vars(wave(1.0, 1.0, 1.0)), "facts": {NUM_SAMPLES: 4.0}})], 1, num_steps=1) is None

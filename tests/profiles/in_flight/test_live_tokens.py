@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.profiles.in_flight.live_tokens import Arrivals, LiveTokens
 from meshwright.profiles.lengths import Histogram, LengthSpec
-from meshwright.profiles.packing import BLOCK_TOKENS, blocks_of
+from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 
 SPECS = {
     "long tail": LengthSpec(max=2048, median=64, p99=1024),
@@ -38,7 +38,7 @@ def played(spec: LengthSpec, num_slots: int, in_flight: int, seed: int) -> int:
         ends.append(start + response)
         held = 0
         for age in range(response):
-            if (now := blocks_of(PROMPT + age + 1)) > held:
+            if (now := num_blocks_for(PROMPT + age + 1)) > held:
                 changes[start + age] = changes.get(start + age, 0) + now - held
                 held = now
         changes[start + response] = changes.get(start + response, 0) - held
@@ -81,7 +81,7 @@ def test_where_nothing_waits_equal_turns_take_least_and_slots_that_are_always_ta
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_cache_holds_the_longest_sequence_and_no_more_than_all_could_need(name: str) -> None:
-    live, longest = of(SPECS[name]), blocks_of(PROMPT + SPECS[name].max)
+    live, longest = of(SPECS[name]), num_blocks_for(PROMPT + SPECS[name].max)
     assert live.need(1, 512, num_rows=256, arrivals=Arrivals.EVENLY).blocks == longest
     for num_slots in (2, 16, 128):
         need = live.need(num_slots, 512, num_rows=256, arrivals=Arrivals.EVENLY)

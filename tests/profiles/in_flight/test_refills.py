@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from meshwright.profiles.in_flight.refills import Numbers, Refills
+from meshwright.profiles.in_flight.refills import Numbers, SlotRefills
 
 ENDING = np.array([0.3, 0.0, 0.4, 0.0, 0.2, 0.0, 0.0, 0.1])
 LONGEST = len(ENDING)
@@ -32,32 +32,32 @@ def drawn(arrivals: dict[int, int], num_steps: int) -> Numbers:
 
 def live(begun: Numbers) -> Numbers:
     """Sequences in a slot."""
-    found: Numbers = np.convolve(begun, Refills(ENDING).alive)[: len(begun)]
+    found: Numbers = np.convolve(begun, SlotRefills(ENDING).alive)[: len(begun)]
     return found
 
 
 @pytest.mark.parametrize("waves", [0.5, 1.0, 3.7])
 def test_one_batch_begins_as_drawn_sequences_do(waves: float) -> None:
-    begun = Refills(ENDING).alone(waves)
+    begun = SlotRefills(ENDING).alone(waves)
     assert begun.sum() == pytest.approx(waves)
     assert begun == pytest.approx(drawn({0: int(waves * NUM_SLOTS)}, len(begun)), abs=0.03)
 
 
 @pytest.mark.parametrize(("batch", "turn"), [(0.3, 4.0), (1.2, 5.0), (2.5, 9.5)])
 def test_even_batches_begin_as_drawn_sequences_do(batch: float, turn: float) -> None:
-    begun = Refills(ENDING).evenly(batch, turn)
+    begun = SlotRefills(ENDING).evenly(batch, turn)
     arrivals = {int(k * turn): int(batch * NUM_SLOTS) for k in range(len(begun))}
     assert begun == pytest.approx(drawn(arrivals, len(begun)), abs=0.03)
 
 
 def test_batches_that_began_together_are_followed_by_as_many_together() -> None:
-    begun = Refills(ENDING).in_order(1.0, 0.5, LONGEST)
+    begun = SlotRefills(ENDING).in_order(1.0, 0.5, LONGEST)
     assert {step: number for step, number in enumerate(begun) if number} == {k * LONGEST: 1.0 for k in range(4)}
 
 
 def test_a_batch_follows_the_first_one_that_is_complete() -> None:
     """Of two batches for half as many slots, the second begins as slots are free, and is the later for it."""
-    refills = Refills(ENDING)
+    refills = SlotRefills(ENDING)
     begun = refills.in_order(2.0, 1.0, LONGEST)
     assert begun[:LONGEST] == pytest.approx(refills.alone(2.0)[:LONGEST])
     assert begun.cumsum()[LONGEST - 1] <= 2.0 < begun.cumsum()[2 * LONGEST - 1]
@@ -65,7 +65,7 @@ def test_a_batch_follows_the_first_one_that_is_complete() -> None:
 
 @pytest.mark.parametrize(("waves", "batch"), [(1.0, 0.5), (1.5, 1.0), (1.0, 0.8)])
 def test_a_batch_follows_as_many_that_have_ended(waves: float, batch: float) -> None:
-    begun = Refills(ENDING).first_ended(waves, batch)
+    begun = SlotRefills(ENDING).first_ended(waves, batch)
     ended = begun.cumsum() - live(begun)
     arrived = waves + batch * np.floor(ended / batch + 1e-6)
     assert np.all(begun.cumsum() <= arrived + 1e-6)
@@ -73,7 +73,7 @@ def test_a_batch_follows_as_many_that_have_ended(waves: float, batch: float) -> 
 
 
 def test_nothing_waits_while_a_slot_is_free_and_none_holds_two() -> None:
-    refills = Refills(ENDING)
+    refills = SlotRefills(ENDING)
     for begun in (refills.alone(2.3), refills.evenly(0.9, 4.0), refills.in_order(3.0, 1.5, LONGEST), refills.always):
         assert np.all(begun >= 0)
         assert np.all(live(begun) <= 1 + 1e-9)

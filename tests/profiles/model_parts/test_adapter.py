@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts, LatentAttention
-from meshwright.profiles.model_parts.adapter import ATTENTION, MLP, Adapter
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 
 CONFIG = {
@@ -30,33 +30,33 @@ def adapted() -> ModelSpec:
 
 
 def test_every_linear_has_one_product_of_its_inputs_and_one_of_its_outputs(adapted: ModelSpec) -> None:
-    assert adapted.adapted_products == ((64, 128), (64, 64), (64, 192), (96, 64))
+    assert adapted.adapted_linears == ((64, 128), (64, 64), (64, 192), (96, 64))
     assert adapted.adapter_layer_params == 8 * (64 + 128 + 64 + 64 + 64 + 192 + 96 + 64)
-    assert adapted.trained_params == 3 * adapted.adapter_layer_params
+    assert adapted.trainable_params == 3 * adapted.adapter_layer_params
 
 
 def test_without_an_adapter_all_weights_are_trained(adapted: ModelSpec) -> None:
     plain = replace(adapted, adapter=None)
-    assert (plain.adapted_products, plain.adapter_layer_params) == ((), 0)
-    assert plain.trained_params == plain.num_params == adapted.num_params
+    assert (plain.adapted_linears, plain.adapter_layer_params) == ((), 0)
+    assert plain.trainable_params == plain.num_params == adapted.num_params
 
 
 def test_a_shard_has_a_part_of_what_the_linears_are_cut_along_and_the_rest_whole(adapted: ModelSpec) -> None:
     shard = adapted.shard(2)
-    assert shard.adapted_products == ((64, 64), (32, 64), (64, 96), (48, 64))
+    assert shard.adapted_linears == ((64, 64), (32, 64), (64, 96), (48, 64))
 
 
 def test_linears_are_cut_along_their_outputs_or_their_inputs() -> None:
     adapter = Adapter(rank=4, alpha=4.0)
-    assert (adapter.num_columns, adapter.num_rows, adapter.scale) == (2, 2, 1.0)
-    assert Adapter(rank=4, alpha=2.0, targets=("linear_fc2",)).num_columns == 0
+    assert (adapter.num_column_parallel, adapter.num_row_parallel, adapter.scale) == (2, 2, 1.0)
+    assert Adapter(rank=4, alpha=2.0, targets=("linear_fc2",)).num_column_parallel == 0
 
 
 def test_experts_are_not_adapted_and_attention_beside_them_is(adapted: ModelSpec) -> None:
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
     with pytest.raises(BadInput, match=r"has experts, which are not adapted; set .* to linear_qkv and linear_proj\."):
         replace(adapted, experts=experts)
-    assert replace(adapted, experts=experts, adapter=Adapter(rank=8, alpha=8.0, targets=ATTENTION)).adapter
+    assert replace(adapted, experts=experts, adapter=Adapter(rank=8, alpha=8.0, targets=ATTENTION_LINEARS)).adapter
 
 
 def test_latent_attention_is_not_adapted(adapted: ModelSpec) -> None:
@@ -67,6 +67,6 @@ def test_latent_attention_is_not_adapted(adapted: ModelSpec) -> None:
 
 def test_a_linear_is_listed_once_and_there_is_one_at_least() -> None:
     with pytest.raises(ValidationError, match="targets lists linear_fc1 2 times; list it once"):
-        Adapter(rank=8, alpha=8.0, targets=("linear_fc1", *MLP))
+        Adapter(rank=8, alpha=8.0, targets=("linear_fc1", *MLP_LINEARS))
     with pytest.raises(ValidationError, match="at least 1 item"):
         Adapter(rank=8, alpha=8.0, targets=())

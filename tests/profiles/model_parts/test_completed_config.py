@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.completed_config import completed
+from meshwright.profiles.model_parts.completed_config import complete_config
 from meshwright.profiles.model_parts.family_keys import FAMILIES
 
 BASE: dict[str, Any] = {
@@ -21,17 +21,17 @@ BASE: dict[str, Any] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_keys_left_out_have_the_values_of_the_family(family: str) -> None:
-    assert completed(BASE, family, "m") == {**FAMILIES[family].defaults, **BASE}
+    assert complete_config(BASE, family, "m") == {**FAMILIES[family].defaults, **BASE}
 
 
 def test_keys_of_other_families_shape_nothing() -> None:
-    assert "shared_expert_intermediate_size" not in completed(
+    assert "shared_expert_intermediate_size" not in complete_config(
         {**BASE, "shared_expert_intermediate_size": 32}, "Qwen3Moe", "m"
     )
 
 
 def test_another_name_of_a_key_is_read() -> None:
-    assert completed({**BASE, "num_local_experts": 5}, "Qwen3Moe", "m")["num_experts"] == 5
+    assert complete_config({**BASE, "num_local_experts": 5}, "Qwen3Moe", "m")["num_experts"] == 5
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_another_name_of_a_key_is_read() -> None:
 )
 def test_what_contradicts_itself_is_refused_in_a_sentence(family: str, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput) as error:
-        completed({**BASE, **changes}, family, "m")
+        complete_config({**BASE, **changes}, family, "m")
     assert says in str(error.value)

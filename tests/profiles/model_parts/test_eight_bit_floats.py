@@ -13,7 +13,12 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import EngineName
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.model_parts.eight_bit_floats import linears_of, odd_sides, products_of, require_quantisable
+from meshwright.profiles.model_parts.eight_bit_floats import (
+    fp8_shape_violations,
+    linear_shapes,
+    linears_of,
+    require_quantisable,
+)
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 
 CONFIG = {
@@ -41,7 +46,7 @@ def on(name: str) -> Cluster:
 
 
 def test_linears_are_all_of_a_layer_but_norms_and_biases(small: ModelSpec) -> None:
-    found, (queries, output, up, down) = linears_of(small), products_of(small)
+    found, (queries, output, up, down) = linears_of(small), linear_shapes(small)
     assert (queries, output, up, down) == ((64, 128), (64, 64), (64, 192), (96, 64))
     norms_and_biases = 2 * 64 + 128
     assert found.num_weights == small.layer_params - norms_and_biases
@@ -86,6 +91,6 @@ def test_a_cpu_may_store_8_bit_floats_in_any_precision(small: ModelSpec) -> None
 
 
 def test_a_gpu_multiplies_in_multiples_of_sixteen(small: ModelSpec) -> None:
-    assert odd_sides(small, 1) == odd_sides(small, 2) == ()
-    (sentence,) = odd_sides(replace(small, ffn_size=88), 1)
+    assert fp8_shape_violations(small, 1) == fp8_shape_violations(small, 2) == ()
+    (sentence,) = fp8_shape_violations(replace(small, ffn_size=88), 1)
     assert sentence.startswith("tp=1 leaves a linear of small with a side of 88, and 8-bit floats are multiplied in")

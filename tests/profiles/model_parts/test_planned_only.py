@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.model_parts.planned_only import run_violations
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow
 from meshwright.profiles.model_shape import model_from_config
 
@@ -24,19 +24,19 @@ SPEC = model_from_config(
 
 def test_experts_of_a_family_that_is_not_built_are_told_those_that_are() -> None:
     experts = Experts(num_experts=4, experts_per_token=2, ffn_size=32)
-    assert not list(planned_only(SPEC))
-    assert not list(planned_only(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
-    [said] = planned_only(replace(SPEC, architecture="DeepseekV3ForCausalLM", experts=experts))
+    assert not list(run_violations(SPEC))
+    assert not list(run_violations(replace(SPEC, architecture="MixtralForCausalLM", experts=experts)))
+    [said] = run_violations(replace(SPEC, architecture="DeepseekV3ForCausalLM", experts=experts))
     assert "not run in DeepseekV3ForCausalLM; use Mixtral or Qwen3Moe, or a dense model." in said
 
 
 def test_sliding_windows_are_planned_and_not_run() -> None:
-    [said] = planned_only(replace(SPEC, window=SlidingWindow(num_tokens=128)))
+    [said] = run_violations(replace(SPEC, window=SlidingWindow(num_tokens=128)))
     assert "has sliding windows of 128 tokens, which can be planned and simulated but not run" in said
 
 
 def test_types_of_rotary_embeddings_that_no_cost_depends_on_are_planned_and_not_run() -> None:
-    [said] = planned_only(replace(SPEC, planned_rope="yarn"))
+    [said] = run_violations(replace(SPEC, planned_rope="yarn"))
     assert "has rope type 'yarn', which can be planned and simulated but not run" in said
 
 
@@ -44,8 +44,8 @@ def test_one_expert_per_token_with_a_weight_of_one_is_planned_and_not_run() -> N
     one = replace(
         SPEC, architecture="MixtralForCausalLM", experts=Experts(num_experts=4, experts_per_token=1, ffn_size=32)
     )
-    [said] = planned_only(one)
+    [said] = run_violations(one)
     assert "has one expert per token with normalised weights" in said
     assert one.experts is not None
     free = replace(one, architecture="Qwen3MoeForCausalLM", experts=replace(one.experts, normalized=False))
-    assert not list(planned_only(free))
+    assert not list(run_violations(free))

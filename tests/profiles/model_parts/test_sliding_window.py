@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.completed_config import completed
+from meshwright.profiles.model_parts.completed_config import complete_config
 from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
 
 BASE = {"num_hidden_layers": 6, "max_position_embeddings": 4096, "sliding_window": 256}
@@ -17,7 +17,7 @@ TYPES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2Moe", "gpt_oss":
 
 
 def window(family: str, **changes: Any) -> SlidingWindow | None:
-    return window_from_config(completed(SIZES | BASE | changes, family, "m"), family, "m")
+    return window_from_config(complete_config(SIZES | BASE | changes, family, "m"), family, "m")
 
 
 @pytest.mark.parametrize("window", [SlidingWindow(num_tokens=7), SlidingWindow(num_tokens=7, first=1, every=3)])
@@ -31,7 +31,7 @@ def test_layers_with_the_window_are_counted_in_any_run_of_layers(window: Sliding
 @pytest.mark.parametrize(("tokens", "context"), [(1, 0), (5, 0), (40, 0), (1, 6), (1, 50), (9, 3), (9, 8), (9, 30)])
 def test_a_token_sees_itself_and_those_before_it_up_to_the_window(tokens: int, context: int) -> None:
     seen = [min(context + position + 1, 8) for position in range(tokens)]
-    assert SlidingWindow(num_tokens=8).seen(tokens, context) == pytest.approx(sum(seen) / tokens)
+    assert SlidingWindow(num_tokens=8).attended_tokens(tokens, context) == pytest.approx(sum(seen) / tokens)
 
 
 @pytest.mark.parametrize(

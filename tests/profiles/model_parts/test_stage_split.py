@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from meshwright.profiles.model_parts.stage_split import split_by_cost
+from meshwright.profiles.model_parts.stage_split import split_layers_by_cost
 from tests.seeds import seeds
 
 
@@ -32,7 +32,7 @@ def test_no_split_has_a_cheaper_costliest_stage(seed: int) -> None:
     first, then = draw.randint(1, 9), draw.randint(1, 9)
     layer_costs = (first,) * num_first + (then,) * (num_layers - num_first)
     head_cost = draw.randint(0, 3 * then)
-    counts = split_by_cost(layer_costs, head_cost, num_stages)
+    counts = split_layers_by_cost(layer_costs, head_cost, num_stages)
     assert len(counts) == num_stages
     assert sum(counts) == num_layers
     assert min(counts) >= 1
@@ -53,10 +53,10 @@ def test_no_split_has_a_cheaper_costliest_stage(seed: int) -> None:
 def test_the_stages_between_hold_as_many_layers_as_each_other_where_they_can(
     num_layers: int, head_cost: int, counts: tuple[int, ...]
 ) -> None:
-    assert split_by_cost((100,) * num_layers, head_cost, len(counts)) == counts
+    assert split_layers_by_cost((100,) * num_layers, head_cost, len(counts)) == counts
 
 
 def test_where_they_cannot_the_later_stages_hold_more() -> None:
     """Two layers a stage at most leave some with one, and these have most micro-batches in flight."""
-    assert split_by_cost((100,) * 7, 30, 5) == (1, 1, 2, 2, 1)
-    assert split_by_cost((100,) * 24, 65, 16) == (*(1,) * 7, *(2,) * 8, 1)
+    assert split_layers_by_cost((100,) * 7, 30, 5) == (1, 1, 2, 2, 1)
+    assert split_layers_by_cost((100,) * 24, 65, 16) == (*(1,) * 7, *(2,) * 8, 1)

@@ -9,7 +9,7 @@ import pytest
 from meshwright import api
 from meshwright.planner.proof.prover import prove
 from meshwright.profiles.table import Traffic, TrafficCorrection
-from meshwright.runtime.api.given import remodel
+from meshwright.runtime.api.given import cost_model_builder
 from tests.runtime.measured import measured_table
 
 
@@ -18,7 +18,7 @@ def table(job: Path, tmp_path_factory: pytest.TempPathFactory) -> api.Table:
     """As measured, and then corrected by a run."""
     found = api.read_table(measured_table(job, tmp_path_factory.mktemp("table") / "table.json"))
     correction = TrafficCorrection(
-        traffic=Traffic.HANDOVER, factor=2.0, seconds=0.5, plan="0" * 64, num_steps=3, date="2026-11-21"
+        traffic=Traffic.TRANSFER, factor=2.0, seconds=0.5, plan="0" * 64, num_steps=3, date="2026-11-21"
     )
     return found.model_copy(update={"traffic": (correction,)})
 
@@ -63,7 +63,7 @@ def test_a_plan_is_proven_with_the_table_that_it_was_made_with(measured: api.Pla
 
 
 def test_a_proof_needs_the_table_of_its_plan(measured: api.Plan, table: api.Table) -> None:
-    proof = prove(measured, remodel(table)(measured.facts), most_splits=0)
+    proof = prove(measured, cost_model_builder(table)(measured.facts), max_splits=0)
     assert api.verify(measured, table, proof) == ()
     assert api.verify(measured, proof=proof) == (
         "the proof is for costs from a measured table; give the table as --profile.",

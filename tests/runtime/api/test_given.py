@@ -15,14 +15,14 @@ from meshwright.runtime.api.given import limits_of, require_number
 @pytest.mark.parametrize("value", [0, -1, 11, math.nan, math.inf, -math.inf])
 def test_a_number_out_of_its_range_is_told_the_range(value: float) -> None:
     with pytest.raises(api.BadInput, match=f"steps={value} is out of range; give 1 to 10."):
-        require_number("steps", value, least=1, most=10)
+        require_number("steps", value, minimum=1, maximum=10)
 
 
 def test_infinity_is_no_number_where_no_bound_is_said() -> None:
-    require_number("price", 1e300, least=0)
-    require_number("price", None, least=0)
+    require_number("price", 1e300, minimum=0)
+    require_number("price", None, minimum=0)
     with pytest.raises(api.BadInput, match=r"^price=inf is out of range; give 0 or more\.$"):
-        require_number("price", math.inf, least=0)
+        require_number("price", math.inf, minimum=0)
 
 
 def test_a_gap_is_a_share() -> None:

@@ -60,10 +60,10 @@ def test_a_pin_is_kept_and_what_is_forbidden_is_left_out(facts: api.Facts, plan:
 
 
 def test_seconds_count_from_when_they_began() -> None:
-    limits = api.Limits.within(60, gap=0.1, began=time.monotonic() - 20)
+    limits = api.Limits.for_seconds(60, gap=0.1, began=time.monotonic() - 20)
     assert (limits.gap, limits.max_deterministic_time) == (0.1, 60)
     assert 30 < limits.seconds_left <= 40
-    assert api.Limits.within(60).seconds_left <= 60
+    assert api.Limits.for_seconds(60).seconds_left <= 60
 
 
 def test_a_job_that_does_not_fit_is_answered_and_not_raised() -> None:

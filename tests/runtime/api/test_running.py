@@ -30,7 +30,7 @@ def test_a_plan_for_lengths_that_were_seen_has_scripts_too(job: Path, plan: api.
     facts = api.resolve(api.read_job(job), job.parent)
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"prompt_tokens": 8, "response_tokens": 9}\n' * 4)
-    found = api.plan(facts, limits=api.Limits(gap=0.1), seen=api.seen_lengths(trace))
+    found = api.plan(facts, limits=api.Limits(gap=0.1), observed=api.observed_lengths(trace))
     assert isinstance(found, api.Plan)
     assert found.facts.workload != plan.facts.workload
     api.write_plan(tmp_path / "plan.json", found)

@@ -14,7 +14,7 @@ import pytest
 
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.plan.verify import verify
-from meshwright.runtime.commands.asked_to_stop import STOPPED, asked_to_stop
+from meshwright.runtime.commands.asked_to_stop import STOPPED, stop_on_signal
 
 ROOT = Path(__file__).parents[3]
 SOON, LATE = (ROOT / "examples" / name / "job.yaml" for name in ("long-tail-64", "moe-16384"))
@@ -23,7 +23,7 @@ SOON, LATE = (ROOT / "examples" / name / "job.yaml" for name in ("long-tail-64",
 
 def test_signals_are_as_they_were_when_the_search_is_over() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with asked_to_stop() as stop:
+    with stop_on_signal() as stop:
         assert not stop.is_set()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 

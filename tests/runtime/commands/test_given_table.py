@@ -10,13 +10,13 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.api.given import remodel
-from meshwright.runtime.commands.given_table import table_in
+from meshwright.runtime.api.given import cost_model_builder
+from meshwright.runtime.commands.given_table import read_profile
 from tests.runtime.measured import measured_table
 
 
 def test_without_an_option_there_is_no_table() -> None:
-    assert table_in(None) is None
+    assert read_profile(None) is None
 
 
 def test_costs_come_from_the_table_where_there_is_one(job: Path, tmp_path: Path) -> None:
@@ -27,6 +27,6 @@ def test_costs_come_from_the_table_where_there_is_one(job: Path, tmp_path: Path)
         layout=Layout(dp=2),
         schedule=Schedule(micro_batch_size=4),
     )
-    table = table_in(measured_table(job, tmp_path / "table.json"))
-    assert remodel(table)(facts).seconds(call).source in (Source.MEASURED, Source.INTERPOLATED)
-    assert remodel(None)(facts).seconds(call).source is Source.ANALYTIC
+    table = read_profile(measured_table(job, tmp_path / "table.json"))
+    assert cost_model_builder(table)(facts).seconds(call).source in (Source.MEASURED, Source.INTERPOLATED)
+    assert cost_model_builder(None)(facts).seconds(call).source is Source.ANALYTIC

@@ -10,7 +10,7 @@ from meshwright.planner.plan.job_cluster import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import read_table
-from meshwright.runtime.commands.import_operators import import_table, offer
+from meshwright.runtime.commands.import_operators import import_table, operator_timings_hint
 from tests.runtime.command import Call
 
 H100_JOB = Path(__file__).parents[3] / "examples" / "70b-64xh100" / "job.yaml"
@@ -42,9 +42,9 @@ def test_a_job_gets_a_table_of_operators_that_plans_it(call: Call, tmp_path: Pat
 @needs_package
 def test_a_plan_without_a_table_is_offered_one_where_operators_are_at_hand() -> None:
     assert "operator timings of h100-sxm are installed: `meshwright profile job.yaml" in str(
-        offer(ClusterSpec(device="h100-sxm").resolve(), Path("job.yaml"))
+        operator_timings_hint(ClusterSpec(device="h100-sxm").resolve(), Path("job.yaml"))
     )
-    assert offer(ClusterSpec().resolve(), Path("job.yaml")) is None
+    assert operator_timings_hint(ClusterSpec().resolve(), Path("job.yaml")) is None
 
 
 def test_a_table_of_no_job_needs_a_device_and_one_of_a_job_takes_no_other(tmp_path: Path) -> None:

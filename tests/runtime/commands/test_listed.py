@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from meshwright.runtime.commands.listed import LISTED, Listed
+from meshwright.runtime.commands.listed import COMMANDS, CommandEntry
 from tests.runtime.command import Call
 
 
-@pytest.mark.parametrize("one", LISTED, ids=lambda one: one.name)
-def test_a_command_is_listed_with_the_first_sentence_of_its_own_help(one: Listed) -> None:
+@pytest.mark.parametrize("one", COMMANDS, ids=lambda one: one.name)
+def test_a_command_is_listed_with_the_first_sentence_of_its_own_help(one: CommandEntry) -> None:
     told = (one.load().help or "").split("\n\n")[0]
-    assert " ".join(told.split()) == one.sentence
+    assert " ".join(told.split()) == one.summary
 
 
 def test_help_lists_every_command_and_loads_none() -> None:
@@ -25,7 +25,7 @@ def test_help_lists_every_command_and_loads_none() -> None:
         "except SystemExit: print(sorted(name for name in sys.modules if name.startswith('meshwright.planner')))"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert [one.name for one in LISTED if one.name not in found] == []
+    assert [one.name for one in COMMANDS if one.name not in found] == []
     assert found.endswith("[]\n")
 
 

@@ -7,14 +7,14 @@ import signal
 import pytest
 
 from meshwright.profiles.errors import Infeasible
-from meshwright.runtime.commands.planning_memory import within_memory
+from meshwright.runtime.commands.planning_memory import limit_memory
 
 
 def test_what_takes_more_than_it_may_is_stopped() -> None:
     taken: list[list[int]] = []
 
     def take() -> None:
-        with within_memory(2**30):
+        with limit_memory(2**30):
             while len(taken) < 10_000:
                 taken.append(list(range(100_000)))
 
@@ -25,7 +25,7 @@ def test_what_takes_more_than_it_may_is_stopped() -> None:
 
 def test_what_takes_less_is_left_alone_and_nothing_stays_behind() -> None:
     before = signal.getsignal(signal.SIGVTALRM)
-    with within_memory():
+    with limit_memory():
         assert sum(range(3_000_000)) > 0
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGVTALRM) == before

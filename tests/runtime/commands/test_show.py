@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.analysis.compare import Comparison
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
-from meshwright.runtime.commands.show import plan, run_summary
+from meshwright.runtime.commands.show import print_plan, print_run_summary
 from meshwright.runtime.records.record import RunSummary
 from meshwright.runtime.records.resource_use import MemoryUse
 from tests.planner.jobs import small_facts
@@ -24,7 +24,7 @@ def printed(capsys: pytest.CaptureFixture[str], *comparisons: Comparison, respon
         expected_response_tokens=12.0,
         memory=(MemoryUse(stage="actor_train", planned_bytes=2**30, measured_bytes=2**29),),
     )
-    run_summary(summary, Path("out"))
+    print_run_summary(summary, Path("out"))
     return capsys.readouterr().out
 
 
@@ -73,7 +73,7 @@ def test_a_plan_says_all_that_its_stages_do_and_cuts_nothing_off(capsys: pytest.
         )
         for p in found.placements
     )
-    plan(found.model_copy(update={"placements": placements}), Path("plan.json"))
+    print_plan(found.model_copy(update={"placements": placements}), Path("plan.json"))
     lines = capsys.readouterr().out.splitlines()
     place = next(line.index("schedule") for line in lines if "schedule" in line)
     schedules = " ".join(" ".join(line[place:].split()) for line in lines)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.analysis.explain import explain
-from meshwright.planner.analysis.leading import leading
+from meshwright.planner.analysis.leading import main_influences
 from meshwright.planner.analysis.pareto import SizePoint
 from meshwright.planner.analysis.runners_up import RunnerUp
 from meshwright.planner.analysis.sensitivity import Sensitivity
 from meshwright.planner.analysis.structures import Ranked
 from meshwright.planner.analysis.whatif import Outlook
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.commands import show_search
-from meshwright.runtime.commands.show_search import Why
+from meshwright.runtime.commands.show_search import FullExplanation
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
@@ -29,14 +29,16 @@ def plan_on(num_ranks: int) -> Plan:
     )
 
 
-def why(num_ranks: int = 2) -> Why:
+def why(num_ranks: int = 2) -> FullExplanation:
     plan = plan_on(num_ranks)
-    return Why(explanation=explain(plan), held_back=(), sensitivities=(), leading=leading(plan, model_of))
+    return FullExplanation(
+        explanation=explain(plan), held_back=(), sensitivities=(), leading=main_influences(plan, cost_model_of)
+    )
 
 
-def shown(capsys: pytest.CaptureFixture[str], found: Why) -> str:
+def shown(capsys: pytest.CaptureFixture[str], found: FullExplanation) -> str:
     """What is printed, with single spaces."""
-    show_search.why(found)
+    show_search.print_explanation(found)
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -101,7 +103,7 @@ def test_structures_are_told_by_where_they_differ_from_the_best(capsys: pytest.C
         for layout in ("dp2", "tp2")
     )
     rows = [Ranked(plan=best, simulated_seconds=1.0), Ranked(plan=other, simulated_seconds=2.0)]
-    show_search.structures(rows, [Path("plan.json"), Path("plan.2.json")])
+    show_search.print_structures(rows, [Path("plan.json"), Path("plan.2.json")])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("plan")]
     assert [line[0] for line in lines] == ["plan.json", "plan.2.json"]
     assert [line[1] for line in lines] == ["1.000", "2.000"]

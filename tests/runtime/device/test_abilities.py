@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.runtime.device.abilities import Abilities, abilities
+from meshwright.runtime.device.abilities import DeviceCapabilities, device_capabilities
 
 
 def test_a_cpu_is_asked_for_nothing() -> None:
-    assert abilities("cpu") == Abilities(kind="cpu", capability=(0, 0), has_flash=False, has_triton=False)
+    assert device_capabilities("cpu") == DeviceCapabilities(
+        kind="cpu", capability=(0, 0), has_flash=False, has_triton=False
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_gpu_tells_its_capability() -> None:
-    assert abilities("cuda").capability == torch.cuda.get_device_capability()
+    assert device_capabilities("cuda").capability == torch.cuda.get_device_capability()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.harness import Conditions
+from meshwright.profiles.harness import DeviceState
 from meshwright.runtime.device.instruments import Thermometer, is_finite, query_device, why_failed
 
 
@@ -39,13 +39,13 @@ def test_conditions_are_asked_for_every_few_seconds_and_what_is_not_told_is_unkn
         return [["1980", "54"], ["1755", "[N/A]"], []][len(asked) - 1]
 
     thermometer = Thermometer(query, clock=lambda: now[0])
-    assert thermometer() == Conditions(1980, 54)
+    assert thermometer() == DeviceState(1980, 54)
     now[0] = 1.0
-    assert thermometer() == Conditions(1980, 54)
+    assert thermometer() == DeviceState(1980, 54)
     now[0] = 10.0
-    assert thermometer() == Conditions(1755, None)
+    assert thermometer() == DeviceState(1755, None)
     now[0] = 20.0
-    assert thermometer() == Conditions(None, None)
+    assert thermometer() == DeviceState(None, None)
     assert len(asked) == 3
 
 

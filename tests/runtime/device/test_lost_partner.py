@@ -9,16 +9,16 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.runtime.device.lost_partner import lost_partner
+from meshwright.runtime.device.lost_partner import lost_rank_error
 
 NOWHERE = StackSummary()
 CLOSED = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
 
 
 def test_errors_of_the_transport_are_of_a_lost_partner() -> None:
-    assert lost_partner(CLOSED) is CLOSED
+    assert lost_rank_error(CLOSED) is CLOSED
     of_nccl = dist.DistBackendError("NCCL communicator was aborted")
-    assert lost_partner(of_nccl) is of_nccl
+    assert lost_rank_error(of_nccl) is of_nccl
 
 
 def test_a_store_that_nobody_holds_is_a_lost_partner() -> None:
@@ -26,15 +26,15 @@ def test_a_store_that_nobody_holds_is_a_lost_partner() -> None:
         dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", 1, is_master=False, timeout=datetime.timedelta(milliseconds=100)
         )
-    assert lost_partner(caught.value) is caught.value
+    assert lost_rank_error(caught.value) is caught.value
 
 
 def test_among_the_errors_of_all_ranks_that_of_a_lost_partner_is_found() -> None:
     cut = EOFError("Ran out of input")
-    assert lost_partner(CheckpointException("read", {0: (cut, NOWHERE), 1: (CLOSED, NOWHERE)})) is CLOSED
-    assert lost_partner(CheckpointException("read", {0: (cut, NOWHERE)})) is None
+    assert lost_rank_error(CheckpointException("read", {0: (cut, NOWHERE), 1: (CLOSED, NOWHERE)})) is CLOSED
+    assert lost_rank_error(CheckpointException("read", {0: (cut, NOWHERE)})) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("size mismatch"), EOFError(), OSError("gloo/ is no directory")])
 def test_other_errors_are_not(error: Exception) -> None:
-    assert lost_partner(error) is None
+    assert lost_rank_error(error) is None

@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.device.patience import have_patience, patience
+from meshwright.runtime.device.patience import collective_timeout, set_collective_timeout
 from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import RankError, run_on_new_ranks
 
 
 def test_it_is_a_quarter_of_an_hour_until_it_is_told() -> None:
-    assert patience() == timedelta(minutes=15)
+    assert collective_timeout() == timedelta(minutes=15)
 
 
 def _left_alone() -> float:
     """How long rank 0 waits for the other ranks of a mesh, who do not come."""
-    have_patience(1.0)
+    set_collective_timeout(1.0)
     mesh = build_mesh(Layout(tp=2), 0)
     dist.barrier()
     if dist.get_rank() == 0:

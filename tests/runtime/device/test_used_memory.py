@@ -57,11 +57,11 @@ def test_what_is_freed_and_released_is_in_use_no_more() -> None:
 
 
 def test_pages_between_what_stays_go_back_to_the_host() -> None:
-    used_memory.return_freed()
+    used_memory.trim_host_memory()
     blocks = [torch.ones(2**14) for _ in range(1600)]  # of 64 KiB each, from the heap
     full = used_memory.bytes_in_use()
     kept = blocks[::16]
     del blocks
-    used_memory.return_freed()
+    used_memory.trim_host_memory()
     assert full - used_memory.bytes_in_use() > 80 * _MIB
     assert len(kept) == 100

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from meshwright.runtime.environment.algebra import NoValueError, Value, letter, number
+from meshwright.runtime.environment.algebra import NoValueError, Value, number, symbol
 
 
 def drawn(draw: random.Random, depth: int) -> tuple[Value, float]:
@@ -26,7 +26,7 @@ def drawn(draw: random.Random, depth: int) -> tuple[Value, float]:
     other, y = drawn(draw, depth - 1)
     if kind == "sum":
         return one + other, x + y
-    return (one * other, x * y) if kind == "product" else (one.over(other), x / y)
+    return (one * other, x * y) if kind == "product" else (one.divided_by(other), x / y)
 
 
 def test_values_are_equal_where_their_floats_are() -> None:
@@ -38,7 +38,7 @@ def test_values_are_equal_where_their_floats_are() -> None:
             assert one.equals(other) == math.isclose(x, y, rel_tol=1e-12), (x, y)
             assert (one + other).equals(other + one)
             assert (one + other + -other).equals(one)
-            assert (one * other).over(other).equals(one)
+            assert (one * other).divided_by(other).equals(one)
         except NoValueError:
             continue
         num_equal += x == y
@@ -46,10 +46,10 @@ def test_values_are_equal_where_their_floats_are() -> None:
 
 
 def test_powers_of_letters_are_multiplied_out() -> None:
-    x = letter("x")
+    x = symbol("x")
     assert ((x + number(1)) * (x + number(-1))).equals(x.power(number(2)) + number(-1))
-    assert not x.equals(letter("y"))
-    assert x.over(x).equals(number(1))
+    assert not x.equals(symbol("y"))
+    assert x.divided_by(x).equals(number(1))
 
 
 def test_roots_leave_what_is_no_square() -> None:
@@ -67,10 +67,10 @@ def test_what_is_beyond_the_limits_has_no_value(power: Fraction) -> None:
 
 def test_what_has_no_exact_value_has_none() -> None:
     with pytest.raises(NoValueError):
-        number(1).over(number(0))
+        number(1).divided_by(number(0))
     with pytest.raises(NoValueError):
         number(-1).power(number(Fraction(1, 2)))
     with pytest.raises(NoValueError):
-        letter("x").power(number(Fraction(1, 2)))
+        symbol("x").power(number(Fraction(1, 2)))
     with pytest.raises(NoValueError):
-        _ = letter("x").rational
+        _ = symbol("x").rational

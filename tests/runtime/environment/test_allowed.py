@@ -8,21 +8,21 @@ import pytest
 
 from meshwright.planner.environment.rewards import Reward
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed import require_functions
+from meshwright.runtime.environment.allowed import require_allowed_rewards
 
 
 def test_a_module_must_be_named_and_is_not_imported_here() -> None:
     mine = [Reward(name="mine", function="this_is_not_there.inner:score")]
-    require_functions(mine, ["this_is_not_there.inner"], has_answers=False)
+    require_allowed_rewards(mine, ["this_is_not_there.inner"], has_answers=False)
     for allowed in ((), ("this_is_not_there",), ("this_is_not_there.inner.more",)):
         with pytest.raises(BadInput, match=r"give --allow-module this_is_not_there\.inner if you trust it"):
-            require_functions(mine, allowed, has_answers=False)
+            require_allowed_rewards(mine, allowed, has_answers=False)
     assert "this_is_not_there" not in sys.modules
 
 
 def test_a_built_in_function_needs_answers_and_a_judge_needs_nothing() -> None:
     exact, judge = Reward(name="exact", function="exact_match"), Reward(name="judge", url="http://localhost/")
-    require_functions([exact, judge], (), has_answers=True)
-    require_functions([judge], (), has_answers=False)
+    require_allowed_rewards([exact, judge], (), has_answers=True)
+    require_allowed_rewards([judge], (), has_answers=False)
     with pytest.raises(BadInput, match='exact_match needs an "answer" text beside every prompt'):
-        require_functions([judge, exact], (), has_answers=False)
+        require_allowed_rewards([judge, exact], (), has_answers=False)

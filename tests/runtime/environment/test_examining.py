@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.environment.examining import offer, passes
+from meshwright.runtime.environment.examining import serve_code, tests_pass
 
 WORKING = {
     "a list is sorted in place": (
@@ -486,12 +486,12 @@ def verdict(code: str, tests: str) -> bool:
     if not child:
         own.close()
         try:
-            offer(code, other.makefile("rb"), other.makefile("wb"))
+            serve_code(code, other.makefile("rb"), other.makefile("wb"))
         finally:
             os._exit(0)
     other.close()
     with own, own.makefile("rb") as incoming, own.makefile("wb") as outgoing:
-        found = passes(tests, incoming, outgoing)
+        found = tests_pass(tests, incoming, outgoing)
     own.close()
     os.waitpid(child, 0)
     return found

@@ -7,21 +7,21 @@ import pytest
 from meshwright.planner.environment.rewards import BUILT_IN
 from meshwright.planner.environment.tool import BUILT_IN_TOOLS
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.functions import BUILT_IN_PATHS, function_named
+from meshwright.runtime.environment.functions import BUILT_IN_PATHS, load_function
 from tests.runtime.environment.samples import MODULE, length, sample
 
 
 def test_every_built_in_function_is_there() -> None:
     assert tuple(BUILT_IN_PATHS) == (*BUILT_IN, *BUILT_IN_TOOLS)
     for name in BUILT_IN:
-        assert function_named(name)([sample("1", "1")]) in ([0.0], [1.0])
+        assert load_function(name)([sample("1", "1")]) in ([0.0], [1.0])
 
 
 def test_a_function_of_a_module_is_found() -> None:
-    assert function_named(f"{MODULE}:length") is length
+    assert load_function(f"{MODULE}:length") is length
 
 
 @pytest.mark.parametrize("name", ["no_such_module:score", f"{MODULE}:no_such_function"])
 def test_one_that_is_not_there_is_told(name: str) -> None:
     with pytest.raises(BadInput, match="cannot be loaded"):
-        function_named(name)
+        load_function(name)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as values
 
-from meshwright.runtime.environment.plain_values import packed, plain_base, renew, unpacked
+from meshwright.runtime.environment.plain_values import decode, encode, plain_base, update_in_place
 
 SIMPLE = (
     values.none() | values.booleans() | values.integers() | values.floats(allow_nan=False) | values.text(max_size=5)
@@ -29,7 +29,7 @@ PLAIN = values.recursive(
 
 
 def through_json(value: Any) -> Any:
-    return unpacked(json.loads(json.dumps(packed(value, lambda _: {"mine": 7}))), lambda message: message)
+    return decode(json.loads(json.dumps(encode(value, lambda _: {"mine": 7}))), lambda message: message)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -78,17 +78,17 @@ def test_anything_else_is_given_by_number() -> None:
 @pytest.mark.parametrize("message", [{"int": "x"}, {"type": "print"}, {"Fraction": [1, "a"]}, {"dict": [1]}])
 def test_a_message_that_is_none_is_refused(message: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
-        unpacked(message, dict)
+        decode(message, dict)
 
 
 def test_what_has_changed_is_changed_in_place_with_what_it_holds() -> None:
     inner = [1, 2]
     outer: list[Any] = [inner, {"a": inner}, 3]
-    renew(outer, [[2, 1], {"a": [9]}])
+    update_in_place(outer, [[2, 1], {"a": [9]}])
     assert outer == [[2, 1], {"a": [9]}]
     assert outer[0] is inner
     queue = deque([1])
-    renew(queue, deque([2, 3]))
+    update_in_place(queue, deque([2, 3]))
     assert list(queue) == [2, 3]
     with pytest.raises(ValueError, match="changed its type"):
-        renew(outer, {})
+        update_in_place(outer, {})

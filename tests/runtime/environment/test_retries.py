@@ -11,11 +11,11 @@ import pytest
 
 from meshwright.planner.environment.rewards import Reward
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import away_seconds
-from meshwright.runtime.environment.crew import Crew, RewardAnswer
+from meshwright.planner.program.deadlines import failing_call_seconds
+from meshwright.runtime.environment.crew import RewardAnswer, RewardWorkers
 from meshwright.runtime.environment.judge import Judge
-from meshwright.runtime.environment.retries import Retries
-from meshwright.runtime.environment.samples import FailedForNowError, JudgeAwayError, RewardError
+from meshwright.runtime.environment.retries import RetryBudget
+from meshwright.runtime.environment.samples import JudgeUnreachableError, RewardError, TemporaryRewardError
 from tests.planner.program.test_deadlines import rewarding
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.servers import Judged, free_port, hanging, judge
@@ -23,8 +23,8 @@ from tests.runtime.environment.servers import Judged, free_port, hanging, judge
 RETRY_SECONDS, TIMEOUT_SECONDS, PAUSES_SECONDS = 0.6, 0.3, 0.5
 
 
-def asking(url: str, *, num_workers: int, batch_size: int = 1, retry_seconds: float = RETRY_SECONDS) -> Crew:
-    return Crew(
+def asking(url: str, *, num_workers: int, batch_size: int = 1, retry_seconds: float = RETRY_SECONDS) -> RewardWorkers:
+    return RewardWorkers(
         "judge",
         lambda: Judge(url, timeout_seconds=TIMEOUT_SECONDS),
         num_workers=num_workers,
@@ -44,7 +44,7 @@ def waiting_for(
     return rewarding(num_workers=num_workers, batch_size=2 * num_samples), (reward,), None
 
 
-def scores_of(crew: Crew, responses: list[str]) -> list[float]:
+def scores_of(crew: RewardWorkers, responses: list[str]) -> list[float]:
     found = [crew.score(sample(text, id=f"0/{row}")) for row, text in enumerate(responses)]
     return [answer.result(30.0).score for answer in found]
 
@@ -54,7 +54,7 @@ def failing(statuses: list[bool]) -> Callable[[], str]:
 
     def call() -> str:
         if statuses:
-            raise FailedForNowError("not now", is_away=statuses.pop(0))
+            raise TemporaryRewardError("not now", is_unreachable=statuses.pop(0))
         return "answered"
 
     return call
@@ -62,7 +62,7 @@ def failing(statuses: list[bool]) -> Callable[[], str]:
 
 def test_what_fails_for_now_is_asked_again_with_growing_pauses() -> None:
     pauses: list[float] = []
-    assert Retries(10.0, sleep=pauses.append).answer(failing([True, False, True]), 0.0) == "answered"
+    assert RetryBudget(10.0, sleep=pauses.append).call_with_retries(failing([True, False, True]), 0.0) == "answered"
     assert pauses == [0.1, 0.2, 0.4]
 
 
@@ -74,21 +74,21 @@ def test_what_is_not_for_now_is_asked_once() -> None:
         raise RewardError("never")
 
     with pytest.raises(RewardError, match=r"^never$"):
-        Retries(10.0).answer(call, 0.0)
+        RetryBudget(10.0).call_with_retries(call, 0.0)
     assert len(asked) == 1
 
 
 def test_whoever_answers_somebody_is_not_away() -> None:
-    retries = Retries(0.0)
-    with pytest.raises(JudgeAwayError):
-        retries.answer(failing([True] * 9), 0.0)
+    retries = RetryBudget(0.0)
+    with pytest.raises(JudgeUnreachableError):
+        retries.call_with_retries(failing([True] * 9), 0.0)
 
     def call() -> None:
-        retries.answer(failing([]), 0.0)
-        raise FailedForNowError("nothing came in time", is_away=True)
+        retries.call_with_retries(failing([]), 0.0)
+        raise TemporaryRewardError("nothing came in time", is_unreachable=True)
 
-    with pytest.raises(FailedForNowError):
-        retries.answer(call, 0.0)
+    with pytest.raises(TemporaryRewardError):
+        retries.call_with_retries(call, 0.0)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def test_a_judge_that_is_away_is_given_up_for_all_that_is_queued_at_once(
         calls = 12 / batch_size / 2 + (6 if away is broken and batch_size > 1 else 0)
         seconds = time.monotonic() - begun
         assert seconds < RETRY_SECONDS + PAUSES_SECONDS + (calls + 2) * tries_seconds
-        assert seconds < away_seconds(*waiting_for(url, num_workers=2, batch_size=batch_size, num_samples=12))
+        assert seconds < failing_call_seconds(*waiting_for(url, num_workers=2, batch_size=batch_size, num_samples=12))
         begun = time.monotonic()
         assert scores_of(crew, ["a"]) == [-1.0]
         assert time.monotonic() - begun < tries_seconds + PAUSES_SECONDS, "it is still away, and is asked once"

@@ -11,10 +11,12 @@ import pytest
 
 from meshwright.runtime.environment import sandbox
 from meshwright.runtime.environment.supervising import NAMESPACES
-from meshwright.runtime.environment.unit_tests import measures, unit_tests
+from meshwright.runtime.environment.unit_tests import sandbox_measures, unit_tests
 from tests.runtime.environment.samples import sample
 
-needs_namespaces = pytest.mark.skipif(NAMESPACES not in measures(), reason="this machine has no namespaces for it")
+needs_namespaces = pytest.mark.skipif(
+    NAMESPACES not in sandbox_measures(), reason="this machine has no namespaces for it"
+)
 
 KERNEL_FILES = (
     *("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/hostname"),
@@ -85,11 +87,11 @@ def test_a_python_behind_links_is_seen_by_each_of_its_names(tmp_path: Path, monk
     directory.mkdir()
 
     def enter() -> bool:
-        sandbox.enter(directory)
+        sandbox.enter_root(directory)
         return all(name.exists() for name in names)
 
     def leave() -> bool:
-        sandbox.leave(directory)
+        sandbox.unshare_namespaces(directory)
         return comes_true(enter)
 
     assert comes_true(leave)

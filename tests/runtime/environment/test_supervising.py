@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.runtime.environment.supervising import BROKEN, FAILED, NAMESPACES, PASSED
-from meshwright.runtime.environment.unit_tests import measures
+from meshwright.runtime.environment.supervising import FAILED, NAMESPACES, PASSED, UNSUPPORTED
+from meshwright.runtime.environment.unit_tests import sandbox_measures
 
 BUSY = "import os\nfor _ in range(3):\n    if not os.fork():\n        os.setsid()\n        while True: pass\n"
 
@@ -30,7 +30,7 @@ def start(code: str, tests: str, directory: Path, wanted: str, seconds: float = 
     return found
 
 
-@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+@pytest.mark.parametrize("wanted", [sandbox_measures(), ""], ids=["with all there is", "with limits alone"])
 def test_its_exit_code_says_whether_the_tests_passed(wanted: str, tmp_path: Path) -> None:
     for tests, code in (("assert f() == 1", PASSED), ("assert f() == 2", FAILED)):
         directory = tmp_path / str(code)
@@ -45,14 +45,14 @@ def open_files():
 """
 
 
-@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+@pytest.mark.parametrize("wanted", [sandbox_measures(), ""], ids=["with all there is", "with limits alone"])
 def test_code_and_tests_have_no_file_open_but_their_end_of_the_line_between_them(wanted: str, tmp_path: Path) -> None:
     needed = ["/dev/null", "/dev/null", "/dev/null", "socket"]
     tests = f"{OPEN_FILES}\nassert of_code() == {needed}\nassert open_files() == {needed}"
     assert start(f"{OPEN_FILES}\nof_code = open_files", tests, tmp_path, wanted).wait(30.0) == PASSED
 
 
-@pytest.mark.parametrize("wanted", [measures(), ""], ids=["with all there is", "with limits alone"])
+@pytest.mark.parametrize("wanted", [sandbox_measures(), ""], ids=["with all there is", "with limits alone"])
 def test_all_that_code_has_started_ends_with_the_tests(wanted: str, tmp_path: Path) -> None:
     supervisor = start(
         BUSY + "def f(): return 1", "import time\ntime.sleep(0.5)\nassert f() == 1", tmp_path, wanted, 20.0
@@ -62,10 +62,10 @@ def test_all_that_code_has_started_ends_with_the_tests(wanted: str, tmp_path: Pa
     assert psutil.wait_procs(started, timeout=5.0)[1] == []
 
 
-@pytest.mark.skipif("namespaces" not in measures(), reason="this machine has no namespaces for it")
+@pytest.mark.skipif("namespaces" not in sandbox_measures(), reason="this machine has no namespaces for it")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_all_that_code_has_started_ends_when_its_supervisor_is_killed(number: signal.Signals, tmp_path: Path) -> None:
-    supervisor = start(BUSY + "while True: pass", "f()", tmp_path, measures(), 60.0)
+    supervisor = start(BUSY + "while True: pass", "f()", tmp_path, sandbox_measures(), 60.0)
     started = when_there_are(supervisor, 6)
     supervisor.send_signal(number)
     supervisor.wait(10.0)
@@ -83,7 +83,7 @@ def when_there_are(supervisor: subprocess.Popen[bytes], number: int) -> list[psu
 
 def test_a_sandbox_that_the_machine_has_not_is_no_verdict(tmp_path: Path) -> None:
     """Namespaces need an empty directory of their own, and this one is not there."""
-    assert start("def f(): return 1", "assert f() == 1", tmp_path / "none", "namespaces").wait(30.0) == BROKEN
+    assert start("def f(): return 1", "assert f() == 1", tmp_path / "none", "namespaces").wait(30.0) == UNSUPPORTED
 
 
 NOBODY = 65534
@@ -109,7 +109,9 @@ def as_nobody(work: str, *arguments: str, given: bytes = b"") -> int:
     ).returncode
 
 
-@pytest.mark.skipif(NAMESPACES not in measures() or os.getuid() != 0, reason="whoever runs the other tests is no root")
+@pytest.mark.skipif(
+    NAMESPACES not in sandbox_measures() or os.getuid() != 0, reason="whoever runs the other tests is no root"
+)
 def test_a_user_who_is_not_root_gets_namespaces_too() -> None:
     if as_nobody(CAN_HAVE_NAMESPACES):
         pytest.skip("this machine has namespaces for root alone")
@@ -117,4 +119,4 @@ def test_a_user_who_is_not_root_gets_namespaces_too() -> None:
     given = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     with tempfile.TemporaryDirectory() as directory:
         os.chown(directory, NOBODY, NOBODY)
-        assert as_nobody(SUPERVISES, directory, "10", measures(), given=given) == PASSED
+        assert as_nobody(SUPERVISES, directory, "10", sandbox_measures(), given=given) == PASSED

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.planner.environment.tool import Tool
 from meshwright.runtime.environment.samples import RewardError, ToolCall
-from meshwright.runtime.environment.tools import Tools
+from meshwright.runtime.environment.tools import ToolWorkers
 from tests.runtime.environment.samples import MODULE
 
 
@@ -17,7 +17,7 @@ def call(drawn: str) -> ToolCall:
 
 
 def test_as_many_calls_run_at_a_time_as_there_are_workers() -> None:
-    tools = Tools(Tool(function=f"{MODULE}:slow_echo", workers=4))
+    tools = ToolWorkers(Tool(function=f"{MODULE}:slow_echo", workers=4))
     for answer in [tools.call(call("start")) for _ in range(4)]:
         answer.result()
     begun = time.monotonic()
@@ -30,7 +30,7 @@ def test_as_many_calls_run_at_a_time_as_there_are_workers() -> None:
 
 def test_a_call_that_fails_is_told_with_its_sample(capsys: pytest.CaptureFixture[str]) -> None:
     strict, lenient = (
-        Tools(Tool(function=f"{MODULE}:slow_echo", workers=1, failure_answer=told)) for told in (None, "failed")
+        ToolWorkers(Tool(function=f"{MODULE}:slow_echo", workers=1, failure_answer=told)) for told in (None, "failed")
     )
     with pytest.raises(RewardError, match=r"in turn 2 of sample 3/5: ValueError: no such word"):
         strict.call(call("raise")).result()

@@ -139,15 +139,15 @@ def test_code_that_passes_nothing_is_not_paid_whatever_it_does(name: str) -> Non
 
 @pytest.fixture
 def _measured_anew() -> Iterator[None]:
-    tested.measures.cache_clear()
+    tested.sandbox_measures.cache_clear()
     yield
-    tested.measures.cache_clear()
+    tested.sandbox_measures.cache_clear()
 
 
 @pytest.mark.usefixtures("_measured_anew")
 def test_a_machine_too_busy_to_try_namespaces_is_tried_again_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, tries = tested.measures(), list[float]()
-    tested.measures.cache_clear()
+    before, tries = tested.sandbox_measures(), list[float]()
+    tested.sandbox_measures.cache_clear()
     real = tested._supervise
 
     def first_too_slow(code: str, tests: str, wanted: str, seconds: float) -> tuple[int, str]:
@@ -158,11 +158,11 @@ def test_a_machine_too_busy_to_try_namespaces_is_tried_again_and_then_refused(mo
         return real(code, tests, wanted, 0.001)
 
     monkeypatch.setattr(tested, "_supervise", first_too_slow)
-    assert tested.measures() == before
-    tested.measures.cache_clear()
+    assert tested.sandbox_measures() == before
+    tested.sandbox_measures.cache_clear()
     monkeypatch.setattr(tested, "_supervise", too_slow)
     with pytest.raises(RunFailed, match="could not be tried"):
-        tested.measures()
+        tested.sandbox_measures()
 
 
 def test_an_answer_without_a_test_pays_nothing() -> None:
@@ -170,7 +170,7 @@ def test_an_answer_without_a_test_pays_nothing() -> None:
 
 
 def test_code_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tested, "SECONDS", 0.5)
+    monkeypatch.setattr(tested, "TIME_LIMIT_SECONDS", 0.5)
     begun = time.monotonic()
     assert unit_tests([sample("while True: pass", TESTS)]) == [0.0]
     assert time.monotonic() - begun < 5.0
@@ -197,7 +197,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("name", HUNGRY)
 def test_code_that_takes_too_much_is_ended_and_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tested, "SECONDS", 1.5)
+    monkeypatch.setattr(tested, "TIME_LIMIT_SECONDS", 1.5)
     others, before, begun = set(psutil.Process().children(recursive=True)), free_bytes(), time.monotonic()
     assert unit_tests([sample(HUNGRY[name], TESTS)]) == [0.0]
     assert time.monotonic() - begun < 6.0

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
-from meshwright.profiles.stages import values_of
-from meshwright.runtime.execution.actions import Actions
+from meshwright.profiles.stages import field_type
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.records.outcome import InstructionResult
 from meshwright.runtime.training.bad_steps import SKIPPED, read_skipped
 from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
 from tests.runtime.one_rank import OneRank, one_rank
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_job(tmp_path_factory.mktemp("job"), num_ranks=1)
 
 
-def opened(path: Path, steps: range) -> tuple[OneRank, Actions]:
+def opened(path: Path, steps: range) -> tuple[OneRank, StageRunner]:
     rank = one_rank(path)
     return rank, rank.actions(steps)
 
@@ -48,7 +48,7 @@ def _one_turn(path: Path) -> tuple[Held, list[Tensor], dict[str, Mapping[str, fl
     told = {stage: actions.run(stage, batch).facts for stage in ("actor_generate", *SCORING)}
     reward = rank.copies["reward_score"]
     rows = [batch.experience.get("tokens", row) for row in batch.rows]
-    said = [forward_scalars(reward.decoder, reward.mesh, [MicroBatch.of([row])])[0] for row in rows]
+    said = [forward_scalars(reward.decoder, reward.mesh, [MicroBatch.pack([row])])[0] for row in rows]
     told |= {stage: actions.run(stage, batch).metrics for stage in ("critic_train", "actor_train")}
     try:
         actions.run("actor_logprob", batch)
@@ -70,8 +70,8 @@ def test_every_field_has_a_value_for_each_token_or_one_for_the_row(turn: tuple[H
     for field, rows in held.items():
         assert sorted(rows) == list(range(BATCH))
         for row, values in rows.items():
-            assert len(values) == (1 if values_of(field).is_one else len(held["tokens"][row])), field
-            assert values.dtype is getattr(torch, values_of(field).dtype), field
+            assert len(values) == (1 if field_type(field).per_sequence else len(held["tokens"][row])), field
+            assert values.dtype is getattr(torch, field_type(field).dtype), field
 
 
 def test_a_score_is_what_is_said_at_the_last_token_and_the_last_log_probability_is_nothing(
@@ -148,14 +148,14 @@ def test_a_step_with_a_score_that_is_no_number_is_skipped_and_kept_and_three_in_
     assert kept.reasons == ("scores of rows 3 are not finite",)
 
 
-def _restored(path: Path) -> tuple[Findings, Findings, Findings]:
+def _restored(path: Path) -> tuple[InstructionResult, InstructionResult, InstructionResult]:
     """What a stage tells of a batch that was filled before the run stopped, of the turn before the first, and of two
     steps that it has to do."""
     (_, actions), old = opened(path, range(5, 8)), StepExperience(step=5, rows=range(BATCH))
     for row in (3, 4):
         old.experience.put("scores", row, torch.zeros(1))
         old.experience.put("tokens", row, torch.arange(5))
-    actions.resume(None, 6)
+    actions.restore(None, 6)
     actions.begin(4)
     known = actions.run("reward_score", old)
     new = StepExperience(step=6, rows=range(2))
@@ -169,5 +169,5 @@ def _restored(path: Path) -> tuple[Findings, Findings, Findings]:
 
 def test_what_a_run_did_ahead_before_it_stopped_is_not_done_again(path: Path) -> None:
     [(known, later, again)] = run_on_ranks(1, _restored, path)
-    assert known == Findings(facts={"num_restored_rows": 2})
-    assert later == again == Findings(facts={"num_tokens": 11})
+    assert known == InstructionResult(facts={"num_restored_rows": 2})
+    assert later == again == InstructionResult(facts={"num_tokens": 11})

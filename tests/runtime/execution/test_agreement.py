@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from meshwright.runtime.execution.agreement import Agreement, Wish
+from meshwright.runtime.execution.agreement import Consensus, RankRequest
 from tests.runtime.ranks import run_on_ranks
 
 
@@ -15,15 +15,17 @@ def _moves(turn: int) -> bool:
     return turn == 2 and dist.get_rank() == 0
 
 
-def wishes(most_ahead: int) -> list[Wish]:
+def wishes(most_ahead: int) -> list[RankRequest]:
     """What a rank does behind each of 8 turns, of which rank 1 asks for an end behind the third; the ranks drift."""
     group = dist.new_group(backend="gloo")
     assert group is not None
-    agreement, found = Agreement(group, most_ahead=most_ahead), []
+    agreement, found = Consensus(group, most_ahead=most_ahead), []
     for turn in range(8):
         time.sleep(0.02 * dist.get_rank())
         found.append(
-            agreement.behind_turn(Wish(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1, replan=_moves(turn)))
+            agreement.after_period(
+                RankRequest(save=turn == 1, stop=turn == 3 and dist.get_rank() == 1, replan=_moves(turn))
+            )
         )
     agreement.flush()
     return found

@@ -7,7 +7,7 @@ from typing import Any
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Waves
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings, Outcome
+from meshwright.runtime.records.outcome import InstructionResult, PeriodResult
 
 
 class Heard:
@@ -19,9 +19,9 @@ class Heard:
     def begin(self, _turn: int) -> None:
         self.asked.append("begin")
 
-    def run_stage(self, stage: str, _batch: StepExperience) -> Findings:
+    def run_stage(self, stage: str, _batch: StepExperience) -> InstructionResult:
         self.asked.append(stage)
-        return Findings(facts={"tokens": 7.0}, metrics={"num_wonders": 1.0})
+        return InstructionResult(facts={"tokens": 7.0}, metrics={"num_wonders": 1.0})
 
     def synchronise(self) -> None:
         return None
@@ -34,7 +34,7 @@ class Heard:
         return 40
 
 
-def executed() -> tuple[list[str], Outcome]:
+def executed() -> tuple[list[str], PeriodResult]:
     """What rank 1 was asked in a turn of a program, and what is left of it."""
     names = {"producer": "reward_score", "fields": ("scores",)}
     sends = [Send(**names, consumer=name, ranks=(0,), targets=(1,)) for name in ("critic_train", "actor_train")]
@@ -48,7 +48,7 @@ def executed() -> tuple[list[str], Outcome]:
     program = Program((stages[0], *sends, *receives, stages[1]))
     heard: Any = Heard()
     executor = Executor(
-        heard, heard, lambda step: StepExperience(step=step, rows=range(1)), rank=1, began=0.0, clock="measured"
+        heard, heard, lambda step: StepExperience(step=step, rows=range(1)), rank=1, start_seconds=0.0, clock="measured"
     )
     return heard.asked, executor.execute(program, 0, range(1))
 
@@ -97,7 +97,7 @@ class TwoWaves:
         self._heard.asked.append("fill")
 
 
-def drawn_in_waves(rank: int) -> tuple[list[str], Outcome]:
+def drawn_in_waves(rank: int) -> tuple[list[str], PeriodResult]:
     """What a rank was asked in a turn of three ranks, of which 0 draws and 1 scores, between two stages of all."""
     told = {"producer": "reward_score", "consumer": "actor_generate", "fields": ("scores",)}
     wave = (
@@ -113,7 +113,7 @@ def drawn_in_waves(rank: int) -> tuple[list[str], Outcome]:
         heard,
         lambda step: StepExperience(step=step, rows=range(1)),
         rank=rank,
-        began=0.0,
+        start_seconds=0.0,
         clock="measured",
         filling=lambda _step: TwoWaves(heard),
     )

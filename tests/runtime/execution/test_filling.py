@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from meshwright.planner.plan.critic_free_settings import GRPO
-from meshwright.planner.plan.learning_settings import PaidSettings
+from meshwright.planner.plan.learning_settings import RewardedSettings
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
-from meshwright.runtime.execution.filling import GroupSampling, PaidBy, WaveFilling
+from meshwright.runtime.execution.filling import GroupSampling, SampleReward, WaveFilling
 from meshwright.runtime.messages.step_experience import StepExperience
 
-SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, most_waves=75)
+SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, max_waves=75)
 ALIKE, APART = (1.0, 1.0), (0.0, 1.0)
 
 
@@ -98,7 +98,7 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
     """Two rewards that differ and make up for each other are no signal; a reward model's score beside them may be."""
     for of_model, share in ((0.0, 0.0), (1.0, 1.0)):
         sampling = GroupSampling(
-            num_groups=1, group_size=2, num_prompts=1, most_waves=100, paid=PaidBy((1.0, 0.5), of_model)
+            num_groups=1, group_size=2, num_prompts=1, max_waves=100, reward=SampleReward((1.0, 0.5), of_model)
         )
         filling = sampling.filling(0)
         wave = put(filling.next_wave(), [APART])
@@ -108,14 +108,14 @@ def test_rewards_of_hosts_are_added_up_before_groups_are_compared() -> None:
         assert filling.metrics["groups_with_signal"] == share
 
 
-def share(settings: PaidSettings, groups: Sequence[tuple[float, float]], **known: Any) -> float:
+def share(settings: RewardedSettings, groups: Sequence[tuple[float, float]], **known: Any) -> float:
     """Of these groups, those with a signal, of responses with 8 tokens at most."""
     sampling = GroupSampling(
         num_groups=1,
         group_size=2,
         num_prompts=len(groups),
-        most_waves=1,
-        paid=PaidBy(settings=settings, max_response=8),
+        max_waves=1,
+        reward=SampleReward(settings=settings, max_response=8),
     )
     filling = sampling.filling(0)
     filling.take(put(filling.next_wave(), groups, **known))
@@ -144,7 +144,7 @@ def test_scores_that_differ_by_rounding_are_no_signal() -> None:
 
 
 def test_rewards_that_add_up_to_nothing_leave_no_signal_in_their_rounding() -> None:
-    sampling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, most_waves=1, paid=PaidBy((0.1, -0.3)))
+    sampling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, max_waves=1, reward=SampleReward((0.1, -0.3)))
     filling = sampling.filling(0)
     wave = put(filling.next_wave(), [APART])
     for row, rewards in enumerate(([300.0, 100.0], [30.3, 10.1])):
@@ -157,7 +157,7 @@ def test_rewards_that_add_up_to_nothing_leave_no_signal_in_their_rounding() -> N
 
 def test_the_same_response_twice_is_no_signal_however_far_apart_a_model_scores_it() -> None:
     """As one in bf16 does, in micro-batches of other shapes."""
-    filling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, most_waves=1).filling(0)
+    filling = GroupSampling(num_groups=1, group_size=2, num_prompts=1, max_waves=1).filling(0)
     wave = put(filling.next_wave(), [(0.5, 0.504)])
     wave.experience.put(SEQUENCE_DIGESTS, 1, torch.tensor([0]))
     filling.take(wave)
@@ -174,7 +174,7 @@ def test_a_reward_that_failed_ends_the_run() -> None:
 
 def test_waves_end_where_a_smaller_share_has_a_signal_than_any_job_may_expect() -> None:
     filling = SAMPLING.filling(7)
-    for _ in range(SAMPLING.most_waves):
+    for _ in range(SAMPLING.max_waves):
         filling.take(put(filling.next_wave(), [ALIKE] * 4))
     with pytest.raises(RunFailed, match="step 7: 0 of 300 groups have a signal, where a batch needs 3"):
         filling.next_wave()

@@ -55,7 +55,7 @@ def test_teachers_and_the_student_may_be_on_different_ranks() -> None:
     other = part(asked, teacher_2_logprobs={0: [9, -2.0, -3.0, 9], 1: [9, -3.0, -4.0, 9]})
     found = evaluation_of([other, student, one], 3, asked)
     assert found.scores == pytest.approx((0.75 * -0.5 + 0.25 * -1.0, 0.25 * -2.0))
-    assert found.told_score == -found.mean_score > 0
+    assert found.reported_score == -found.mean_score > 0
     assert found.by_teachers
     assert found.generator_gap == 0.0
     assert found.mean_response_tokens == 2
@@ -67,5 +67,5 @@ def test_a_paid_response_has_the_sum_of_what_its_ranks_say() -> None:
     hosted = part(asked, **{REWARDS: {0: [1.0], 1: [0.5]}})
     found = evaluation_of([scored, hosted], 3, asked)
     assert found.scores == (0.5 * 2.0 + 2.0 * 1.0, 0.5 * -4.0 + 2.0 * 0.5)
-    assert found.told_score == found.mean_score
+    assert found.reported_score == found.mean_score
     assert not found.by_teachers

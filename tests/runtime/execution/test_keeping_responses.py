@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from meshwright.runtime.execution.keeping_responses import samples_of
+from meshwright.runtime.execution.keeping_responses import sample_responses
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.model.end_tokens import ResponseEnds
+from meshwright.runtime.model.end_tokens import StopConditions
 from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
 
 
@@ -18,7 +18,7 @@ def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:
     data = PromptData(
         train=((1,),),
         held_out=(),
-        ends=ResponseEnds(tokens={}),
+        ends=StopConditions(tokens={}),
         stop=None,
         batch_size=6,
         seed=0,
@@ -31,7 +31,7 @@ def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:
         batch.experience.put("prompt_lengths", row, torch.tensor([2]))
         batch.experience.put("scores", row, torch.tensor([0.5 * row]))
         batch.experience.put("truncated", row, torch.tensor([row == 1]))
-    kept = samples_of(batch, data)
+    kept = sample_responses(batch, data)
     assert len(kept) == SAMPLES_PER_STEP
     assert kept[1] == KeptResponse(
         step=10, row=1, prompt="one two", response="three one", score=0.5, response_tokens=2, truncated=True

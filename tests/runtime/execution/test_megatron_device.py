@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import Findings
+from meshwright.runtime.records.outcome import InstructionResult
 from meshwright.runtime.training.refit import RefitCopy
 
 
@@ -22,9 +22,9 @@ class Heard:
     def begin(self, turn: int) -> None:
         self.asked.append(f"turn {turn}")
 
-    def run(self, stage: str, _batch: StepExperience) -> Findings:
+    def run(self, stage: str, _batch: StepExperience) -> InstructionResult:
         self.asked.append(stage)
-        return Findings(facts={"num_tokens": 7.0}, metrics={"loss": 0.5})
+        return InstructionResult(facts={"num_tokens": 7.0}, metrics={"loss": 0.5})
 
     def settle(self) -> None:
         self.asked.append("settle")
@@ -39,7 +39,7 @@ def test_weights_are_settled_before_they_are_trained_and_given_after_it_if_a_tur
 ) -> None:
     heard: Any = Heard()
     refits = {("actor_train", "actor_generate"): cast(RefitCopy, heard)}
-    device = MegatronDevice(cast(Actions, heard), refits, bytes_before=0, steps=range(3, 6))
+    device = MegatronDevice(cast(StageRunner, heard), refits, bytes_before=0, steps=range(3, 6))
     device.begin(turn)
     for stage in ("critic_train", "actor_train"):
         device.run_stage(stage, StepExperience(step=turn, rows=range(1)))
@@ -48,7 +48,7 @@ def test_weights_are_settled_before_they_are_trained_and_given_after_it_if_a_tur
 
 def test_what_was_learned_passes_through_the_device_beside_what_it_counts() -> None:
     heard: Any = Heard()
-    device = MegatronDevice(cast(Actions, heard), {}, bytes_before=0, steps=range(3, 6))
+    device = MegatronDevice(cast(StageRunner, heard), {}, bytes_before=0, steps=range(3, 6))
     device.begin(3)
     findings = device.run_stage("actor_train", StepExperience(step=3, rows=range(1)))
     assert findings.metrics == {"loss": 0.5}

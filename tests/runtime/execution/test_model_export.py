@@ -135,10 +135,10 @@ def _experience_and_export(asked: RunRequest) -> dict[str, dict[int, Tensor]]:
     """What the last step trained on; the models are written after the second."""
     run = RankRun(asked)
     run.recorder.open(0)
-    for turn in run.turns:
+    for turn in run.periods:
         if turn == 2:
             run.export(2)
-        experience = run.turn(turn).experience
+        experience = run.run_period(turn).experience
     run.finish()
     run.close()
     fields = ("tokens", "proximal_logprobs")

@@ -14,7 +14,7 @@ from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.verify import verify
-from meshwright.runtime.execution.agreement import Wish
+from meshwright.runtime.execution.agreement import RankRequest
 from meshwright.runtime.execution.next_plan import NextPlan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.records.restarts import read_restarts
@@ -35,7 +35,7 @@ def on_one_of_two_ranks(directory: Path, steps: int) -> RunRequest:
     out.mkdir()
     write_plan(out / "plan.json", plan)
     return RunRequest(
-        plan=plan, job=job, directory=directory, out=out, steps=steps, replan_every=EVERY, launched=time.monotonic()
+        plan=plan, job=job, directory=directory, out=out, steps=steps, replan_every=EVERY, launch_time=time.monotonic()
     )
 
 
@@ -45,7 +45,7 @@ def looking(request: RunRequest) -> Iterator[NextPlan]:
     found = NextPlan(request, 0)
     write_steps(request.plan, request.out / "trace.jsonl", range(EVERY))
     for done in range(1, EVERY + 1):
-        assert found.wish(done, None) == Wish()
+        assert found.request(done, None) == RankRequest()
     try:
         look = found._search
         assert look is not None
@@ -60,18 +60,18 @@ def looking(request: RunRequest) -> Iterator[NextPlan]:
 def test_what_a_checkpoint_takes_is_tried_once_and_then_it_is_decided(tmp_path: Path) -> None:
     request = on_one_of_two_ranks(tmp_path, 100_000)
     with looking(request) as found:
-        assert found.wish(EVERY + 1, None) == Wish(save=True)
-        assert found.wish(EVERY + 2, None) == Wish()  # it is on its way
-        assert [found.wish(EVERY + 3, 0.5), found.wish(EVERY + 4, 0.5)] == 2 * [Wish(replan=True)]
-        found.leave(EVERY + 4)
+        assert found.request(EVERY + 1, None) == RankRequest(save=True)
+        assert found.request(EVERY + 2, None) == RankRequest()  # it is on its way
+        assert [found.request(EVERY + 3, 0.5), found.request(EVERY + 4, 0.5)] == 2 * [RankRequest(replan=True)]
+        found.write(EVERY + 4)
     new = read_plan(request.out / NEXT_PLAN)
     assert verify(new) == ()
-    assert new.lengths_are_seen
+    assert new.lengths_are_observed
     assert {rank for pool in new.pools for rank in pool.ranks} == {0, 1}
     [restart] = read_restarts(request.out)
     assert (restart.number, restart.saved, restart.lost, restart.reason) == (1, EVERY + 4, 0, "")
-    assert f"predicted to take {new.period_seconds:.3g} s" in restart.told
-    assert f"of the {100_000 - EVERY - 3} steps left" in restart.told
+    assert f"predicted to take {new.period_seconds:.3g} s" in restart.message
+    assert f"of the {100_000 - EVERY - 3} steps left" in restart.message
 
 
 @pytest.mark.slow
@@ -80,15 +80,15 @@ def test_a_plan_that_the_steps_left_do_not_earn_is_not_gone_over_to(
     tmp_path: Path, steps: int, checkpoint_seconds: float
 ) -> None:
     with looking(on_one_of_two_ranks(tmp_path, steps)) as found:
-        assert found.wish(EVERY + 1, checkpoint_seconds) == Wish()
-        assert found.wish(EVERY + 2, checkpoint_seconds) == Wish()
+        assert found.request(EVERY + 1, checkpoint_seconds) == RankRequest()
+        assert found.request(EVERY + 2, checkpoint_seconds) == RankRequest()
 
 
 @pytest.mark.check_all
 def test_what_processes_took_to_start_has_to_be_earned_too(tmp_path: Path) -> None:
     request = on_one_of_two_ranks(tmp_path, 1000)
-    with looking(replace(request, launched=time.monotonic() - 1e6)) as found:
-        assert found.wish(EVERY + 1, 0.5) == Wish()
+    with looking(replace(request, launch_time=time.monotonic() - 1e6)) as found:
+        assert found.request(EVERY + 1, 0.5) == RankRequest()
 
 
 @pytest.mark.slow
@@ -98,17 +98,17 @@ def test_a_plan_that_cannot_go_on_is_left_whatever_that_takes(tmp_path: Path) ->
         answer = found._search.answer()
         assert isinstance(answer, Replanned)
         found._candidate = replace(answer, kept_seconds=None, broken="rank 0 needs 9 GiB.")
-        assert found.wish(EVERY + 1, 1e6) == Wish(replan=True)
-        found.leave(EVERY + 1)
+        assert found.request(EVERY + 1, 1e6) == RankRequest(replan=True)
+        found.write(EVERY + 1)
         [restart] = read_restarts(found._request.out)
-        assert restart.told.endswith("and the old plan cannot continue: rank 0 needs 9 GiB.")
+        assert restart.message.endswith("and the old plan cannot continue: rank 0 needs 9 GiB.")
 
 
 @pytest.mark.slow
 def test_a_look_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = on_one_of_two_ranks(tmp_path, 1000)
     with looking(replace(request, plan=request.plan.model_copy(update={"pins": ("ref_logprob.tp=1",)}))) as found:
-        assert found.wish(EVERY + 1, 0.5) == Wish()
+        assert found.request(EVERY + 1, 0.5) == RankRequest()
     assert (
         f"not planned again after step {EVERY + 1}: {request.out} is a run of another plan" in capsys.readouterr().err
     )
@@ -116,8 +116,8 @@ def test_a_look_that_fails_is_told_and_the_run_goes_on(tmp_path: Path, capsys: p
 
 def test_no_look_is_taken_before_a_step_is_whole_behind_the_first(tmp_path: Path) -> None:
     found = NextPlan(replace(on_one_of_two_ranks(tmp_path, 9), replan_every=1), 3)
-    assert found.wish(4, 0.5) == Wish()
+    assert found.request(4, 0.5) == RankRequest()
     assert found._search is None
-    assert found.wish(5, 0.5) == Wish()
+    assert found.request(5, 0.5) == RankRequest()
     assert found._search is not None
     found.close()

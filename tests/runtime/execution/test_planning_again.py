@@ -11,7 +11,7 @@ from meshwright.planner.plan.job import require_job
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.execution.planning_again import planned_again
+from meshwright.runtime.execution.planning_again import replan_for_nodes
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.commands.starting.test_trace_options import run_with_tokens
 from tests.runtime.small_job import request, write_job
@@ -24,7 +24,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
 
 
 def test_the_plan_for_fewer_nodes_is_a_plan_of_the_same_job(asked: RunRequest) -> None:
-    found = planned_again(asked, 1)
+    found = replan_for_nodes(asked, 1)
     assert verify(found) == ()
     assert found.facts.cluster.num_ranks == 1
     assert found.facts.workload == asked.plan.facts.workload
@@ -33,18 +33,18 @@ def test_the_plan_for_fewer_nodes_is_a_plan_of_the_same_job(asked: RunRequest) -
 
 def test_pins_that_need_the_nodes_that_are_lost_are_let_go(asked: RunRequest) -> None:
     assert asked.plan.pins == ("actor_train.layout=tp1,pp1,dp2",)
-    assert planned_again(asked, 1).pins == ()
+    assert replan_for_nodes(asked, 1).pins == ()
 
 
 def test_nodes_of_several_kinds_are_not_planned_again(asked: RunRequest, tmp_path: Path) -> None:
     mixed = asked.plan.facts.model_copy(update={"cluster": object()})
     with pytest.raises(BadInput, match="of several kinds"):
-        planned_again(replace(asked, plan=asked.plan.model_copy(update={"facts": mixed})), 1)
+        replan_for_nodes(replace(asked, plan=asked.plan.model_copy(update={"facts": mixed})), 1)
 
 
 def test_the_plan_for_fewer_nodes_has_the_lengths_that_the_run_has_met(asked: RunRequest, tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", asked.plan)
     run = run_with_tokens(tmp_path / "plan.json", tmp_path / "run", response=18.0)
-    found = planned_again(replace(asked, out=run), 1)
+    found = replan_for_nodes(replace(asked, out=run), 1)
     assert found.facts.workload.response_lengths.mean == pytest.approx(18.0, rel=0.02)
-    require_job(found.facts, asked.job, asked.directory, lengths_are_seen=found.lengths_are_seen)
+    require_job(found.facts, asked.job, asked.directory, lengths_are_observed=found.lengths_are_observed)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.instruction_durations import Planned
 from meshwright.planner.program.program import lower
-from meshwright.planner.simulation.sampled import draw_lengths
+from meshwright.planner.simulation.sampled import sample_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
@@ -64,14 +64,14 @@ def test_the_executor_follows_the_program_and_every_stage_finds_what_it_reads() 
         NoMessages(),  # type: ignore[arg-type]
         lambda _step: batch,
         rank=0,
-        began=0.0,
+        start_seconds=0.0,
         clock="rehearsed",
     )
     spans = executor.execute(program, 0, range(1)).spans
     assert [span.instruction for span in spans] == [i.name for i in program.instructions]
     assert {span.clock for span in spans} == {"rehearsed"}
     assert batch.experience.get("tokens", 0).dtype is torch.int64
-    prompts, responses = draw_lengths(plan.facts.workload, seed=0, step=0)
+    prompts, responses = sample_lengths(plan.facts.workload, seed=0, step=0)
     length = int(prompts[3] + responses[3])
     assert [len(batch.experience.get(field, 3)) for field in ("tokens", "values", "scores")] == [length, length, 1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.edges import field_bytes
-from meshwright.runtime.execution.rehearsal_overhead import num_processors, processor_seconds, slow_enough
+from meshwright.runtime.execution.rehearsal_overhead import default_speed, num_processors, processor_seconds
 from tests.planner.jobs import small_facts
 from tests.runtime.execution.test_rehearse import slow_enough as ten_times_as_long
 from tests.runtime.plans_by_hand import Where, plan_by_hand
@@ -30,9 +30,9 @@ def test_more_ranks_and_longer_responses_are_more_work() -> None:
 def test_a_plan_of_a_short_turn_is_rehearsed_as_planned_and_a_long_one_faster() -> None:
     plan = plan_by_hand(small_facts(), {"other": Where("0:1")})
     assert plan.period_seconds < 2
-    assert slow_enough(plan) == 1
+    assert default_speed(plan) == 1
     long = plan
     while long.period_seconds < 100:
         long = ten_times_as_long(long)
-    assert slow_enough(long) * long.period_seconds == pytest.approx(2)
+    assert default_speed(long) * long.period_seconds == pytest.approx(2)
     assert 10 * processor_seconds(long) / num_processors() < 2

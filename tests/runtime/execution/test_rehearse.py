@@ -10,7 +10,7 @@ import pytest
 
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.program.instruction_durations import Planned, StepWork
 from meshwright.planner.program.program import Send, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -18,14 +18,14 @@ from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import Run
-from meshwright.runtime.execution.rehearse import Request, live, rehearse
+from meshwright.runtime.execution.rehearse import RehearsalRequest, rehearse, run_process
 from meshwright.runtime.records.rehearsal import Rehearsal
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 
-PATTERNS = patterns(PPO_GRAPH, 2)
+PATTERNS = steps_ahead_patterns(PPO_GRAPH, 2)
 STEPS = 2
 
 
@@ -119,7 +119,7 @@ def follow_random_plans(seeds: range) -> int:
     followed = 0
     for seed in seeds:
         plan = plan_of(seed)
-        request = Request(
+        request = RehearsalRequest(
             plan=plan,
             durations=Planned(plan),
             steps=1,
@@ -128,7 +128,7 @@ def follow_random_plans(seeds: range) -> int:
             ranks_per_process=2,
             began=0.0,
         )
-        followed += sum(len(spans) for part in live(request) for spans in part.turns)
+        followed += sum(len(spans) for part in run_process(request) for spans in part.periods)
     return followed
 
 

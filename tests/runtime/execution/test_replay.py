@@ -28,15 +28,15 @@ def _with_a_bad_value(asked: RunRequest) -> None:
     """Two steps; in the second the value of one token is no number, in the experience that is kept alone."""
     run = RankRun(asked)
     run.recorder.open(0)
-    run.turn(0)
+    run.run_period(0)
     run.save(1)
-    after = run._actions._bad_steps["critic_train"].after
+    after = run._actions._bad_steps["critic_train"].record
 
     def spoilt(found: object) -> None:
         after(replace(found, reasons=("planted",)))  # type: ignore[type-var]
 
-    run._actions._bad_steps["critic_train"].after = spoilt  # type: ignore[method-assign, assignment]
-    run.turn(1)
+    run._actions._bad_steps["critic_train"].record = spoilt  # type: ignore[method-assign, assignment]
+    run.run_period(1)
     run.finish()
     run.close()
 

@@ -12,9 +12,9 @@ from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
-from meshwright.runtime.execution.request import RunRequest, check, check_seat
+from meshwright.runtime.execution.request import RunRequest, check, check_launched_rank
 from meshwright.runtime.generation.prompts import read_data
-from meshwright.runtime.launch.joining import Seat
+from meshwright.runtime.launch.joining import LaunchedRank
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records import lock
 from meshwright.runtime.records.lock import locked
@@ -23,7 +23,7 @@ from tests.runtime.execution.test_resume import save
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
 
-SEAT = Seat(rank=0, local_rank=0, num_ranks=1, ranks_per_node=1, address="127.0.0.1")
+SEAT = LaunchedRank(rank=0, local_rank=0, num_ranks=1, ranks_per_node=1, address="127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_finished_run_is_not_overwritten_and_a_missing_one_not_resumed(asked: 
 def test_a_run_that_was_cut_off_behind_its_last_checkpoint_is_resumed_to_its_end(asked: RunRequest) -> None:
     asked.out.mkdir()
     save(asked.out, asked.steps)
-    write_run_file(asked.out, asked.asked(read_data(asked.job, asked.directory)))
+    write_run_file(asked.out, asked.run_file(read_data(asked.job, asked.directory)))
     check(replace(asked, resume=True), Rendezvous())
     (asked.out / "summary.json").write_text(json.dumps({"steps": asked.steps - 1}))  # of an earlier, shorter run
     check(replace(asked, resume=True), Rendezvous())
@@ -116,11 +116,11 @@ def test_prompts_that_are_not_there_are_refused(asked: RunRequest) -> None:
 
 
 def test_torchrun_takes_what_it_has_started_and_joined_itself(asked: RunRequest) -> None:
-    check_seat(asked, Rendezvous(node_rank=0), SEAT)
+    check_launched_rank(asked, Rendezvous(node_rank=0), SEAT)
     with pytest.raises(BadInput, match="1 of 2 ranks were started on this node and the plan has 1 nodes of 1"):
-        check_seat(asked, Rendezvous(), replace(SEAT, num_ranks=2))
+        check_launched_rank(asked, Rendezvous(), replace(SEAT, num_ranks=2))
     with pytest.raises(BadInput, match="torchrun has joined the nodes already; leave out --nodes and --rendezvous"):
-        check_seat(asked, Rendezvous(port=29500), SEAT)
+        check_launched_rank(asked, Rendezvous(port=29500), SEAT)
 
 
 def test_nodes_agree_on_what_is_run_and_not_on_where_their_files_are(asked: RunRequest, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_nodes_agree_on_what_is_run_and_not_on_where_their_files_are(asked: RunR
 
 def test_what_was_asked_is_kept_with_the_digest_of_its_prompts(asked: RunRequest) -> None:
     data = read_data(asked.job, asked.directory)
-    kept = asked.asked(data)
+    kept = asked.run_file(data)
     assert (kept.job, kept.directory, kept.prompts) == (asked.job, str(asked.directory.resolve()), data.digest)
 
 
@@ -158,10 +158,12 @@ def test_a_run_that_cannot_tell_how_long_stages_take_is_not_planned_again(asked:
     looking = replace(asked, replan_every=5)
     check(looking, Rendezvous())
     profiled = asked.plan.model_copy(update={"digests": {**asked.plan.digests, "profile": "0" * 64}})
-    refused(replace(looking, plan=profiled), "--replan-every needs stage times .* a measured table; give it with --profile")
+    refused(
+        replace(looking, plan=profiled), "--replan-every needs stage times .* a measured table; give it with --profile"
+    )
     check(replace(asked, plan=profiled), Rendezvous())
 
 
 def test_under_torchrun_no_other_plan_is_gone_over_to(asked: RunRequest) -> None:
     with pytest.raises(BadInput, match="--replan-every 5: torchrun restarts ranks only if one fails"):
-        check_seat(replace(asked, replan_every=5), Rendezvous(), SEAT)
+        check_launched_rank(replace(asked, replan_every=5), Rendezvous(), SEAT)

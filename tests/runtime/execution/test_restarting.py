@@ -17,7 +17,7 @@ from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.execution import restarting
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.restarting import again, seconds_before, with_restarts
+from meshwright.runtime.execution.restarting import pause_seconds, restart_request, with_restarts
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
 from meshwright.runtime.records.stopped import NEXT_PLAN, Stopped
@@ -34,7 +34,7 @@ def asked(tmp_path: Path) -> RunRequest:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarting, "seconds_before", lambda _: 0.0)
+    monkeypatch.setattr(restarting, "pause_seconds", lambda _: 0.0)
 
 
 class Failing:
@@ -95,14 +95,14 @@ class GoingOver(Failing):
         write_plan(asked.out / NEXT_PLAN, asked.plan.model_copy(update={"pins": (f"actor_train.tp={number}",)}))
         note = Restart(number=number, host="a", reason="", reached=number, saved=number, planned_again=f"plan {number}")
         write_restart(asked.out, note)
-        return Stopped(done=number, saved=number, goes_on=True)
+        return Stopped(done=number, saved=number, continues=True)
 
 
 def test_a_run_that_stops_for_another_plan_goes_on_under_it_at_once_and_has_not_failed(
     asked: RunRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waited = list[int]()
-    monkeypatch.setattr(restarting, "seconds_before", lambda number: waited.append(number) or 0.0)
+    monkeypatch.setattr(restarting, "pause_seconds", lambda number: waited.append(number) or 0.0)
     launch = GoingOver(2)
     assert with_restarts(launch, replace(asked, max_restarts=1), Rendezvous()) == "done"
     plans = [one.plan.pins for one, _ in launch.seen]
@@ -141,7 +141,7 @@ def test_what_the_user_has_done_wrong_is_not_tried_again(asked: RunRequest) -> N
 
 
 def test_a_run_that_is_asked_to_stop_while_it_waits_stops(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarting, "seconds_before", lambda _: 60.0)
+    monkeypatch.setattr(restarting, "pause_seconds", lambda _: 60.0)
     save(asked.out, 4)
 
     def ask() -> None:
@@ -153,11 +153,11 @@ def test_a_run_that_is_asked_to_stop_while_it_waits_stops(asked: RunRequest, mon
 
 
 def test_each_restart_waits_twice_as_long_as_the_one_before_up_to_a_minute() -> None:
-    assert [seconds_before(number) for number in (1, 2, 3, 7, 50)] == [1.0, 2.0, 4.0, 60.0, 60.0]
+    assert [pause_seconds(number) for number in (1, 2, 3, 7, 50)] == [1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 def test_a_run_goes_on_under_the_plan_that_it_had_last(asked: RunRequest) -> None:
-    assert again(asked, 1).plan is asked.plan
+    assert restart_request(asked, 1).plan is asked.plan
     other = asked.plan.model_copy(update={"pins": ("actor_train.tp=1",)})
     (asked.out / "plan.json").write_text(other.model_dump_json())
-    assert again(asked, 1).plan == other
+    assert restart_request(asked, 1).plan == other

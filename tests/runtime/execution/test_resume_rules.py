@@ -23,7 +23,7 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.stages import TEACHERS
-from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, draws_by, rule_of
+from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, rule_of, sampling_digests
 from meshwright.runtime.records.run_file import RunFile
 from tests.runtime.small_job import request as request_of
 from tests.runtime.small_job import write_job
@@ -173,5 +173,5 @@ def test_what_is_under_way_is_dropped_where_it_was_drawn_otherwise(
 ) -> None:
     rule = rule_of(key)
     assert rule is not None
-    is_same = draws_by(plan, with_another(asked.job, kind, key)) == draws_by(plan, asked.job)
-    assert is_same == (rule.effect is not Effect.DRAWN_ANEW)
+    is_same = sampling_digests(plan, with_another(asked.job, kind, key)) == sampling_digests(plan, asked.job)
+    assert is_same == (rule.effect is not Effect.RESAMPLE)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns
+from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
@@ -35,8 +35,8 @@ def until_stopped(asked: RunRequest) -> None:
     """A run that is cut off behind a checkpoint."""
     run = RankRun(asked)
     run.recorder.open(run.steps.start)
-    for turn in range(run.turns.start, STOPPED_AFTER):
-        run.turn(turn)
+    for turn in range(run.periods.start, STOPPED_AFTER):
+        run.run_period(turn)
     run.save(STOPPED_AFTER)
     run.wait_for_checkpoint(STOPPED_AFTER)
     raise RunFailed("cut off")
@@ -59,8 +59,8 @@ def resumed(asked: RunRequest) -> list[dict[str, Any]]:
 @cases(
     ("num_ranks", "ahead", "staleness", "generation"),
     [
-        (1, patterns(PPO_GRAPH, 0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
-        (2, patterns(PPO_GRAPH, 2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
+        (1, steps_ahead_patterns(PPO_GRAPH, 0)[0], 1, {"batches_in_flight": 2, "generation_slots": 8}),
+        (2, steps_ahead_patterns(PPO_GRAPH, 2)[2], 3, {"overcommit": 8, "generation_slots": 16}),
     ],
     ids=["two batches in flight", "two ahead, overcommit, two pools"],
     few=1,
@@ -95,7 +95,7 @@ def saved_behind_turns(asked: RunRequest) -> list[list[int]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(saving, "_write", slowly)
         for turn in range(2):
-            run.turn(turn)
+            run.run_period(turn)
             found.append(saved_steps(asked.out))
             if turn == 0:
                 run.save(1)

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from meshwright.planner.analysis.oversampling import with_wave
-from meshwright.planner.program.deadlines import waves_beyond
+from meshwright.planner.program.deadlines import max_waves_ratio
 from meshwright.planner.program.program import RunStage
 from meshwright.runtime.execution.run_watch import RunWatch
 from meshwright.runtime.execution.watchdog import Watchdog
@@ -22,14 +22,14 @@ def _allowed(out: Path) -> list[tuple[Any, ...]]:
     with mock.patch.object(Watchdog, "doing", autospec=True) as doing:
         watch = RunWatch(plan, out, 0.0)
         stage = RunStage(stage="actor_train", ranks=(0,))
-        watch.met(100.0)
+        watch.record_period(100.0)
         watch.instruction(stage, 4, 2, 3)
         with watch.evaluation(3 * plan.facts.workload.batch_size):
             watch.instruction(stage, 4, 2, 3)
         with watch.evaluation(1):
             watch.instruction(stage, 4, 2, 3)
         watch.waiting("the reports", 2)
-        watch.meeting("the checkpoint", 2)
+        watch.collective("the checkpoint", 2)
         watch.close()
     return [call.args[1:] for call in doing.call_args_list]
 
@@ -53,7 +53,7 @@ def _allowed_beside_waves(out: Path) -> float:
     plan = plan_by_hand(with_wave(sampled_facts(1.0), 64), apart)
     with mock.patch.object(Watchdog, "doing", autospec=True) as doing:
         watch = RunWatch(plan, out, 1.0)
-        watch.met(100.0)
+        watch.record_period(100.0)
         watch.instruction(RunStage(stage="actor_train", ranks=(1,)), 4, 2, 3)
         watch.close()
     return float(doing.call_args.args[3])
@@ -61,5 +61,5 @@ def _allowed_beside_waves(out: Path) -> float:
 
 def test_a_rank_that_sees_no_waves_may_wait_for_as_many_as_a_step_may_take(tmp_path: Path) -> None:
     drawing, waiting = run_on_ranks(2, _allowed_beside_waves, tmp_path)
-    assert (drawing, waiting / drawing) == (500.0, waves_beyond(planned(with_wave(sampled_facts(1.0), 64))))
+    assert (drawing, waiting / drawing) == (500.0, max_waves_ratio(planned(with_wave(sampled_facts(1.0), 64))))
     assert waiting > drawing

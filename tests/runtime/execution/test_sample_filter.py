@@ -12,11 +12,11 @@ import torch
 from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
-from meshwright.runtime.execution.filling import PaidBy
+from meshwright.runtime.execution.filling import SampleReward
 from meshwright.runtime.execution.sample_filter import FilterFilling, SampleFilter, best
 from meshwright.runtime.messages.step_experience import StepExperience
 
-SAMPLES = SampleFilter(num_prompts=2, num_drawn=4, num_kept=2)
+SAMPLES = SampleFilter(num_prompts=2, num_sampled=4, num_kept=2)
 
 
 def scored(scores: Sequence[float], samples: SampleFilter = SAMPLES) -> FilterFilling:
@@ -86,7 +86,7 @@ def test_every_sample_is_counted() -> None:
 
 
 def test_samples_are_compared_by_all_that_they_are_paid() -> None:
-    samples = SampleFilter(num_prompts=1, num_drawn=3, num_kept=1, paid=PaidBy((1.0, 0.5), 2.0))
+    samples = SampleFilter(num_prompts=1, num_sampled=3, num_kept=1, reward=SampleReward((1.0, 0.5), 2.0))
     filling = samples.filling(0)
     wave = filling.next_wave()
     paid = (([1.0, 0.0], 0.0), ([0.0, 3.0], 0.0), ([0.0, 0.0], 0.9))  # 1.0, 1.5 and 1.8
@@ -100,8 +100,8 @@ def test_samples_are_compared_by_all_that_they_are_paid() -> None:
 
 
 def test_a_sample_that_is_paid_less_for_its_missing_end_is_not_kept_for_its_score() -> None:
-    paid = PaidBy(settings=GRPO(missing_end_score=-1.0))
-    filling = SampleFilter(num_prompts=1, num_drawn=3, num_kept=1, paid=paid).filling(0)
+    paid = SampleReward(settings=GRPO(missing_end_score=-1.0))
+    filling = SampleFilter(num_prompts=1, num_sampled=3, num_kept=1, reward=paid).filling(0)
     wave = known(filling.next_wave(), truncated=[0])
     for row, score in enumerate((9.0, 0.5, 1.0)):
         wave.experience.put("scores", row, torch.tensor([score]))

@@ -48,8 +48,8 @@ def experience_of_steps(asked: RunRequest) -> list[Held]:
     run = RankRun(asked)
     run.recorder.open(0)
     held = []
-    for turn in run.turns:
-        experience = run.turn(turn).experience
+    for turn in run.periods:
+        experience = run.run_period(turn).experience
         if turn in run.steps:
             rows = {field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS}
             held.append(rows)
@@ -169,8 +169,8 @@ def moved_by_a_step(asked: RunRequest) -> dict[str, float]:
     run.recorder.open(run.steps.start)
     trained = {name: copy.trainer.model for name, copy in run.copies.items() if copy.trainer is not None}
     before = {name: [p.detach().clone() for p in model.parameters()] for name, model in trained.items()}
-    for turn in run.turns:
-        run.turn(turn)
+    for turn in run.periods:
+        run.run_period(turn)
     run.finish()
     run.close()
     return {

@@ -13,20 +13,29 @@ import pytest
 import torch.distributed as dist
 
 from meshwright.runtime.execution import watchdog
-from meshwright.runtime.execution.watchdog import STACKS, Doing, Watchdog, told
+from meshwright.runtime.execution.watchdog import STACKS, RankActivity, Watchdog, hang_message
 
 IN_RING = "all_reduce of ranks 0, 1, 2"
 
 
-def doing(rank: int, place: int, waits: str = "sleep (x.py:1)", *, turn: int = 3, for_others: bool = False) -> Doing:
+def doing(
+    rank: int, place: int, waits: str = "sleep (x.py:1)", *, turn: int = 3, for_others: bool = False
+) -> RankActivity:
     what = f"stage {place} of step {turn}"
-    return Doing(
-        rank=rank, turn=turn, place=place, what=what, seconds=70.4, waits=waits, is_for_others=for_others, host="far"
+    return RankActivity(
+        rank=rank,
+        period=turn,
+        index=place,
+        activity=what,
+        seconds=70.4,
+        location=waits,
+        waits_for_others=for_others,
+        host="far",
     )
 
 
-def said(*ranks: Doing, silent: Sequence[int] = ()) -> str:
-    return told(ranks, [ranks[rank] for rank in silent], ranks[0], 60.0, Path("run/stacks"))
+def said(*ranks: RankActivity, silent: Sequence[int] = ()) -> str:
+    return hang_message(ranks, [ranks[rank] for rank in silent], ranks[0], 60.0, Path("run/stacks"))
 
 
 def test_who_waits_for_nobody_in_the_earliest_instruction_hangs() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.flight import Everything, FirstEnded, WholeStep
+from meshwright.planner.simulation.flight import AllSequences, FirstEnded, WholeStep
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.trace import NUM_DRAWN, NUM_DRAWN_TOKENS
-from meshwright.runtime.generation.admission import Admission, shared
+from meshwright.profiles.trace import NUM_SAMPLED_TOKENS, NUM_SAMPLES
+from meshwright.runtime.generation.admission import Admission, replica_share
 from meshwright.runtime.generation.prompts import PromptData
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
-from meshwright.runtime.model.end_tokens import ResponseEnds
+from meshwright.runtime.model.end_tokens import StopConditions
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
@@ -43,7 +43,7 @@ def plan(how: str, replicas: int = REPLICAS) -> Plan:
 DATA = PromptData(
     train=tuple((number,) * (1 + number % 7) for number in range(100)),
     held_out=(),
-    ends=ResponseEnds(tokens={1: "<eos>"}),
+    ends=StopConditions(tokens={1: "<eos>"}),
     stop=None,
     batch_size=BATCH,
     seed=0,
@@ -57,19 +57,19 @@ def admission(how: str, replica: int = 0, steps: range = STEPS) -> Admission:
 
 def answered(prompt: Prompt, num_tokens: int = 4) -> Response:
     kept: Any = {"tokens": (1,) * num_tokens, "logprobs": (0.0,) * num_tokens, "versions": (0,) * num_tokens}
-    return Response(prompt=prompt, finish=Finish.EOS, first_turn=0, **kept)
+    return Response(prompt=prompt, finish=Finish.EOS, first_period=0, **kept)
 
 
 @either
 def test_every_prompt_of_a_run_is_admitted_once_and_none_of_a_later_step(how: str) -> None:
     draws = Counter(
-        prompt.draw
+        prompt.sample_id
         for replica in range(REPLICAS)
         for found in [admission(how, replica)]
         for step in STEPS
-        for prompt in found.of(step).prompts
+        for prompt in found.admit(step).prompts
     )
-    assert draws == Counter(prompt.draw for step in STEPS for prompt in DATA.batch(step))
+    assert draws == Counter(prompt.sample_id for step in STEPS for prompt in DATA.batch(step))
 
 
 @either
@@ -78,20 +78,20 @@ def test_uneven_replicas_admit_every_prompt_once_and_fill_every_row(how: str) ->
     draws, rows = Counter[int](), list[int]()
     for replica in range(5):
         found = Admission(plan(how, 5), DATA, replica, STEPS)
-        draws.update(prompt.draw for step in STEPS for prompt in found.of(step).prompts)
-        rows += found.rows([answered(prompt) for prompt in shared(DATA.batch(4), replica, 5)])
-    assert draws == Counter(prompt.draw for step in STEPS for prompt in DATA.batch(step))
+        draws.update(prompt.sample_id for step in STEPS for prompt in found.admit(step).prompts)
+        rows += found.rows([answered(prompt) for prompt in replica_share(DATA.batch(4), replica, 5)])
+    assert draws == Counter(prompt.sample_id for step in STEPS for prompt in DATA.batch(step))
     assert sorted(rows) == list(range(BATCH))
 
 
 def test_the_order_of_a_replicas_prompts_does_not_depend_on_what_stays_in_flight() -> None:
-    orders = [[p.draw for step in STEPS for p in found.of(step).prompts] for found in map(admission, SCHEDULES)]
+    orders = [[p.sample_id for step in STEPS for p in found.admit(step).prompts] for found in map(admission, SCHEDULES)]
     assert orders[0] == orders[1] == orders[2]
 
 
 def test_batches_in_flight_are_admitted_at_first_and_none_at_the_end() -> None:
     found = admission("three batches in flight")
-    numbers = [len(found.of(step).prompts) for step in STEPS]
+    numbers = [len(found.admit(step).prompts) for step in STEPS]
     assert numbers == [3 * PER_STEP, *[PER_STEP] * (len(STEPS) - 3), 0, 0]
 
 
@@ -99,7 +99,7 @@ def test_sequences_that_are_held_back_become_one_more_each_step_and_never_more_t
     steps = range(STEPS.start, STEPS.start + 20)
     found, beyond = admission("overcommit", steps=steps), []
     for number, step in enumerate(steps, start=1):
-        found.of(step)
+        found.admit(step)
         beyond.append(found.num_admitted - (steps.start + number) * PER_STEP)
     assert beyond == [*range(1, 9), *[8] * 11, 0]
 
@@ -109,43 +109,43 @@ def test_an_admission_that_is_resumed_goes_on_as_the_one_before_it(how: str) -> 
     whole, stopped = admission(how), STEPS.start + 4
     for step in range(STEPS.start, stopped):
         delivered = [answered(prompt, 5 + prompt.row % 3) for prompt in DATA.batch(step)[::REPLICAS]]
-        whole.of(step)
-        whole.delivered(delivered[:-1])
+        whole.admit(step)
+        whole.record_delivered(delivered[:-1])
     later = admission(how, steps=range(stopped, STEPS.stop))
-    later.resume(whole.num_admitted, whole.mean_response_tokens, whole.batches_in_part)
+    later.restore(whole.num_admitted, whole.mean_response_tokens, whole.partial_batches)
     for step in range(stopped, STEPS.stop):
-        assert later.of(step) == whole.of(step)
+        assert later.admit(step) == whole.admit(step)
         assert later.num_admitted == whole.num_admitted
-    assert later.batches_in_part == whole.batches_in_part != ()
+    assert later.partial_batches == whole.partial_batches != ()
 
 
 def test_what_was_drawn_for_a_batch_is_told_when_its_last_response_is_delivered() -> None:
     found = admission("overcommit")
-    mine = shared(DATA.batch(4), 0, REPLICAS)
-    other = shared(DATA.batch(5), 0, REPLICAS)
-    assert found.delivered([answered(prompt) for prompt in (*mine[:-1], other[0])]) == {}
-    assert found.batches_in_part == ((4, PER_STEP - 1, 4 * (PER_STEP - 1)), (5, 1, 4))
-    told = found.delivered([answered(mine[-1], 30)])
-    assert told == {NUM_DRAWN: PER_STEP, NUM_DRAWN_TOKENS: 4.0 * (PER_STEP - 1) + 30}
-    assert found.batches_in_part == ((5, 1, 4),)
+    mine = replica_share(DATA.batch(4), 0, REPLICAS)
+    other = replica_share(DATA.batch(5), 0, REPLICAS)
+    assert found.record_delivered([answered(prompt) for prompt in (*mine[:-1], other[0])]) == {}
+    assert found.partial_batches == ((4, PER_STEP - 1, 4 * (PER_STEP - 1)), (5, 1, 4))
+    told = found.record_delivered([answered(mine[-1], 30)])
+    assert told == {NUM_SAMPLES: PER_STEP, NUM_SAMPLED_TOKENS: 4.0 * (PER_STEP - 1) + 30}
+    assert found.partial_batches == ((5, 1, 4),)
 
 
 def test_a_turn_waits_for_all_for_its_step_or_for_those_that_end_first() -> None:
     step = STEPS.start
-    assert admission("in turns").of(step).delivery == Everything()
-    assert admission("three batches in flight").of(step).delivery == WholeStep(step)
-    assert admission("overcommit").of(step).delivery == FirstEnded(count=PER_STEP, max_deferral=2)
+    assert admission("in turns").admit(step).delivery == AllSequences()
+    assert admission("three batches in flight").admit(step).delivery == WholeStep(step)
+    assert admission("overcommit").admit(step).delivery == FirstEnded(count=PER_STEP, max_deferral=2)
 
 
 def test_responses_of_one_step_keep_their_rows_and_those_of_several_fill_the_replicas() -> None:
-    responses = [answered(prompt) for prompt in shared(DATA.batch(4), 1, REPLICAS)]
+    responses = [answered(prompt) for prompt in replica_share(DATA.batch(4), 1, REPLICAS)]
     assert admission("in turns", 1).rows(responses) == tuple(response.row for response in responses)
     assert admission("overcommit", 1).rows(responses) == tuple(range(1, BATCH, REPLICAS))
 
 
 def test_replicas_share_prompts_by_their_lengths() -> None:
     prompts = DATA.batch(4)
-    shares = [shared(prompts, replica, REPLICAS) for replica in range(REPLICAS)]
+    shares = [replica_share(prompts, replica, REPLICAS) for replica in range(REPLICAS)]
     assert sorted(prompt.row for share in shares for prompt in share) == list(range(BATCH))
     for share in shares:
         lengths = [len(prompt.tokens) for prompt in share]

@@ -57,14 +57,14 @@ def _scored() -> tuple[list[Scored], list[int], dict[int, Tensor]]:
         sender.end(delivered)
         found.append(stage.run())
         numbers.append(len(built))
-    blocks = [MicroBatch.of([torch.tensor(PROMPTS[n] + RESPONSES[n])]) for n in PROMPTS]
+    blocks = [MicroBatch.pack([torch.tensor(PROMPTS[n] + RESPONSES[n])]) for n in PROMPTS]
     return found, numbers, dict(zip(PROMPTS, forward_logprobs(model, mesh, blocks), strict=True))
 
 
 def test_sequences_are_answered_in_their_rows_when_they_are_delivered() -> None:
     [(found, built, whole)] = run_on_ranks(1, _scored)
-    assert [set(scored.answers) for scored in found] == [{7}, {0, 1}, set()]
-    answers = {row: answer for scored in found for row, answer in scored.answers.items()}
+    assert [set(scored.values) for scored in found] == [{7}, {0, 1}, set()]
+    answers = {row: answer for scored in found for row, answer in scored.values.items()}
     for row, sequence in {7: 10, 0: 11, 1: 12}.items():
         answer = answers[row]
         assert answer is not None

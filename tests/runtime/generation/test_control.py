@@ -12,7 +12,7 @@ import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, synchronous
+from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns, synchronous
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
@@ -48,8 +48,8 @@ def follow(asked: RunRequest) -> list[dict[int, tuple[int, ...]]]:
     run = RankRun(asked)
     run.recorder.open(0)
     held = []
-    for turn in run.turns:
-        experience = run.turn(turn).experience
+    for turn in run.periods:
+        experience = run.run_period(turn).experience
         lengths = {row: int(experience.get("prompt_lengths", row)) for row in experience.rows("prompt_lengths")}
         rows = lengths if turn in run.steps else ()
         held.append({row: tuple(experience.get("tokens", row)[: lengths[row]].tolist()) for row in rows})
@@ -77,7 +77,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     directory = tmp_path_factory.mktemp("job")
     path = write_job(directory, num_ranks=4)
     plan, job = (
-        plan_of(path, patterns(PPO_GRAPH, 2)[request.param]),
+        plan_of(path, steps_ahead_patterns(PPO_GRAPH, 2)[request.param]),
         read_job(path).model_copy(update={"controllers": True}),
     )
     out = directory / "out"
@@ -95,7 +95,7 @@ def test_every_setting_follows_from_what_the_record_holds(ran: Ran) -> None:
     decided = [line for line in ran.lines if "overcommit" in line]
     assert len(decided) == STEPS - ran.asked.plan.ahead[GENERATE]  # the last turn has no step ahead of it
     for line in decided:
-        for step in controllers.needs(line["step"]):
+        for step in controllers.missing_steps(line["step"]):
             controllers.observe(told[step])
         found = Setting(chunk_tokens=line["chunk_tokens"], overcommit=line["overcommit"])
         assert found == controllers.setting(line["step"])
@@ -126,7 +126,10 @@ def test_a_run_with_controllers_delivers_every_prompt_once(ran: Ran) -> None:
 
 def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_path: Path) -> None:
     plan = plan_of(write_job(tmp_path, num_ranks=4))
-    whole, told = Controllers(plan), [StepObservation(step=n, seconds=n % 5, begun=((1, -n),)) for n in range(40)]
+    whole, told = (
+        Controllers(plan),
+        [StepObservation(step=n, seconds=n % 5, scores_by_age=((1, -n),)) for n in range(40)],
+    )
     for observation in told:
         whole.observe(observation)
     settings = [whole.setting(turn) for turn in range(40)]
@@ -135,7 +138,7 @@ def test_a_run_that_is_resumed_goes_on_with_the_setting_it_would_have_had(tmp_pa
         later.observe(observation)
     found = []
     for turn in range(25, 40):
-        for step in later.needs(turn):
+        for step in later.missing_steps(turn):
             later.observe(told[step])
         found.append(later.setting(turn))
     assert found == settings[25:]

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.device.abilities import abilities
-from meshwright.runtime.generation.cuda_graphs import Recorder, Replayed, Work, can_replay
+from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.generation.cuda_graphs import GraphedDecodeStep, Recorder, Work, can_replay
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import TableReads, table_reads
-from meshwright.runtime.launch.launch import Preparation, launch
-from meshwright.runtime.model.chosen_kernels import own_kernels
+from meshwright.runtime.launch.launch import ProcessSetup, launch
+from meshwright.runtime.model.chosen_kernels import choose_kernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
@@ -47,7 +47,7 @@ class Bench(NamedTuple):
 
 def bench(device: str = "cpu") -> Bench:
     mesh, spec = build_mesh(Layout(), 0), model_spec("actor")
-    model = build_model(spec, mesh, kernels=own_kernels(abilities(device), "fp32", [spec]))
+    model = build_model(spec, mesh, kernels=choose_kernels(device_capabilities(device), "fp32", [spec]))
     assert isinstance(model, Decoder)
     cache = PagedCache(
         num_layers=spec.num_layers,
@@ -73,7 +73,7 @@ def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: s
     rows = np.arange(first_row, first_row + len(lengths))
     for row, length in zip(rows.tolist(), lengths, strict=True):
         cache.tables.release(row)
-        cache.tables.take(row, length + 1)
+        cache.tables.allocate(row, length + 1)
     return torch.arange(len(lengths)) + first_row, table_reads(cache.tables, rows, np.array(lengths))
 
 
@@ -81,7 +81,7 @@ def asked(cache: PagedCache, first_row: int, lengths: tuple[int, ...], device: s
 def by_both(device: str, record: Recorder | None) -> list[tuple[Tensor, Tensor]]:
     """The answers of the step and of recordings of it, twice through the steps, so that every recording is used."""
     plain, recorded = bench(device), bench(device)
-    replayed = Replayed(recorded.step, recorded.model, record)
+    replayed = GraphedDecodeStep(recorded.step, recorded.model, record)
     answers = []
     for first_row, lengths in STEPS + STEPS:
         fill(plain.cache)
@@ -99,9 +99,9 @@ def one_after_another(device: str, record: Recorder | None) -> list[tuple[Tensor
     for one in (plain, recorded):
         fill(one.cache)
         for row, length in enumerate(lengths):
-            one.cache.tables.take(row, length + count)
+            one.cache.tables.allocate(row, length + count)
     rows, fed = np.arange(3), [torch.arange(3) + index for index in range(count)]
-    step = Replayed(recorded.step, recorded.model, record).successive(
+    step = GraphedDecodeStep(recorded.step, recorded.model, record).multi_step(
         table_reads(recorded.cache.tables, rows, np.array(lengths), count)
     )
     for index, tokens in enumerate(fed):
@@ -122,7 +122,7 @@ def blocks_written() -> set[int]:
     recorded = bench()
     fill(recorded.cache)
     before = recorded.cache.keys.clone()
-    Replayed(recorded.step, recorded.model, Counted())(*asked(recorded.cache, 0, (3, 1, 4), "cpu"))
+    GraphedDecodeStep(recorded.step, recorded.model, Counted())(*asked(recorded.cache, 0, (3, 1, 4), "cpu"))
     return set((recorded.cache.keys != before).any(dim=(0, 2, 3, 4)).nonzero()[:, 0].tolist())
 
 
@@ -130,11 +130,11 @@ def blocks_written() -> set[int]:
 def recorded_after(move: bool) -> int:
     """Recordings of one shape that was asked for before and after its weights were, or were not, moved."""
     recorded, counted = bench(), Counted()
-    replayed = Replayed(recorded.step, recorded.model, counted)
+    replayed = GraphedDecodeStep(recorded.step, recorded.model, counted)
     replayed(*asked(recorded.cache, 0, (3, 1), "cpu"))
     for parameter in recorded.model.parameters():
         parameter.data = parameter.data.clone() if move else parameter.data.mul_(2.0)
-    replayed.begin_turn()
+    replayed.refresh_weights()
     replayed(*asked(recorded.cache, 0, (3, 1), "cpu"))
     return len(counted.recorded)
 
@@ -175,5 +175,5 @@ def test_nothing_is_recorded_on_a_processor() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_cuda_graphs_answer_what_the_step_answers() -> None:
     for steps in (by_both, one_after_another):
-        for plain, replayed in launch(steps, "cuda", None, num_ranks=1, preparation=Preparation("cuda"))[0]:
+        for plain, replayed in launch(steps, "cuda", None, num_ranks=1, setup=ProcessSetup("cuda"))[0]:
             torch.testing.assert_close(replayed, plain, atol=1e-4, rtol=1e-4)

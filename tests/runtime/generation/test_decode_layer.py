@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.generation import decode_layer
-from meshwright.runtime.generation.decode_layer import Norm, room_for
+from meshwright.runtime.generation.decode_layer import Norm, allocate_scratch
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import step_reads
 from meshwright.runtime.model.mesh import build_mesh
@@ -47,7 +47,7 @@ def with_weights_elsewhere() -> tuple[Tensor, Tensor]:
     stepped(step, 3)
     for parameter in model.parameters():
         parameter.data = parameter.data * 1.5
-    step.begin_turn()
+    step.refresh_weights()
     return stepped(step, 3), stepped(DecodeStep(model, build_mesh(Layout(), 0), step.cache), 3)
 
 
@@ -61,7 +61,9 @@ def norms() -> tuple[Tensor, Tensor]:
     norm, hidden = model.decoder.final_layernorm, torch.randn(5, model.spec.hidden_size) * 3
     torch.nn.init.normal_(norm.weight)
     hidden[0] = 0.0
-    return Norm(norm, by_kernel=False)(hidden, room_for(5, model, build_mesh(Layout(), 0))).clone(), norm(hidden)
+    return Norm(norm, by_kernel=False)(hidden, allocate_scratch(5, model, build_mesh(Layout(), 0))).clone(), norm(
+        hidden
+    )
 
 
 @pytest.mark.parametrize("two", [with_weights_fetched_first, with_weights_elsewhere, of_few_rows_after_many, norms])

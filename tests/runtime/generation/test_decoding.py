@@ -14,12 +14,12 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.decoding import DecodeStep
 from meshwright.runtime.generation.table_attention import step_reads, table_reads
-from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.cached_forward import forward_cached
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
 from tests.runtime.model.test_quantised import refitted
@@ -69,15 +69,15 @@ def step_by_step(
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    relay, step, ids = Relay(mesh, torch.device("cpu")), DecodeStep(model, mesh, cache), tokens(NUM_ROWS, LENGTH)
+    relay, step, ids = PipelineLink(mesh, torch.device("cpu")), DecodeStep(model, mesh, cache), tokens(NUM_ROWS, LENGTH)
     lengths = torch.tensor(LENGTHS)
 
     prompts = torch.cat([row[:length] for row, length in zip(ids, LENGTHS, strict=True)])
     slots, cached = np.arange(2, 2 + NUM_ROWS), np.array(LENGTHS)
     for slot in slots.tolist():
-        cache.tables.take(slot, LENGTH)
+        cache.tables.allocate(slot, LENGTH)
     rows = cache.continue_rows(range(2, 2 + NUM_ROWS), [0] * NUM_ROWS, LENGTHS)
-    output = forward_continued(model, mesh, relay, prompts, rows, ends_only=True)
+    output = forward_cached(model, mesh, relay, prompts, rows, ends_only=True)
     outputs = [output.squeeze(1)]
     for number in range(STEPS):
         if not mesh.is_last_stage:

@@ -14,8 +14,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation import passes
 from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.in_flight_state import InFlight
-from meshwright.runtime.generation.rounds_ahead import Pace
+from meshwright.runtime.generation.in_flight_state import SequencesInFlight
+from meshwright.runtime.generation.rounds_ahead import StepsPerSync
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
 from meshwright.runtime.generation.table_attention import table_reads
 from meshwright.runtime.model.mesh import Mesh, build_mesh
@@ -32,7 +32,7 @@ EOS = 7
 VOCAB_SIZE = 24  # so small that the end token is drawn now and then
 MAX_RESPONSE = 24
 PROMPTS = tuple(
-    Prompt(row=row, draw=100 + row, tokens=tuple((tokens(1, 3 + row % 5, seed=row)[0] % VOCAB_SIZE).tolist()))
+    Prompt(row=row, sample_id=100 + row, tokens=tuple((tokens(1, 3 + row % 5, seed=row)[0] % VOCAB_SIZE).tolist()))
     for row in range(9)
 )
 
@@ -71,7 +71,7 @@ def generate(directory: Path, layout: str, num_slots: int) -> tuple[tuple[Respon
     generator, model, mesh = opened
     responses = generator.generate(PROMPTS)
     blocks = [
-        MicroBatch.of([torch.tensor(prompt.tokens + response.tokens)])
+        MicroBatch.pack([torch.tensor(prompt.tokens + response.tokens)])
         for prompt, response in zip(PROMPTS, responses, strict=True)
     ]
     gaps = [
@@ -138,12 +138,12 @@ def take_turns(directory: Path, layout: str, num_slots: int, how: str) -> list[t
     generator = opened[0]
     steps = [tuple(replace(p, step=n) for p in PROMPTS[3 * n : 3 * n + 3]) for n in range(3)]
     if how == "a turn for each batch":
-        return [generator.turn(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(steps)]
+        return [generator.run_period(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(steps)]
     if how == "two batches in flight":
         admitted = [steps[0] + steps[1], steps[2], ()]
-        return [generator.turn(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(admitted)]
+        return [generator.run_period(step, version=n, delivery=WholeStep(n)) for n, step in enumerate(admitted)]
     admitted = [steps[0] + steps[1][:2], steps[1][2:] + steps[2][:2], steps[2][2:]]
-    return [generator.turn(step, version=n, delivery=FirstEnded(3, 1)) for n, step in enumerate(admitted)]
+    return [generator.run_period(step, version=n, delivery=FirstEnded(3, 1)) for n, step in enumerate(admitted)]
 
 
 @cases("how", ["a turn for each batch", "two batches in flight", "overcommit"], few=2)
@@ -172,10 +172,10 @@ def take_turns_under_changing_weights(directory: Path, layout: str) -> list[Resp
     if opened is None:
         return None
     generator, model, mesh = opened
-    found = list(generator.turn(PROMPTS, version=0, delivery=FirstEnded(5, 1)))
+    found = list(generator.run_period(PROMPTS, version=0, delivery=FirstEnded(5, 1)))
     if mesh.is_last_stage:
         model.output_layer.weight.data.zero_()
-    return found + list(generator.turn((), version=1, delivery=FirstEnded(4, 1)))
+    return found + list(generator.run_period((), version=1, delivery=FirstEnded(4, 1)))
 
 
 def gaps_after_a_change_of_weights(directory: Path, layout: str, recomputes: bool) -> list[float] | None:
@@ -186,16 +186,16 @@ def gaps_after_a_change_of_weights(directory: Path, layout: str, recomputes: boo
         return None
     generator, model, mesh = opened
     generator._recomputes_cache = recomputes
-    found = list(generator.turn(PROMPTS, version=0, delivery=FirstEnded(3, 1)))
+    found = list(generator.run_period(PROMPTS, version=0, delivery=FirstEnded(3, 1)))
     with torch.no_grad():
         for parameter in model.decoder.parameters():
             parameter.mul_(1.2)
-    found += generator.turn((), version=1, delivery=FirstEnded(6, 1))
+    found += generator.run_period((), version=1, delivery=FirstEnded(6, 1))
     gaps = []
     for response in found:
         if set(response.versions) != {0, 1}:
             continue
-        block = MicroBatch.of([torch.tensor(response.prompt.tokens + response.tokens)])
+        block = MicroBatch.pack([torch.tensor(response.prompt.tokens + response.tokens)])
         answers = forward_logprobs(model, mesh, [block], temperature=0.8)
         for values in answers:
             of_response = values[len(response.prompt.tokens) - 1 : -1]
@@ -236,7 +236,7 @@ def together_and_in_turns(directory: Path, layout: str) -> tuple[list[Response],
         return None
     steps = [tuple(replace(p, step=n) for p in PROMPTS[4 * n : 4 * n + 4]) for n in range(2)]
     generated = [response for step in steps for response in opened[0].generate(step)]
-    turns = [other[0].turn(step, version=0, delivery=WholeStep(n)) for n, step in enumerate(steps)]
+    turns = [other[0].run_period(step, version=0, delivery=WholeStep(n)) for n, step in enumerate(steps)]
     return generated, [response for turn in turns for response in turn]
 
 
@@ -247,7 +247,7 @@ def test_a_turn_that_delivers_its_whole_batch_is_bit_for_bit_what_generate_does(
             assert answer[0] == answer[1]
 
 
-def drawn_in_turns(directory: Path, way: str) -> tuple[list[InFlight], list[Response], list[int]]:
+def drawn_in_turns(directory: Path, way: str) -> tuple[list[SequencesInFlight], list[Response], list[int]]:
     """What is in flight after turns of a few rounds, what all of them delivered, and how many rounds were drawn at
     once: with a look at each round, with looks at several, as a GPU does, or one by one."""
     flights, responses, at_once = [], [], []
@@ -256,14 +256,14 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[InFlight], list[Resp
     generator = opened[0]
     generator._can_multi_step = way != "one by one"
     if way == "several":
-        generator._ahead._checks_each, generator._ahead.pace = False, Pace(may_end=False)
+        generator._ahead._checks_each, generator._ahead.pace = False, StepsPerSync(may_end=False)
         passes.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
     skip = generator._multi_step
     generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):
         admitted, first = PROMPTS if turn == 0 else (), FirstEnded(count=1, max_deferral=9)
-        responses += generator.turn(admitted, version=turn, delivery=first, least_rounds=least)
-        flights.append(generator.kept())
+        responses += generator.run_period(admitted, version=turn, delivery=first, min_rounds=least)
+        flights.append(generator.snapshot())
     return flights, responses, at_once
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.profiles.trace import LIVE
-from meshwright.runtime.generation.generation_stage import Generating
-from meshwright.runtime.generation.in_flight_state import Drawing
+from meshwright.profiles.trace import NUM_LIVE
+from meshwright.runtime.generation.generation_stage import GenerationStage
+from meshwright.runtime.generation.in_flight_state import GenerationState
 from meshwright.runtime.messages.step_experience import StepExperience
 from tests.runtime.one_rank import one_rank
 from tests.runtime.ranks import run_on_ranks
@@ -37,17 +37,17 @@ def held(found: StepExperience) -> Held:
     return {field: {row: found.experience.get(field, row) for row in found.experience.rows(field)} for field in FIELDS}
 
 
-def _one_batch(path: Path) -> tuple[Held, list[tuple[int, ...]], dict[str, float], list[Drawing], int]:
+def _one_batch(path: Path) -> tuple[Held, list[tuple[int, ...]], dict[str, float], list[GenerationState], int]:
     """What a turn puts into its batch; its prompts, its facts, where generation stands before and after held-out
     prompts are drawn, and how many of these were answered."""
     rank, found, aside = one_rank(path), batch(0), batch(0, held_out=True)
     stage = rank.generating(STEPS)
-    stage.begin(None)
+    stage.begin_period(None)
     facts = stage.run(found)
-    before = stage.kept()
+    before = stage.snapshot()
     stage.run(aside)
     prompts = [prompt.tokens for prompt in rank.data.batch(0)]
-    return held(found), prompts, facts, [before, stage.kept()], len(aside.experience.rows("tokens"))
+    return held(found), prompts, facts, [before, stage.snapshot()], len(aside.experience.rows("tokens"))
 
 
 def test_a_row_has_its_prompt_its_response_and_numbers_where_a_token_is_predicted(path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_row_has_its_prompt_its_response_and_numbers_where_a_token_is_predicte
         num_tokens += len(response)
         num_truncated += int(found["truncated"][row])
     assert (facts["num_tokens"], facts["num_truncated"]) == (num_tokens, num_truncated)
-    assert 0 < facts[LIVE] <= 8  # the slots
+    assert 0 < facts[NUM_LIVE] <= 8  # the slots
     assert stands[0] == stands[1]  # held-out prompts are drawn beside the run
     assert stands[0].in_flight is None
     assert stands[0].num_admitted == BATCH
@@ -77,17 +77,17 @@ def _in_two_parts(path: Path, generation: dict[str, int]) -> tuple[list[Held], l
     rank = one_rank(path, staleness=2, **generation)
     whole, parts = rank.generating(STEPS), rank.generating(STEPS[2:])
     found = _turns(whole, STEPS[:2])
-    kept = copy.deepcopy(whole.kept())  # as a checkpoint keeps it: what goes on changes what it has
-    parts.resume(kept)
+    kept = copy.deepcopy(whole.snapshot())  # as a checkpoint keeps it: what goes on changes what it has
+    parts.restore(kept)
     assert kept.in_flight is not None
     in_flight = sum(map(len, kept.in_flight.live)) + len(kept.in_flight.waiting) + len(kept.in_flight.ended)
     return found + _turns(whole, STEPS[2:]), _turns(parts, STEPS[2:]), in_flight
 
 
-def _turns(stage: Generating, steps: range) -> list[Held]:
+def _turns(stage: GenerationStage, steps: range) -> list[Held]:
     found = []
     for step in steps:
-        stage.begin(None)
+        stage.begin_period(None)
         stage.run(one := batch(step))
         found.append(held(one))
     return found

@@ -10,47 +10,49 @@ import torch
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.generation.in_flight_state import (
-    Drawing,
-    DrawsBy,
-    InFlight,
-    Underway,
-    packed_underway,
-    read_underway,
-    write_underway,
+    GenerationState,
+    InFlightState,
+    SamplingDigests,
+    SequencesInFlight,
+    pack_in_flight_state,
+    read_in_flight_state,
+    write_in_flight_state,
 )
-from meshwright.runtime.generation.slots import Finish, Partial, Prompt, Response
+from meshwright.runtime.generation.slots import Finish, PartialResponse, Prompt, Response
 
-ONE = DrawsBy("one plan", "one temperature")
+ONE = SamplingDigests("one plan", "one temperature")
 
 
-def underway(draws_by: DrawsBy = ONE) -> Underway:
-    prompt = Prompt(row=0, draw=5, tokens=(1, 2))
-    response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_turn=1)
-    in_flight = InFlight(
-        turn=3,
-        live=((Partial(prompt=prompt, tokens=(4,), logprobs=(-1.0,), versions=(2,)),), ()),
-        paused=(Partial(prompt=prompt, tokens=(4, 5), logprobs=(-1.0, -2.0), versions=(1, 2), first_turn=2),),
-        waiting=(Prompt(row=1, draw=6, tokens=(3,)),),
+def underway(draws_by: SamplingDigests = ONE) -> InFlightState:
+    prompt = Prompt(row=0, sample_id=5, tokens=(1, 2))
+    response = Response(prompt=prompt, tokens=(7,), logprobs=(-0.5,), versions=(2,), finish=Finish.EOS, first_period=1)
+    in_flight = SequencesInFlight(
+        period=3,
+        live=((PartialResponse(prompt=prompt, tokens=(4,), logprobs=(-1.0,), versions=(2,)),), ()),
+        paused=(PartialResponse(prompt=prompt, tokens=(4, 5), logprobs=(-1.0, -2.0), versions=(1, 2), first_period=2),),
+        waiting=(Prompt(row=1, sample_id=6, tokens=(3,)),),
         ended=(response,),
         blocks=((3, 1),),
         cached=((torch.arange(8.0).view(1, 2, 2, 2), torch.ones(1, 2, 2, 2)),),
     )
-    drawing = Drawing(num_admitted=9, mean_response_tokens=4.5, batches_in_part=((1, 2, 3),), in_flight=in_flight)
+    drawing = GenerationState(
+        num_admitted=9, mean_response_tokens=4.5, partial_batches=((1, 2, 3),), in_flight=in_flight
+    )
     message = torch.arange(1000)  # of which rows are views
     experience = {4: {"tokens": {2: message[:3], 5: message[3:5]}}}
-    return Underway(draws_by=draws_by, num_steps=6, experience=experience, drawing=drawing)
+    return InFlightState(digests=draws_by, num_steps=6, experience=experience, generation=drawing)
 
 
 def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     written = underway()
-    write_underway(tmp_path, 3, packed_underway(written))
-    found = read_underway(tmp_path, 3, ONE)
+    write_in_flight_state(tmp_path, 3, pack_in_flight_state(written))
+    found = read_in_flight_state(tmp_path, 3, ONE)
     assert found is not None
     assert found.num_steps == written.num_steps
-    assert found.drawing is not None
-    assert written.drawing is not None
-    assert found.drawing.batches_in_part == written.drawing.batches_in_part
-    one, other = found.drawing.in_flight, written.drawing.in_flight
+    assert found.generation is not None
+    assert written.generation is not None
+    assert found.generation.partial_batches == written.generation.partial_batches
+    one, other = found.generation.in_flight, written.generation.in_flight
     assert one is not None
     assert other is not None
     for field in ("turn", "live", "paused", "waiting", "ended", "blocks"):
@@ -60,41 +62,41 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
 
 
 def test_nothing_in_flight_is_read_as_nothing(tmp_path: Path) -> None:
-    nothing = InFlight(turn=1, live=((), ()), paused=(), waiting=(), ended=(), blocks=(), cached=())
-    drawing = Drawing(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing, num_dealt=5)
+    nothing = SequencesInFlight(period=1, live=((), ()), paused=(), waiting=(), ended=(), blocks=(), cached=())
+    drawing = GenerationState(num_admitted=3, mean_response_tokens=0.1, in_flight=nothing, num_wave_prompts=5)
     for number, kept in enumerate((drawing, None)):
-        written = Underway(draws_by=ONE, num_steps=6, experience={}, drawing=kept)
-        write_underway(tmp_path, number, packed_underway(written))
-        assert read_underway(tmp_path, number, ONE) == written
+        written = InFlightState(digests=ONE, num_steps=6, experience={}, generation=kept)
+        write_in_flight_state(tmp_path, number, pack_in_flight_state(written))
+        assert read_in_flight_state(tmp_path, number, ONE) == written
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 200, pickle.dumps(underway())], ids=["empty", "text", "pickle"])
 def test_a_file_of_another_kind_is_refused_in_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "underway-00000.safetensors").write_bytes(content)
     with pytest.raises(BadInput, match="holds no sequences in flight that can be read"):
-        read_underway(tmp_path, 0, ONE)
+        read_in_flight_state(tmp_path, 0, ONE)
 
 
 def test_what_was_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, packed_underway(underway()))
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(underway()))
     path = tmp_path / "underway-00000.safetensors"
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
         with pytest.raises(BadInput, match="they are sampled again"):
-            read_underway(tmp_path, 0, ONE)
+            read_in_flight_state(tmp_path, 0, ONE)
 
 
 def test_what_was_drawn_by_something_else_or_by_another_rank_is_left_behind(tmp_path: Path) -> None:
-    write_underway(tmp_path, 3, packed_underway(underway()))
-    assert read_underway(tmp_path, 3, ONE._replace(plan="another plan")) is None
-    assert read_underway(tmp_path, 2, ONE) is None
+    write_in_flight_state(tmp_path, 3, pack_in_flight_state(underway()))
+    assert read_in_flight_state(tmp_path, 3, ONE._replace(plan="another plan")) is None
+    assert read_in_flight_state(tmp_path, 2, ONE) is None
 
 
 def test_rows_of_one_message_are_not_saved_with_all_of_it(tmp_path: Path) -> None:
-    write_underway(tmp_path, 0, packed_underway(underway()))
+    write_in_flight_state(tmp_path, 0, pack_in_flight_state(underway()))
     [found] = tmp_path.iterdir()
-    kept = read_underway(tmp_path, 0, ONE)
+    kept = read_in_flight_state(tmp_path, 0, ONE)
     assert kept is not None
     assert all(values.untyped_storage().nbytes() == values.nbytes for values in kept.experience[4]["tokens"].values())
     assert found.stat().st_size < 8000

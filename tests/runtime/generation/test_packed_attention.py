@@ -35,7 +35,7 @@ def test_each_packed_row_sees_its_own_tokens_and_those_before(seed: int) -> None
         begins = draw.random() < 0.6
         before.append(0 if begins else draw.randrange(cached[row] + 1))
         lengths.append(draw.randint(1, MAX_TOKENS - before[-1]))
-        assert cache.tables.take(row, before[-1] + lengths[-1])
+        assert cache.tables.allocate(row, before[-1] + lengths[-1])
     turned = torch.randn(sum(lengths), KV_HEADS, PER_GROUP + 2, SIZE)
     kept = [cache.read(row, length) for row, length in zip(rows, before, strict=True)]
     reads = packed_reads(cache, rows, before, lengths, PER_GROUP)
@@ -53,6 +53,6 @@ def test_rows_that_begin_with_as_many_blocks_take_one_call() -> None:
     cache, _ = filled(0)
     for row in range(6):
         cache.tables.release(row)
-        cache.tables.take(row, 64)
+        cache.tables.allocate(row, 64)
     reads = packed_reads(cache, range(6), [0, 0, 0, 0, 0, 9], [5, 40, 32, 33, 64, 2], PER_GROUP)
-    assert [(part.num_tokens, part.blocks is None) for part in reads.parts] == [(32, True), (64, True), (2, False)]
+    assert [(part.num_tokens, part.block_index is None) for part in reads.parts] == [(32, True), (64, True), (2, False)]

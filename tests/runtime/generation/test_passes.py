@@ -13,12 +13,12 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.passes import NO_STEPS, Passes, StepRows
-from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.generation.passes import NO_STEPS, ForwardPasses, StepRows
+from meshwright.runtime.model.adapted import init_adapter
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Decoder, build_model, named_in_whole
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.model_shard import Decoder, build_model, named_global_parameters
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, tokens, write_checkpoint
 from tests.runtime.model.test_adapted import ADAPTER
@@ -47,15 +47,15 @@ def held(directory: Path, layout: str, kind: str) -> tuple[Decoder | None, Mesh]
     assert isinstance(model, Decoder)
     load_weights(model, spec, mesh, directory)
     if kind == "adapted":
-        named = dict(named_in_whole(model))
-        start_adapter(named, 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+        named = dict(named_global_parameters(model))
+        init_adapter(named, 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
         for name, parameter in named.items():
             if name.endswith("adapter_up"):
                 torch.nn.init.constant_(parameter, 0.02)
     return model, mesh
 
 
-def opened(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Passes, PagedCache, Relay]:
+def opened(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[ForwardPasses, PagedCache, PipelineLink]:
     spec, device = model.spec, torch.device("cpu")
     cache = PagedCache(
         num_layers=len(model.decoder.layers),
@@ -67,8 +67,8 @@ def opened(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Passes, Pag
         dtype=torch.float32,
         device=device,
     )
-    relay, step = Relay(mesh, device), PackedStep(model, mesh, cache)
-    passes = Passes(step, step, model, mesh, relay)
+    relay, step = PipelineLink(mesh, device), PackedStep(model, mesh, cache)
+    passes = ForwardPasses(step, step, model, mesh, relay)
     passes._uses_modules = by_modules
     return passes, cache, relay
 
@@ -85,7 +85,7 @@ def rounds(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Said, Said]
     passes, cache, relay = opened(model, mesh, by_modules=by_modules)
     lengths = {0: 5, 1: 40, 2: 33, 3: 5, 4: 50, 5: 7, 7: 3}
     for slot, length in lengths.items():
-        assert cache.tables.take(slot, length + 4)
+        assert cache.tables.allocate(slot, length + 4)
     texts = {slot: (slot, TEXTS[slot][:length]) for slot, length in lengths.items()}
     first = [(0, 0, 5), (1, 0, 40), (2, 0, 33), (3, 0, 5), (4, 0, 10)]
     said = [passes(NO_STEPS, [texts[slot] for slot in range(5)], [first, [(4, 10, 20)]])]
@@ -94,7 +94,7 @@ def rounds(model: Decoder, mesh: Mesh, *, by_modules: bool) -> tuple[Said, Said]
     said.append(passes(steps_of(begun), [texts[4], texts[5]], [[(0, 20, 35)], [(0, 35, 50)], [(1, 0, 7)]]))
     # A row reads the prompt of another, and both go on.
     cache.tables.share(1, 6, 40)
-    assert cache.tables.take(6, 44)
+    assert cache.tables.allocate(6, 44)
     cache.share(1, 6, 40)
     begun = {slot: length + 1 for slot, length in begun.items()} | {4: 50, 5: 7}
     said.append(passes(steps_of(begun | {6: 40}), [], []))

@@ -14,7 +14,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.cuda_graphs import Work
 from meshwright.runtime.generation.packed_step import PackedStep
 from meshwright.runtime.generation.prefill import prefill_reads
-from meshwright.runtime.generation.recorded_prefills import Prefills, RecordedPrefills
+from meshwright.runtime.generation.recorded_prefills import GraphedPrefills, Prefills
 from meshwright.runtime.generation.table_attention import table_reads
 from meshwright.runtime.model.chosen_kernels import ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
@@ -83,10 +83,10 @@ def prefilled_and_stepped(directory: Path, is_recorded: bool) -> tuple[Tensor, T
     recorded."""
     model, step = opened(directory)
     counted = Counted()
-    prefills = RecordedPrefills(step, model, counted) if is_recorded else Prefills(step)
+    prefills = GraphedPrefills(step, model, counted) if is_recorded else Prefills(step)
     ids, rows = tokens(len(LENGTHS), LONGEST), range(2, 2 + len(LENGTHS))
     for row in rows:
-        step.cache.tables.take(row, LONGEST)
+        step.cache.tables.allocate(row, LONGEST)
     packed = torch.cat([row[:length] for row, length in zip(ids, LENGTHS, strict=True)])
     reads = prefill_reads(step.cache.tables, rows, LENGTHS, WHOLE)
     prefills(packed.flip(0), reads)  # the same shape again, for others' tokens first
@@ -124,7 +124,7 @@ def where_tokens_lie(directory: Path) -> tuple[list[int], list[int], list[int], 
     """What a pass over a row of three tokens, of which more are to come, and one of two reads."""
     _, step = opened(directory)
     for row in (0, 1):
-        step.cache.tables.take(row, 3)
+        step.cache.tables.allocate(row, 3)
     reads = prefill_reads(step.cache.tables, (0, 1), (3, 2), (1,))
-    lists = (one.tolist() for one in (reads.positions, reads.blocks, reads.begins, reads.asked))
+    lists = (one.tolist() for one in (reads.positions, reads.blocks, reads.row_starts, reads.output_tokens))
     return (*lists, reads.longest)

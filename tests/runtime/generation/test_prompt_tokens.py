@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.generation import prompt_tokens
-from meshwright.runtime.generation.prompt_tokens import Encoder
+from meshwright.runtime.generation.prompt_tokens import PromptEncoder
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role == 'tool' %}{{ raise_exception('tools are unknown') }}{% endif -%}
@@ -37,8 +37,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def encoder(directory: Path, *, chat: bool = False) -> Encoder:
-    return Encoder(tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")), directory, chat=chat)
+def encoder(directory: Path, *, chat: bool = False) -> PromptEncoder:
+    return PromptEncoder(tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")), directory, chat=chat)
 
 
 def test_a_text_has_the_special_tokens_of_its_tokenizer(directory: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_text_that_the_tokenizer_has_no_words_for_is_told(tmp_path: Path) -> N
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w0": 0}, unk_token="<unk>"))
     said = "here cannot be encoded: the tokenizer says .*UNK.*; give it another one"
     with pytest.raises(BadInput, match=said):
-        Encoder(words, tmp_path, chat=False).encode("w1", "here")
+        PromptEncoder(words, tmp_path, chat=False).encode("w1", "here")
 
 
 def test_messages_need_a_template(directory: Path) -> None:
@@ -96,7 +96,7 @@ def test_messages_need_a_template(directory: Path) -> None:
 def test_a_tokenizer_that_is_one_file_has_no_template(directory: Path) -> None:
     path = directory / "tokenizer.json"
     with pytest.raises(BadInput, match=r"cannot be loaded for its chat template|has no chat template"):
-        Encoder(tokenizers.Tokenizer.from_file(str(path)), path, chat=True).encode("w1", "here")
+        PromptEncoder(tokenizers.Tokenizer.from_file(str(path)), path, chat=True).encode("w1", "here")
 
 
 @pytest.mark.parametrize(("text", "found"), [("<s> w0", (1, 6)), ("w0 <s>", (1, 6, 1)), ("<s> <s> w0", (1, 1, 6))])
@@ -111,7 +111,7 @@ def test_special_tokens_at_the_end_are_not_put_there_again(directory: Path) -> N
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A <|end|>", special_tokens=[("<s>", 1), ("<|end|>", 5)]
     )
-    found = Encoder(tokenizer, directory, chat=False)
+    found = PromptEncoder(tokenizer, directory, chat=False)
     assert found.encode("w0", "here") == found.encode("<s> w0 <|end|>", "here") == (1, 6, 5)
 
 
@@ -159,9 +159,9 @@ def test_a_tokenizer_whose_regular_expression_gives_up_gets_a_sentence(directory
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
     with pytest.raises(BadInput, match=r"here cannot be encoded: the tokenizer says .*retry-limit"):
-        Encoder(tokenizer, directory, chat=False).encode("a" * 3000 + "b", "here")
+        PromptEncoder(tokenizer, directory, chat=False).encode("a" * 3000 + "b", "here")
 
 
 def test_a_prompt_of_more_characters_than_are_encoded_is_refused(directory: Path) -> None:
     with pytest.raises(BadInput, match=r"here has 4194305 characters, and 4194304 are the most"):
-        encoder(directory).encode("w" * (prompt_tokens.MOST_CHARACTERS + 1), "here")
+        encoder(directory).encode("w" * (prompt_tokens.MAX_CHARACTERS + 1), "here")

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from meshwright.planner.plan.job import Job, read_job
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.generation.prompt_tokens import Encoder
+from meshwright.runtime.generation.prompt_tokens import PromptEncoder
 from meshwright.runtime.generation.prompts import PromptData, read_data, read_tokenizer
-from meshwright.runtime.model.end_tokens import ResponseEnds
+from meshwright.runtime.model.end_tokens import StopConditions
 from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
 
@@ -24,7 +24,7 @@ def data(seed: int = 0) -> PromptData:
     return PromptData(
         train=prompts,
         held_out=prompts[:3],
-        ends=ResponseEnds(tokens={1: "<eos>"}),
+        ends=StopConditions(tokens={1: "<eos>"}),
         stop=None,
         batch_size=4,
         seed=seed,
@@ -47,8 +47,8 @@ def test_the_seed_decides_the_order() -> None:
 
 
 def test_no_two_prompts_of_a_run_share_their_draws() -> None:
-    draws = [prompt.draw for step in range(5) for prompt in data().batch(step)]
-    draws += [prompt.draw for prompt in data().held_out_batch()]
+    draws = [prompt.sample_id for step in range(5) for prompt in data().batch(step)]
+    draws += [prompt.sample_id for prompt in data().held_out_batch()]
     assert len(set(draws)) == len(draws)
 
 
@@ -56,9 +56,9 @@ def test_waves_are_dealt_one_behind_the_other_whatever_their_size() -> None:
     found = replace(data(), group_size=2)
     one = [*found.wave(0, range(6), 0), *found.wave(0, range(6, 12), 3), *found.wave(1, range(8), 6)]
     other = found.wave(0, range(20), 0)
-    assert [(prompt.draw, prompt.tokens) for prompt in one] == [(p.draw, p.tokens) for p in other]
+    assert [(prompt.sample_id, prompt.tokens) for prompt in one] == [(p.sample_id, p.tokens) for p in other]
     assert [prompt.row for prompt in one] == [*range(12), *range(8)]
-    assert [prompt.draw // 2 for prompt in other[::2]] == list(range(10))
+    assert [prompt.sample_id // 2 for prompt in other[::2]] == list(range(10))
     assert sorted(prompt.tokens for prompt in other[::2]) == [(number,) for number in range(10)]
 
 
@@ -142,7 +142,7 @@ def test_columns_travel_with_their_prompts_through_filters_passes_and_groups(job
     document = changed(job, prompts="answers.jsonl", held_out="answers.jsonl", columns={"answer": "solution.value"})
     found = replace(read_data(document, job.parent), batch_size=4, group_size=2)
     drawn = [prompt for step in range(12) for prompt in found.batch(step)] + list(found.held_out_batch())
-    assert [found.columns_of(prompt.draw) for prompt in drawn] == [
+    assert [found.columns_of(prompt.sample_id) for prompt in drawn] == [
         {"answer": prompt.tokens[0] - 2}
         for prompt in drawn  # the tokenizer of the job counts words from 2
     ]
@@ -159,7 +159,7 @@ def test_the_samples_of_a_group_have_one_prompt_and_draws_of_their_own() -> None
     tokens = [prompt.tokens for batch in steps for prompt in batch]
     assert all(one == other for one, other in zip(tokens[::2], tokens[1::2], strict=True))
     assert tokens[::2] == rows(data(), range(5))  # in the same order, in twice as many steps
-    assert len({prompt.draw for batch in steps for prompt in batch}) == len(tokens)
+    assert len({prompt.sample_id for batch in steps for prompt in batch}) == len(tokens)
 
 
 def test_a_prompt_has_the_answer_of_its_line_in_every_pass_and_group() -> None:
@@ -220,7 +220,7 @@ def test_texts_and_answers_of_tools_have_the_tokens_that_transformers_gives_them
     directory = write_words(tmp_path / "words", **settings)
     known = AutoTokenizer.from_pretrained(directory)
     found = read_tokenizer(directory)
-    assert Encoder(found, directory, chat=False).encode(text, "here") == tuple(known(text)["input_ids"])
+    assert PromptEncoder(found, directory, chat=False).encode(text, "here") == tuple(known(text)["input_ids"])
     tool = replace(data(), tokenizer=found).encode(text)
     assert tool == tuple(known(text, add_special_tokens=False)["input_ids"])
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.runtime.generation.rounds_ahead import Pace
+from meshwright.runtime.generation.rounds_ahead import StepsPerSync
 
 
 def rounds_after(*lengths: int, may_end: bool = True) -> int:
     """Rounds between looks where end tokens came after so many rounds each."""
-    pace = Pace(may_end=may_end)
+    pace = StepsPerSync(may_end=may_end)
     for length in lengths:
-        pace.note(length, ended=True)
+        pace.record(length, ended=True)
     return pace.rounds
 
 
@@ -27,7 +27,7 @@ def test_without_end_tokens_nothing_is_dropped_and_looks_are_as_far_apart_as_eve
 
 
 def test_of_rounds_behind_which_no_end_token_came_there_may_be_more_at_once() -> None:
-    pace = Pace(may_end=True)
+    pace = StepsPerSync(may_end=True)
     for _ in range(64):
-        pace.note(pace.rounds, ended=False)
+        pace.record(pace.rounds, ended=False)
     assert pace.rounds > 4

@@ -13,7 +13,7 @@ from meshwright.runtime.generation.sampling import Sampling, Uniforms, uniforms
 def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:
     """Share of each token among `count` draws, and the log-probability that was said of it, 1 if it never was drawn."""
     uniform = torch.from_numpy(uniforms(1, np.arange(count), np.ones(count, dtype=np.int64)))
-    tokens, logprobs = sampling.draw(torch.tensor(logits).expand(count, len(logits)), uniform)
+    tokens, logprobs = sampling.sample(torch.tensor(logits).expand(count, len(logits)), uniform)
     said = torch.ones(len(logits)).scatter(0, tokens, logprobs)
     assert torch.equal(said[tokens], logprobs)
     return torch.bincount(tokens, minlength=len(logits)) / count, said
@@ -39,11 +39,11 @@ def test_a_run_that_is_resumed_draws_by_the_numbers_it_began_with() -> None:
 def test_numbers_that_are_hashed_together_are_those_of_each_position() -> None:
     kept, rows = Uniforms(3, 6), np.array([4, 1, 2])
     for draws, positions in (([9, 8, 7], [0, 100, 3]), ([9, 5, 7], [1, 120, 90]), ([9, 5, 6], [200, 128, 250])):
-        count = Uniforms.left(np.array(positions))
+        count = Uniforms.num_hashed(np.array(positions))
         ahead = kept.ahead(rows, np.array(draws), np.array(positions), count)
         expected = uniforms(3, np.array(draws), np.array(positions) + np.arange(count)[:, None])
         assert (ahead.numpy() == expected).all()
-        assert torch.equal(kept.of(rows, np.array(draws), np.array(positions)), ahead[0])
+        assert torch.equal(kept.at(rows, np.array(draws), np.array(positions)), ahead[0])
 
 
 def test_uniforms_are_uniform() -> None:
@@ -97,7 +97,7 @@ def test_what_is_said_of_a_token_does_not_depend_on_the_filters(
     logits = torch.randn(64, 12, generator=torch.Generator().manual_seed(seed)) * 3
     uniform = torch.from_numpy(uniforms(seed, np.arange(64), np.zeros(64, dtype=np.int64)))
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    tokens, logprobs = sampling.draw(logits, uniform)
+    tokens, logprobs = sampling.sample(logits, uniform)
     policy = (logits / temperature).log_softmax(dim=-1)
     torch.testing.assert_close(logprobs, policy.gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=0)
 
@@ -121,5 +121,5 @@ def test_temperature_zero_takes_the_likeliest_token_with_certainty() -> None:
 
 def test_a_token_without_probability_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).expand(1000, 3)
-    tokens, _ = Sampling().draw(logits, torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64))
+    tokens, _ = Sampling().sample(logits, torch.linspace(0, 1 - 1e-12, 1000, dtype=torch.float64))
     assert set(tokens.tolist()) == {1}

@@ -60,7 +60,7 @@ def in_chunks(directory: Path, layout: str, chunk_tokens: int) -> list[tuple[Ten
         for row in [row for row, left in remaining.items() if not left]:
             answers[row] = scorer.finish(row)
             del remaining[row]
-    blocks = [MicroBatch.of([torch.tensor(sequence(row))]) for row in range(len(LENGTHS))]
+    blocks = [MicroBatch.pack([torch.tensor(sequence(row))]) for row in range(len(LENGTHS))]
     if spec.scalar_head:
         whole = forward_scalars(model, mesh, blocks)
     else:
@@ -108,12 +108,12 @@ def while_generating(directory: Path, layout: str) -> list[tuple[Response, Strea
     generator = Generator(
         model, spec, mesh, num_slots=5, max_tokens=40, max_response=30, eos_tokens=frozenset(), temperature=1.0, seed=3
     )
-    prompts = [Prompt(row=r, draw=r, tokens=tuple(sequence(r % 4)[:6]), max_response=3 * r + 1) for r in range(6)]
+    prompts = [Prompt(row=r, sample_id=r, tokens=tuple(sequence(r % 4)[:6]), max_response=3 * r + 1) for r in range(6)]
     stream, rule = Chunker(4, read), FirstEnded(2, max_deferral=2)
     responses = [
         response
         for admitted in (prompts[:4], prompts[4:], [])
-        for response in generator.turn(admitted, version=0, delivery=rule, stream=stream)
+        for response in generator.run_period(admitted, version=0, delivery=rule, stream=stream)
     ]
     return [(response, scored[response.row]) for response in responses]
 

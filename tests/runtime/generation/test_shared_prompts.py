@@ -14,9 +14,9 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import Part, Seated
+from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
 from meshwright.runtime.generation.shared_prompts import SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, Partial, Prompt, Response
+from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, PartialResponse, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -26,7 +26,7 @@ from tests.seeds import cases
 
 GROUP, NUM_PROMPTS, VOCAB_SIZE, EOS = 4, 5, 24, 7
 PROMPTS = tuple(
-    Prompt(row=row, draw=row, tokens=tuple((tokens(1, 38, seed=row // GROUP)[0] % VOCAB_SIZE).tolist()))
+    Prompt(row=row, sample_id=row, tokens=tuple((tokens(1, 38, seed=row // GROUP)[0] % VOCAB_SIZE).tolist()))
     for row in range(GROUP * NUM_PROMPTS)
 )
 
@@ -34,7 +34,7 @@ PROMPTS = tuple(
 def sequences(count: int) -> list[LiveSequence]:
     """Of one group of slots, of prompts in groups of samples, one behind the other."""
     group = LiveGroup(first_slot=3, num_slots=count)
-    return [group.seat(Partial(prompt=Prompt(row=row, draw=row, tokens=(1, 2, 3)))) for row in range(count)]
+    return [group.add(PartialResponse(prompt=Prompt(row=row, sample_id=row, tokens=(1, 2, 3)))) for row in range(count)]
 
 
 def admit(
@@ -44,10 +44,10 @@ def admit(
     sources = []
     for one in admitted:
         sources.append(shared.source(one.prompt))
-        shared.seat(one.prompt, one.slot)
+        shared.add(one.prompt, one.slot)
     fed = [index for index, source in enumerate(sources) if source is None]
     logits = torch.arange(len(fed))[:, None] * torch.full((2,), of_each)
-    said = shared.of_all(admitted, fed, logits if fed else None)
+    said = shared.all_logits(admitted, fed, logits if fed else None)
     return sources, None if said is None else said[:, 0].tolist()
 
 
@@ -61,7 +61,7 @@ def test_a_later_sample_reads_one_that_is_still_live() -> None:
     shared, (first, second, third, *_) = SharedPrompts(GROUP), sequences(6)
     admit(shared, [first, second])
     shared.keep_for([third.prompt])
-    shared.leave([first.slot])
+    shared.remove([first.slot])
     assert admit(shared, [third]) == ([second.slot], [0])
 
 
@@ -70,7 +70,7 @@ def test_a_later_sample_is_fed_where_there_is_nothing_to_read(why: str) -> None:
     shared, (first, second, *_, other) = SharedPrompts(GROUP), sequences(GROUP + 1)
     admit(shared, [first])
     if why == "none is live":
-        shared.leave([first.slot])
+        shared.remove([first.slot])
     if why == "the weights may have changed":
         shared.forget()
     if why == "another group waited":
@@ -87,7 +87,7 @@ def test_samples_of_another_step_share_nothing() -> None:
 def test_a_sample_that_goes_on_says_nothing_of_its_prompt() -> None:
     shared, (first, second, *_) = SharedPrompts(GROUP), sequences(3)
     admit(shared, [first])
-    shared.of_all([second], [0], torch.ones(1, 2))  # fed with what it had drawn, and never seated as a sample
+    shared.all_logits([second], [0], torch.ones(1, 2))  # fed with what it had drawn, and never seated as a sample
     assert admit(shared, [second]) == ([first.slot], [0])
 
 
@@ -116,13 +116,15 @@ def generate(directory: Path, layout: str, num_slots: int, group_size: int) -> t
         group_size=group_size,
     )
     prefilled: list[int] = []
-    draw_next = generator.draw_next
+    draw_next = generator.sample_next
 
-    def counted(group: LiveGroup, continuing: Numbers, admitted: Seated, parts: Sequence[Sequence[Part]]) -> object:
-        prefilled.append(len(admitted.fed))
+    def counted(
+        group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
+    ) -> object:
+        prefilled.append(len(admitted.prefilled))
         return draw_next(group, continuing, admitted, parts)
 
-    generator.draw_next = counted  # type: ignore[method-assign,assignment]
+    generator.sample_next = counted  # type: ignore[method-assign,assignment]
     return generator.generate(PROMPTS), sum(prefilled)
 
 

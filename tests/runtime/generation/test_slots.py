@@ -8,20 +8,22 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt, Response, packs
+from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt, Response, split_into_batches
 from meshwright.runtime.generation.stopping import Stopping
 
 EOS = 0
 
 
-def partial(row: int, *, most: int | None = None) -> Partial:
-    return Partial(prompt=Prompt(row=row, draw=row, tokens=(1,) * (row % 3 + 1), max_response=most), first_turn=4)
+def partial(row: int, *, most: int | None = None) -> PartialResponse:
+    return PartialResponse(
+        prompt=Prompt(row=row, sample_id=row, tokens=(1,) * (row % 3 + 1), max_response=most), first_period=4
+    )
 
 
-def seated(*partials: Partial, num_slots: int = 0) -> LiveGroup:
+def seated(*partials: PartialResponse, num_slots: int = 0) -> LiveGroup:
     group = LiveGroup(first_slot=2, num_slots=num_slots or len(partials))
     for one in partials:
-        group.seat(one)
+        group.add(one)
     return group
 
 
@@ -35,8 +37,8 @@ def test_the_lowest_free_slot_is_taken_next() -> None:
     group = seated(*map(partial, range(3)), num_slots=4)
     assert [one.slot for one in group.live] == [2, 3, 4]
     assert (group.next_slot, group.is_full) == (5, False)
-    assert group.leave([1]) == [3]
-    assert group.seat(partial(7)).slot == 3
+    assert group.remove([1]) == [3]
+    assert group.add(partial(7)).slot == 3
     assert [one.prompt.row for one in group.live] == [0, 2, 7]
 
 
@@ -66,7 +68,7 @@ def test_every_token_carries_the_version_that_drew_it() -> None:
     for version in (3, 3, 5):
         responses, _ = record(group, [7], 3, version=version)
     assert responses[0].versions == (3, 3, 5)
-    assert responses[0].first_turn == 4
+    assert responses[0].first_period == 4
 
 
 def test_the_end_token_at_the_limit_counts_as_an_end() -> None:
@@ -78,9 +80,9 @@ def test_a_sequence_that_gave_way_goes_on_with_what_it_had() -> None:
     group = seated(partial(0), partial(1))
     for token in range(1, 200):
         record(group, [token, -token], 999)
-    kept = group.live[0].kept()
-    group.leave([0])
-    assert group.seat(kept).tokens == list(range(1, 200))
+    kept = group.live[0].to_partial()
+    group.remove([0])
+    assert group.add(kept).tokens == list(range(1, 200))
     record(group, [EOS, 200], 999)
     assert group.live[0].tokens == [*range(1, 200), 200]
 
@@ -91,8 +93,8 @@ def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: li
     found: list[Response] = []
     while waiting or group.live:
         while waiting and not group.is_full:
-            group.seat(partial(waiting.pop(0)))
-        tokens = [EOS if one.num_drawn + 1 == lengths[one.prompt.row] else one.prompt.row + 1 for one in group.live]
+            group.add(partial(waiting.pop(0)))
+        tokens = [EOS if one.num_sampled + 1 == lengths[one.prompt.row] else one.prompt.row + 1 for one in group.live]
         found += record(group, tokens, 100)[0]
     assert sorted(response.row for response in found) == list(range(len(lengths)))
     for response in found:
@@ -101,7 +103,7 @@ def test_every_prompt_gets_exactly_its_own_tokens_whatever_the_slots(lengths: li
 
 @given(st.lists(st.integers(0, 30), max_size=9), st.integers(1, 20))
 def test_packs_hold_every_token_once_and_none_holds_too_many(lengths: list[int], most: int) -> None:
-    found = list(packs(lengths, most))
+    found = list(split_into_batches(lengths, most))
     assert all(sum(end - first for _, first, end in pack) <= most for pack in found)
     places = [(row, place) for pack in found for row, first, end in pack for place in range(first, end)]
     assert places == [(row, place) for row, length in enumerate(lengths) for place in range(length)]

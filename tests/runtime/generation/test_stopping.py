@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt
+from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt
 from meshwright.runtime.generation.stopping import Stopping, StopStrings
 
 EOS = 0
@@ -25,7 +25,7 @@ def tokenizer() -> Tokenizer:
 def finishes(stopping: Stopping, pieces: list[str]) -> list[Finish | None]:
     """What is said after each token, the prompt having ended with a newline."""
     group = LiveGroup(first_slot=0, num_slots=1)
-    group.seat(Partial(prompt=Prompt(row=0, draw=0, tokens=(1,))))
+    group.add(PartialResponse(prompt=Prompt(row=0, sample_id=0, tokens=(1,))))
     said = []
     for piece in pieces:
         group.records.add(group.rows, np.array([PIECES.index(piece)]), np.zeros(1), 0)

@@ -10,7 +10,7 @@ import torch
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.generation.table_attention import GatheredAttention, step_reads, table_reads
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import RowReads, block_reads
+from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
 from meshwright.runtime.model.padded_attention import PaddedReads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds
@@ -22,7 +22,7 @@ def test_rows_are_answered_as_block_by_block(seed: int) -> None:
     rows = np.array(random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4]))
     held = np.array(lengths)[rows]
     query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
-    expected = BlockAttention(cache, block_reads(cache.tables, RowReads(rows, held))).attend(0, query, new)
+    expected = BlockAttention(cache, plan_block_reads(cache.tables, DecodeRows(rows, held))).attend(0, query, new)
     found = GatheredAttention(cache, table_reads(cache.tables, rows, held)).attend(0, query, new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -34,7 +34,7 @@ def test_a_table_has_the_blocks_of_a_row_up_to_its_new_token() -> None:
     assert reads.tables.shape[1] == max(lengths) // BLOCK_TOKENS + 1
     for row, length in enumerate(lengths):
         blocks = length // BLOCK_TOKENS + 1
-        assert reads.tables[row, :blocks].tolist() == cache.tables.held(row)[:blocks].tolist()
+        assert reads.tables[row, :blocks].tolist() == cache.tables.blocks_of_row(row)[:blocks].tolist()
 
 
 def test_a_cpu_reads_few_rows_side_by_side_and_those_that_share_block_by_block() -> None:
@@ -42,4 +42,4 @@ def test_a_cpu_reads_few_rows_side_by_side_and_those_that_share_block_by_block()
     for seed in (0, 1):
         cache, lengths = filled(seed)
         kinds.append(type(step_reads(cache, np.arange(NUM_ROWS), np.array(lengths))))
-    assert kinds == [PaddedReads, RowReads]
+    assert kinds == [PaddedReads, DecodeRows]

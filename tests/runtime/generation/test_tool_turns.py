@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, decoders, models
 from meshwright.planner.environment.tool import Tool
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.stages import TOLD
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import ToolCall
-from meshwright.runtime.environment.tools import Tools
+from meshwright.runtime.environment.tools import ToolWorkers
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.slots import Finish, Prompt, Response
 from meshwright.runtime.generation.stopping import StopStrings
-from meshwright.runtime.generation.tool_turns import CallingTurn, ToolTurnTaking, TurnLimits
+from meshwright.runtime.generation.tool_turns import RolloutTurn, ToolTurns, TurnLimits
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -31,25 +31,27 @@ pytestmark = pytest.mark.slow
 
 LETTERS = "abcdefghijklmnopqrstuvwx"
 CALLS, EOS = "fgij", LETTERS.index("h")
-LIMITS = TurnLimits(num_turns=5, drawn=20, answer=3, response=44)
+LIMITS = TurnLimits(num_turns=5, sampled=20, answer=3, response=44)
 PROMPTS = tuple(
-    Prompt(row=row, draw=100 + row, tokens=tuple((tokens(1, 3 + row // 4, seed=row // 4)[0] % len(LETTERS)).tolist()))
+    Prompt(
+        row=row, sample_id=100 + row, tokens=tuple((tokens(1, 3 + row // 4, seed=row // 4)[0] % len(LETTERS)).tolist())
+    )
     for row in range(24)
 )
 
 
-def turn_taking(mesh, function: str, keeps_cache: bool) -> ToolTurnTaking:  # type: ignore[no-untyped-def]
+def turn_taking(mesh, function: str, keeps_cache: bool) -> ToolTurns:  # type: ignore[no-untyped-def]
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(LETTERS)}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
 
-    def describe(prompt: Prompt, behind: object, turn: CallingTurn) -> ToolCall:
+    def describe(prompt: Prompt, behind: object, turn: RolloutTurn) -> ToolCall:
         text = "".join(LETTERS[token] for token in behind)  # type: ignore[attr-defined]
         return ToolCall(id=f"0/{prompt.row}", prompt="", response=text, turn=turn.number, drawn=text[turn.first :])
 
-    return ToolTurnTaking(
+    return ToolTurns(
         mesh,
         torch.device("cpu"),
-        Tools(Tool(function=f"{MODULE}:{function}", workers=2)) if mesh.is_first_of_replica else None,
+        ToolWorkers(Tool(function=f"{MODULE}:{function}", workers=2)) if mesh.is_first_of_replica else None,
         call_end=StopStrings(tokenizer, tuple(CALLS)),
         limits=LIMITS,
         keeps_cache=keeps_cache,
@@ -98,7 +100,7 @@ def generate(directory: Path, case: Case, keeps_cache: bool) -> tuple[Response, 
 
 def num_calls(response: Response) -> int:
     """Of its tool: every one tells a letter or more."""
-    told = [version == TOLD for version in response.versions]
+    told = [version == TOOL_TOKEN_VERSION for version in response.versions]
     return sum(one and not before for before, one in zip([False, *told], told, strict=False))
 
 
@@ -120,17 +122,17 @@ def test_a_rollout_goes_on_behind_what_its_tool_told_and_ends_within_its_limits(
         assert len(response.tokens) <= LIMITS.response
         first, number = 0, 1
         for place, version in enumerate(response.versions):
-            if version == TOLD and response.versions[place - 1] != TOLD:
+            if version == TOOL_TOKEN_VERSION and response.versions[place - 1] != TOOL_TOKEN_VERSION:
                 assert LETTERS[response.tokens[place - 1]] in CALLS
                 told = response.tokens[first:place][-number:][: min(LIMITS.answer, LIMITS.response - place - 1)]
                 assert response.tokens[place : place + len(told)] == told
-                assert response.versions[place : place + len(told)] == (TOLD,) * len(told)
+                assert response.versions[place : place + len(told)] == (TOOL_TOKEN_VERSION,) * len(told)
                 assert response.logprobs[place : place + len(told)] == (0.0,) * len(told)
                 first, number = place + len(told), number + 1
         assert number <= LIMITS.num_turns
         last = response.tokens[first:]
         assert (response.finish is Finish.EOS) == (last[-1] == EOS)
-        assert len(last) <= LIMITS.drawn
+        assert len(last) <= LIMITS.sampled
     assert {response.finish for response in alone} == {Finish.EOS, Finish.LENGTH}
 
 

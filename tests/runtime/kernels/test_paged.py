@@ -61,6 +61,6 @@ def test_rows_that_nobody_asks_for_write_to_the_spare_block_alone() -> None:
 
 def test_a_long_row_is_cut_where_there_are_few() -> None:
     query = torch.empty(2, 1, QUERIES, SIZE, device=DEVICE)
-    few, many = (paged.PartsOfRows(query.expand(-1, heads, -1, -1), 4096, 100) for heads in (1, 256))
+    few, many = (paged.KeySplit(query.expand(-1, heads, -1, -1), 4096, 100) for heads in (1, 256))
     assert few.num_parts > many.num_parts
     assert many.num_parts * many.tokens >= 4096 <= few.num_parts * few.tokens

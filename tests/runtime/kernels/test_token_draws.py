@@ -22,8 +22,8 @@ def test_the_same_tokens_are_drawn(temperature: float) -> None:
     torch.manual_seed(0)
     padded = torch.randn(NUM_ROWS, WIDTH + 20) * 3
     logits, uniform = padded[:, :WIDTH], torch.rand(NUM_ROWS, dtype=torch.float64)
-    expected, of_expected = Sampling(temperature=temperature).draw(logits, uniform)
-    found, of_found = token_draws.draw(padded.to(DEVICE)[:, :WIDTH], uniform.to(DEVICE), temperature)
+    expected, of_expected = Sampling(temperature=temperature).sample(logits, uniform)
+    found, of_found = token_draws.sample_tokens(padded.to(DEVICE)[:, :WIDTH], uniform.to(DEVICE), temperature)
     assert torch.equal(found.cpu(), expected)
     torch.testing.assert_close(of_found.cpu(), of_expected, atol=2e-6, rtol=1e-6)
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_drawn_is_never_drawn(number: float) -> None:
     logits[0, 333] = logits[1, 64] = logits[1, 640] = 0.0
     logits[2, 5:70] = 1.0
     uniform = torch.full((3,), number, dtype=torch.float64)
-    found, logprobs = token_draws.draw(logits.to(DEVICE), uniform.to(DEVICE), 1.0)
+    found, logprobs = token_draws.sample_tokens(logits.to(DEVICE), uniform.to(DEVICE), 1.0)
     assert logits.gather(1, found.cpu()[:, None]).isfinite().all()
     assert found[0] == 333
     torch.testing.assert_close(logprobs.cpu(), -torch.tensor([1.0, 2.0, 65.0]).log(), atol=1e-6, rtol=1e-6)

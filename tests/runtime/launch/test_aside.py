@@ -9,19 +9,19 @@ import time
 
 import pytest
 
-from meshwright.runtime.launch.aside import aside
+from meshwright.runtime.launch.aside import call_in_thread
 
 
 def test_what_a_call_returns_or_raises_comes_back() -> None:
-    assert aside(lambda: 3) == 3
+    assert call_in_thread(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
-        aside(lambda: 1 // 0)
+        call_in_thread(lambda: 1 // 0)
 
 
 def test_a_call_that_takes_longer_is_left_to_itself() -> None:
     over = threading.Event()
     with pytest.raises(TimeoutError, match=r"no answer within 0.2 s"):
-        aside(over.wait, 0.2)
+        call_in_thread(over.wait, 0.2)
     over.set()
 
 
@@ -30,7 +30,7 @@ def test_a_signal_ends_the_wait_while_the_call_goes_on() -> None:
     over, begun = threading.Event(), time.monotonic()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        aside(over.wait)
+        call_in_thread(over.wait)
     assert time.monotonic() - begun < 2.0
     over.set()
     signal.signal(signal.SIGINT, handler)

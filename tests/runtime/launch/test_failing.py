@@ -16,12 +16,12 @@ ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch imp
 
 
 def test_an_error_leaves_its_record(tmp_path: Path) -> None:
-    failing.keep_record(tmp_path / "0.json")
+    failing.set_record_path(tmp_path / "0.json")
     try:
-        failing.record(ValueError("a surprise"))
+        failing.write_record(ValueError("a surprise"))
         told = json.loads((tmp_path / "0.json").read_text())
         assert (told["sentence"], told["is_bad_input"], told["is_of_all"]) == ("ValueError: a surprise", False, False)
-        failing.record(BadInput("give another"))
+        failing.write_record(BadInput("give another"))
         told = json.loads((tmp_path / "0.json").read_text())
         assert (told["sentence"], told["is_bad_input"]) == ("give another", True)
     finally:
@@ -52,9 +52,9 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_no_half_of_a_record(
         path.write_bytes(text[:10].encode(encoding))
         raise KeyboardInterrupt
 
-    failing.keep_record(tmp_path / "1.json")
+    failing.set_record_path(tmp_path / "1.json")
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(KeyboardInterrupt):
-        failing.record(RunFailed("a disk is full."))
+        failing.write_record(RunFailed("a disk is full."))
     failing._record_paths.clear()
     assert list(tmp_path.glob("*.json")) == []

@@ -18,14 +18,14 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistError
 
 from benchmarks.hosts import free_port
-from meshwright.planner.program.deadlines import LEAST_SECONDS
+from meshwright.planner.program.deadlines import MIN_SECONDS
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import gathering
 from meshwright.runtime.launch.gathering import (
-    PULSE_SECONDS,
-    SILENCE_SECONDS,
-    Pulse,
-    Watch,
+    HEARTBEAT_SECONDS,
+    HEARTBEAT_TIMEOUT_SECONDS,
+    Heartbeat,
+    HeartbeatThread,
     _exchange,
     _hosted_at,
     _new_store_at,
@@ -41,16 +41,16 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
-    place = Rendezvous(nodes=3, port=free_port(), patience_seconds=1.0)
+    place = Rendezvous(nodes=3, port=free_port(), timeout_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 3 nodes came to {place.endpoint} within 1 s"):
-        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+        launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
 
 
 def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "is_here", lambda _: False)
-    place = Rendezvous(nodes=2, port=free_port(), patience_seconds=1.0)
+    monkeypatch.setattr(gathering, "is_local_address", lambda _: False)
+    place = Rendezvous(nodes=2, port=free_port(), timeout_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one: nothing answered at {place.endpoint}"):
-        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+        launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
 
 
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 400 Bad\r\n\r\n" * 100])
@@ -58,10 +58,10 @@ def test_a_port_that_another_program_holds_is_refused(says: bytes, monkeypatch: 
     """It was waited for without end, through SIGTERM too."""
     monkeypatch.setattr(gathering, "_PROBE_SECONDS", 1.0)
     with hostile.server(lambda: itertools.chain([says], iter(lambda: time.sleep(0.1) or b"", None))) as (url, _):
-        place = Rendezvous(nodes=2, port=int(url.split(":")[2].partition("/")[0]), patience_seconds=5.0)
+        place = Rendezvous(nodes=2, port=int(url.split(":")[2].partition("/")[0]), timeout_seconds=5.0)
         begun = time.monotonic()
         with pytest.raises(BadInput, match=f"{place.endpoint} is in use by another program"):
-            launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY)
+            launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
         assert time.monotonic() - begun < 8.0
 
 
@@ -79,7 +79,7 @@ def test_the_store_of_a_run_whose_nodes_have_met_is_not_joined() -> None:
     store.set("state of meshwright", "has met")
     with pytest.raises(BadInput, match="is in use by another run, whose nodes are complete; give every run its"):
         _new_store_at(place, 1.0)
-    assert _new_store_at(place.again(2), 1.0).port == store.port
+    assert _new_store_at(place.next_attempt(2), 1.0).port == store.port
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_nobody_is_waited_for_longer_than_was_said_and_the_reason_is_named() -> 
 def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = HashStore(), [0.0]
     monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
-    pulses = [Pulse(store, node, ["a", "b", "c"]) for node in range(3)]
+    pulses = [Heartbeat(store, node, ["a", "b", "c"]) for node in range(3)]
     for clock[0] in range(0, 200, 20):
         assert [pulse.beat() for pulse in pulses] == [[], [], []]
     for clock[0] in range(200, 281, 20):  # the last beat of the third was at 180, heard at 200
@@ -122,7 +122,7 @@ def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.Monkey
 
 def test_a_lost_node_is_named_before_a_rank_that_waits_for_it_is_late() -> None:
     """The node is told after it was silent for a beat more; 5 s are left for whoever asks and writes the sentence."""
-    assert SILENCE_SECONDS + 2 * PULSE_SECONDS + 5.0 <= LEAST_SECONDS
+    assert HEARTBEAT_TIMEOUT_SECONDS + 2 * HEARTBEAT_SECONDS + 5.0 <= MIN_SECONDS
 
 
 def test_every_node_reads_what_all_have_said() -> None:
@@ -155,7 +155,7 @@ def test_a_node_that_is_one_too_many_is_told_to_take_a_port_of_its_own() -> None
     assert "1 of 2 nodes came to 127.0.0.1:29500 within 600 s" in _too_few(place, 1)
 
 
-class Quiet(Pulse):
+class Quiet(Heartbeat):
     """A pulse whose store answers nothing more after its first beat."""
 
     is_gone = False
@@ -177,9 +177,9 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_node_whose_store_answers_nothing_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = [0.0], HashStore()
     monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(gathering, "PULSE_SECONDS", 0.01)
-    gone, heard = Quiet(store, 1, ["a", "b"]), Pulse(store, 0, ["a", "b"])
-    cut, alive = Watch(gone), Watch(heard)
+    monkeypatch.setattr(gathering, "HEARTBEAT_SECONDS", 0.01)
+    gone, heard = Quiet(store, 1, ["a", "b"]), Heartbeat(store, 0, ["a", "b"])
+    cut, alive = HeartbeatThread(gone), HeartbeatThread(heard)
     until(lambda: gone.is_gone and heard._seen[1][0] == b"1")
     assert not cut.is_cut_off()
     clock[0] = 1000.0

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from benchmarks.hosts import BIN, LOOPBACK, Agent
 from meshwright.planner.plan.plan import write_plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.launch import interruption
@@ -78,7 +78,7 @@ def test_a_rank_is_asked_by_any_signal_and_ended_by_a_second_one_that_ends(first
 def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruption.passed_on(tmp_path / "stop"):
+        with interruption.forwarded_signals(tmp_path / "stop"):
             signal.raise_signal(signal.SIGHUP)
         assert not (tmp_path / "stop").exists()
     finally:
@@ -92,11 +92,11 @@ def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
     monkeypatch.setattr(interruption, "_AGAIN_SECONDS", -1.0)
     mark = tmp_path / "stop"
     is_ending = first is not signal.SIGUSR1
-    with pytest.raises(SignalException) if is_ending else nullcontext(), interruption.passed_on(mark):
+    with pytest.raises(SignalException) if is_ending else nullcontext(), interruption.forwarded_signals(mark):
         signal.raise_signal(first)
     assert mark.exists() is not is_ending
     monkeypatch.setattr(interruption, "_AGAIN_SECONDS", 60.0)
-    with interruption.passed_on(mark):
+    with interruption.forwarded_signals(mark):
         signal.raise_signal(first)
         signal.raise_signal(first)
     assert mark.exists()
@@ -111,7 +111,7 @@ def test_the_launcher_marks_any_signal_and_ends_for_a_second_one_that_ends(
 def test_a_run_that_is_told_to_end_saves_and_goes_on_bit_for_bit(tmp_path: Path, is_ahead: bool) -> None:
     asked = request(write_job(tmp_path, num_ranks=2), tmp_path / "run", *(DISJOINT if is_ahead else ()))
     if is_ahead:
-        asked = working_ahead(asked, patterns(PPO_GRAPH, 2)[2], 3, **AHEAD)
+        asked = working_ahead(asked, steps_ahead_patterns(PPO_GRAPH, 2)[2], 3, **AHEAD)
         solver = asked.plan.solver
         solver = solver.model_copy(update={"bound_seconds": solver.objective_seconds, "gap": 0.0, "status": "feasible"})
         asked = replace(asked, plan=asked.plan.model_copy(update={"solver": solver}))

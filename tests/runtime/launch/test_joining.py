@@ -10,7 +10,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.launch.joining import NodePlace, Seat, _node_number
+from meshwright.runtime.launch.joining import LaunchedRank, NodeOptions, _node_number
 from meshwright.runtime.launch.launch import MESSAGES_ONLY
 
 TORCHRUN = {
@@ -24,14 +24,14 @@ TORCHRUN = {
 
 
 def test_what_torchrun_says_is_a_seat_and_nothing_said_is_none() -> None:
-    seat = Seat.of(TORCHRUN)
-    assert seat == Seat(rank=3, local_rank=1, num_ranks=4, ranks_per_node=2, address="10.0.0.1")
+    seat = LaunchedRank.from_environment(TORCHRUN)
+    assert seat == LaunchedRank(rank=3, local_rank=1, num_ranks=4, ranks_per_node=2, address="10.0.0.1")
     assert (seat.node, seat.num_nodes) == (1, 2)
-    assert Seat.of({"RANK": "0"}) is None
+    assert LaunchedRank.from_environment({"RANK": "0"}) is None
 
 
 def test_a_seat_that_the_plan_does_not_have_is_refused() -> None:
-    seat = Seat.of(TORCHRUN)
+    seat = LaunchedRank.from_environment(TORCHRUN)
     assert seat is not None
     seat.require(nodes=2, ranks_per_node=2)
     with pytest.raises(BadInput, match=r"2 of 4 ranks .* has 1 nodes of 4; use torchrun --nnodes 1 --nproc-per-node 4"):
@@ -46,8 +46,8 @@ def places(*node_ranks: int | None) -> list[int]:
 
     def agree(rank: int) -> int:
         node, local_rank = divmod(rank, 2)
-        seat = Seat(rank=rank, local_rank=local_rank, num_ranks=4, ranks_per_node=2, address="127.0.0.1")
-        place = NodePlace(preparation=MESSAGES_ONLY, node_rank=node_ranks[node], work="w", logs=Path("not written"))
+        seat = LaunchedRank(rank=rank, local_rank=local_rank, num_ranks=4, ranks_per_node=2, address="127.0.0.1")
+        place = NodeOptions(preparation=MESSAGES_ONLY, node_rank=node_ranks[node], work="w", logs=Path("not written"))
         return _node_number(store, seat, place)
 
     with ThreadPoolExecutor(4) as ranks:
@@ -60,6 +60,8 @@ def test_the_ranks_of_a_node_agree_on_its_place_in_the_plan() -> None:
 
 
 def test_a_launcher_that_says_nothing_of_its_nodes_has_one() -> None:
-    seat = Seat.of({name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"})
+    seat = LaunchedRank.from_environment(
+        {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
+    )
     assert seat is not None
     assert (seat.ranks_per_node, seat.num_nodes) == (4, 1)

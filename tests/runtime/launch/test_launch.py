@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.hosts import BIN, LOOPBACK, free_port
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from tests.runtime.small_job import request, write_job
 from tests.seeds import cases
@@ -24,7 +24,7 @@ from tests.seeds import cases
 pytestmark = pytest.mark.slow
 
 
-ON_CPU = Preparation("cpu")
+ON_CPU = ProcessSetup("cpu")
 READY = "meshwright.runtime.execution.train"
 either_way = cases("preload", [READY, None], ids=["from a process that is ready", "from nothing"], few=1)
 
@@ -59,17 +59,17 @@ def lose_rank_one(kind: str) -> None:
 
 @either_way
 def test_results_come_back_by_rank(preload: str | None) -> None:
-    assert launch(rank_times_ten, num_ranks=2, preparation=ON_CPU, preload=preload) == {0: 0, 1: 10}
+    assert launch(rank_times_ten, num_ranks=2, setup=ON_CPU, preload=preload) == {0: 0, 1: 10}
 
 
 def test_bad_input_found_by_a_rank_is_raised_as_it_is() -> None:
     with pytest.raises(BadInput, match="weights are missing; give a directory that has them"):
-        launch(fail_on_rank_one, "bad input", num_ranks=2, preparation=ON_CPU, preload=READY)
+        launch(fail_on_rank_one, "bad input", num_ranks=2, setup=ON_CPU, preload=READY)
 
 
 def test_a_failure_is_one_sentence_and_leaves_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="rank 1 failed: ValueError: a surprise; the traceback") as caught:
-        launch(fail_on_rank_one, "surprise", num_ranks=2, preparation=ON_CPU, logs=tmp_path, preload=READY)
+        launch(fail_on_rank_one, "surprise", num_ranks=2, setup=ON_CPU, logs=tmp_path, preload=READY)
     assert "\n" not in str(caught.value)
     assert "fail_on_rank_one" in (tmp_path / "failure.log").read_text()
 
@@ -77,13 +77,13 @@ def test_a_failure_is_one_sentence_and_leaves_its_traceback(tmp_path: Path) -> N
 @either_way
 def test_a_killed_rank_is_named_with_its_signal(preload: str | None) -> None:
     with pytest.raises(RunFailed, match="rank 1 ended with SIGKILL"):
-        launch(fail_on_rank_one, "killed", num_ranks=2, preparation=ON_CPU, preload=preload)
+        launch(fail_on_rank_one, "killed", num_ranks=2, setup=ON_CPU, preload=preload)
 
 
 @cases(("kind", "end"), [("surprise", "failed: ValueError: a surprise"), ("killed", "ended with")], few=1)
 def test_the_rank_that_was_lost_is_named_and_not_the_one_that_lost_it(kind: str, end: str) -> None:
     with pytest.raises(RunFailed, match=f"rank 1 {end}"):
-        launch(lose_rank_one, kind, num_ranks=2, preparation=ON_CPU, preload=READY)
+        launch(lose_rank_one, kind, num_ranks=2, setup=ON_CPU, preload=READY)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
@@ -92,7 +92,7 @@ def test_a_port_in_use_is_refused_before_anything_starts() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(BadInput, match=f"127.0.0.1:{port} cannot be used"):
-            launch(rank_times_ten, num_ranks=1, preparation=ON_CPU, rendezvous=Rendezvous(port=port))
+            launch(rank_times_ten, num_ranks=1, setup=ON_CPU, rendezvous=Rendezvous(port=port))
 
 
 @cases("torchrun", [False, True], ids=["launched", "joined under torchrun"], few=1)

@@ -13,11 +13,11 @@ from meshwright.profiles.errors import BadInput
 from meshwright.runtime.launch.rendezvous import (
     Arrival,
     Rendezvous,
-    address_towards,
     interface_of,
-    is_here,
-    listening,
+    is_local_address,
+    listening_socket,
     node_order,
+    route_address,
 )
 
 
@@ -64,9 +64,9 @@ def test_a_token_is_never_shown() -> None:
 
 
 def test_this_machine_knows_its_own_addresses() -> None:
-    assert is_here("127.0.0.1")
-    assert not is_here("192.0.2.1")  # kept for documentation: nobody has it
-    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert is_local_address("127.0.0.1")
+    assert not is_local_address("192.0.2.1")  # kept for documentation: nobody has it
+    assert route_address("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
 
@@ -102,7 +102,7 @@ def test_an_address_of_ipv6_stands_in_brackets(text: str, address: str, endpoint
 
 
 def test_a_port_of_ipv6_in_use_is_refused() -> None:
-    with listening("::1", 0) as held:
+    with listening_socket("::1", 0) as held:
         place = Rendezvous(address="::1", port=held.getsockname()[1])
         with pytest.raises(BadInput, match=rf"--rendezvous \[::1\]:{place.port} cannot be used .* give another port"):
             place.check()
@@ -131,5 +131,5 @@ def test_those_who_meet_again_need_no_free_port() -> None:
         first = Rendezvous(port=held.getsockname()[1])
         with pytest.raises(BadInput, match="cannot be used"):
             first.check()
-        first.again(1).check()
-    assert first.again(1).again(1).attempt == 2
+        first.next_attempt(1).check()
+    assert first.next_attempt(1).next_attempt(1).attempt == 2

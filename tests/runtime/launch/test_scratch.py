@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from meshwright.runtime.launch.scratch import parent_of_scratch, remove_leftovers
+from meshwright.runtime.launch.scratch import remove_leftovers, scratch_parent
 
 HOLDS = """
 import multiprocessing.util, sys
@@ -34,8 +34,8 @@ def started(directory: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_sockets_are_not_put_where_their_paths_would_be_too_long() -> None:
-    assert parent_of_scratch("/scratch/job") == Path("/scratch/job")
-    assert parent_of_scratch("/scratch/" + 9 * "a-long-name") == Path("/tmp")
+    assert scratch_parent("/scratch/job") == Path("/scratch/job")
+    assert scratch_parent("/scratch/" + 9 * "a-long-name") == Path("/tmp")
 
 
 def test_the_directory_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_stays(

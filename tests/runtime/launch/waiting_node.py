@@ -12,9 +12,9 @@ from meshwright.runtime.launch.rendezvous import Rendezvous
 if __name__ == "__main__":
     port, where = sys.argv[1:]
     if where == "is-elsewhere":
-        gathering.is_here = lambda _: False
-    place = Rendezvous(nodes=2, port=int(port), patience_seconds=300.0)
+        gathering.is_local_address = lambda _: False
+    place = Rendezvous(nodes=2, port=int(port), timeout_seconds=300.0)
     try:
-        launch(print, num_ranks=1, rendezvous=place, preparation=MESSAGES_ONLY, may_stop=True)
+        launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY, may_stop=True)
     except KeyboardInterrupt:
         os._exit(130)  # as the command line does

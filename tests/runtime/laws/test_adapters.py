@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 
-from meshwright.profiles.model_parts.adapter import ATTENTION, Adapter
+from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.runtime.execution.model_export import export_models
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.model.adapted import is_of_adapter
-from meshwright.runtime.model.model_shard import named_in_whole
+from meshwright.runtime.model.adapted import is_adapter_parameter
+from meshwright.runtime.model.model_shard import named_global_parameters
 from tests.runtime.adapting import adapted_job
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.execution.test_train import read_lines
@@ -116,7 +116,7 @@ def test_a_checkpoint_holds_the_adapter_and_no_weights_beside_it(directory: Path
         held = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
         of_actor = [key for key in held if key.startswith("actor_train.decoder")]
         assert of_actor
-        assert all(map(is_of_adapter, of_actor))
+        assert all(map(is_adapter_parameter, of_actor))
         assert any(key.startswith("critic_train.decoder") for key in held)
 
 
@@ -133,26 +133,28 @@ def _moved(run: RunRequest) -> tuple[set[str], set[str]]:
     rank = RankRun(run)
     before = {name: value.clone() for name, value in _held(rank).items()}
     rank.recorder.open(0)
-    for turn in rank.turns:
-        rank.turn(turn)
+    for turn in rank.periods:
+        rank.run_period(turn)
     rank.finish()
     after = _held(rank)
     moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
     rank.close()
-    adapters = {name for name in moved if is_of_adapter(name)}
+    adapters = {name for name in moved if is_adapter_parameter(name)}
     return moved - adapters, adapters
 
 
 def _held(rank: RankRun) -> dict[str, Tensor]:
     actors = {stage: copy.model for stage, copy in rank.copies.items() if stage.startswith("actor") and copy.model}
-    return {f"{stage}/{name}": p.detach() for stage, model in actors.items() for name, p in named_in_whole(model)}
+    return {
+        f"{stage}/{name}": p.detach() for stage, model in actors.items() for name, p in named_global_parameters(model)
+    }
 
 
 def _weights(written: Path) -> dict[str, Tensor]:
     return {name: tensor for path in written.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-ALL, ATTENTION_ALONE = Adapter(rank=4, alpha=32.0), Adapter(rank=4, alpha=32.0, targets=ATTENTION)
+ALL, ATTENTION_ALONE = Adapter(rank=4, alpha=32.0), Adapter(rank=4, alpha=32.0, targets=ATTENTION_LINEARS)
 DENSE = [
     How("cp2", 1),
     How("tp2,cp2,sp", 1, "full"),

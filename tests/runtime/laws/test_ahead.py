@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.steps_ahead import StepsAhead, patterns, staleness_of, synchronous
+from meshwright.planner.plan.steps_ahead import StepsAhead, staleness_of, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.stages import GENERATE
@@ -90,7 +90,7 @@ def assert_same(one: Ran, other: Ran) -> None:
 def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
     directory: Path, tmp_path: Path, steps_ahead: int, generation: dict[str, int], staleness: int
 ) -> None:
-    ahead = patterns(PPO_GRAPH, 2)[steps_ahead]
+    ahead = steps_ahead_patterns(PPO_GRAPH, 2)[steps_ahead]
     one = on_one_rank(directory, f"{tmp_path.name}-one", ahead, staleness, **generation)
     two = on_two_ranks(directory, f"{tmp_path.name}-two", ahead, staleness, **generation)
     assert_same(one, two)
@@ -100,9 +100,11 @@ def test_two_pools_at_once_learn_what_one_rank_learns_in_turns(
 
 
 def test_an_overcommitted_run_learns_from_every_sequence_once(directory: Path) -> None:
-    held, lines = on_two_ranks(directory, "overcommit", patterns(PPO_GRAPH, 1)[1], 3, overcommit=8, generation_slots=16)
+    held, lines = on_two_ranks(
+        directory, "overcommit", steps_ahead_patterns(PPO_GRAPH, 1)[1], 3, overcommit=8, generation_slots=16
+    )
     assert max(line["max_staleness"] for line in lines) <= 3
-    alone, _ = on_one_rank(directory, "in order", patterns(PPO_GRAPH, 1)[1], 1)
+    alone, _ = on_one_rank(directory, "in order", steps_ahead_patterns(PPO_GRAPH, 1)[1], 1)
     assert drawn_lines(held) == drawn_lines(alone)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.planned_only import planned_only
+from meshwright.profiles.model_parts.planned_only import run_violations
 from meshwright.profiles.model_shape import model_from_config, read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_check import weight_violations
@@ -32,7 +32,7 @@ def computed(directory: Path) -> Tensor | str:
     """Log-probabilities [B, S] of the tokens, or the sentence in which a run refuses the directory."""
     try:
         spec = read_model(directory)
-        require_none((*planned_only(spec), *weight_violations(spec, directory)))
+        require_none((*run_violations(spec), *weight_violations(spec, directory)))
     except BadInput as error:
         return str(error)
     mesh = build_mesh(Layout(), 0)
@@ -40,9 +40,9 @@ def computed(directory: Path) -> Tensor | str:
         warnings.simplefilter("ignore", UserWarning)  # megatron's advice where there are many experts
         model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    block = MicroBatch.of(IDS)
+    block = MicroBatch.pack(IDS)
     [answer] = forward_logprobs(model, mesh, [block])
-    return torch.stack(block.of_rows(answer))
+    return torch.stack(block.split_rows(answer))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from meshwright.planner.program.program import lower
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.rehearse import rehearse
-from meshwright.runtime.model.context_parallel import Parts
+from meshwright.runtime.model.context_parallel import SequenceShard
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
 from meshwright.runtime.training.bodies import Trainer
@@ -34,15 +34,15 @@ def _gathers_of_an_update(directory: Path, recompute: Recompute) -> int:
     """Of keys and values, in two micro-batches of four layers."""
     mesh, spec = build_mesh(Layout(dp=2, cp=2), 0), read_model(directory)
     trainer = Trainer(build_model(spec, mesh, trainable=True, recompute=recompute), mesh, learning_rate=1e-3)
-    num_gathers, gathered = 0, Parts.gathered
+    num_gathers, gathered = 0, SequenceShard.gather
 
-    def counted(parts: Parts, own: Tensor) -> Tensor:
+    def counted(parts: SequenceShard, own: Tensor) -> Tensor:
         nonlocal num_gathers
         num_gathers += 1
         return gathered(parts, own)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "gathered", counted)
+        patch.setattr(SequenceShard, "gather", counted)
         trainer.train_step(blocks(1, mesh), functools.partial(language_loss, spec, mesh))
     return num_gathers
 

@@ -49,7 +49,7 @@ def test_the_divergence_to_the_teachers_falls(teachers: int, tmp_path: Path) -> 
     found = ran(request(write_distilled(tmp_path, teachers=teachers), tmp_path / "run", steps=12))
     rise, error = found.improvement() or (0.0, 1.0)
     assert rise > 3 * error
-    assert all(one.by_teachers and one.told_score > 0 for one in found.evaluations)
+    assert all(one.by_teachers and one.reported_score > 0 for one in found.evaluations)
     told = lines(tmp_path / "run")
     assert told[-1]["kl_to_teachers_per_token"] < told[0]["kl_to_teachers_per_token"]
     assert not [name for name in told[0] if "score" in name or "ref" in name or "critic" in name]

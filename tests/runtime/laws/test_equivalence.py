@@ -159,8 +159,8 @@ def follow(asked: RunRequest) -> Followed:
     run = RankRun(asked)
     run.recorder.open(0)
     held = []
-    for turn in run.turns:
-        experience = run.turn(turn).experience
+    for turn in run.periods:
+        experience = run.run_period(turn).experience
         held.append({field: {row: experience.get(field, row) for row in experience.rows(field)} for field in FIELDS})
     run.finish()
     gc.collect()

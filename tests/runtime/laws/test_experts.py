@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.micro_batch_rules import Wanted
-from meshwright.planner.search.space import choices
-from meshwright.planner.simulation.flight import Everything, FirstEnded
+from meshwright.planner.plan.micro_batch_rules import ExtraChoices
+from meshwright.planner.search.space import legal_choices
+from meshwright.planner.simulation.flight import AllSequences, FirstEnded
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
@@ -65,8 +65,10 @@ def planned(stage: str) -> list[str]:
     """Every layout on two and on four ranks that a plan may give to this stage of a mixture."""
     spec = replace(FACTS.models.actor, experts=Experts(num_experts=4, experts_per_token=2, ffn_size=96), num_kv_heads=2)
     facts = FACTS.model_copy(update={"models": FACTS.models.model_copy(update={"actor": spec, "ref": spec})})
-    stages, wanted = PPO_GRAPH.by_name, Wanted(all_layouts=True)
-    found = (choice.layout for size in (2, 4) for choice in choices(facts, stages[stage], size, (), wanted=wanted))
+    stages, wanted = PPO_GRAPH.by_name, ExtraChoices(all_layouts=True)
+    found = (
+        choice.layout for size in (2, 4) for choice in legal_choices(facts, stages[stage], size, (), wanted=wanted)
+    )
     return [str(layout) for layout in sorted(set(found))]
 
 
@@ -117,7 +119,7 @@ def _different_rows(directory: Path, layout: str) -> list[Tensor] | None:
     load_weights(model, spec, mesh, directory)
     ids = tokens()
     rows = range(len(ids)) if mesh.dp_rank == 0 else ()
-    answers = forward_logprobs(model, mesh, [MicroBatch.of([ids[row, : 21 - 4 * row]]) for row in rows])
+    answers = forward_logprobs(model, mesh, [MicroBatch.pack([ids[row, : 21 - 4 * row]]) for row in rows])
     return answers if mesh.is_last_stage and mesh.dp_rank == 0 else None
 
 
@@ -138,10 +140,10 @@ def _draw_in_turns(directory: Path, layout: str) -> list[list[Response]] | None:
     generator, _, mesh = opened
     mine = PROMPTS[mesh.dp_rank :: mesh.layout.dp]
     first = mine[: 3 if mesh.dp_rank == 0 else 0]
-    deliveries = (FirstEnded(1, 2), FirstEnded(2, 2), Everything())
+    deliveries = (FirstEnded(1, 2), FirstEnded(2, 2), AllSequences())
     admitted = (first, mine[len(first) :], ())
     return [
-        list(generator.turn(prompts, version=0, delivery=delivery))
+        list(generator.run_period(prompts, version=0, delivery=delivery))
         for prompts, delivery in zip(admitted, deliveries, strict=True)
     ]
 

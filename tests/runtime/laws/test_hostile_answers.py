@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.environment.tool import Tool
-from meshwright.runtime.environment.crew import Crew
+from meshwright.runtime.environment.crew import RewardWorkers
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError
-from meshwright.runtime.environment.tools import Tools
+from meshwright.runtime.environment.tools import ToolWorkers
 from meshwright.runtime.environment.worker import Worker
 from tests.runtime.environment import hostile
 from tests.runtime.environment.samples import sample
@@ -31,7 +31,7 @@ TIMEOUT_SECONDS, MORE_SECONDS = 0.3, 1.5
 def require_failed_or_scored_in_time(name: str) -> None:
     with hostile.server(ANSWERS[name]) as (url, asked):
         judge = Judge(url, timeout_seconds=TIMEOUT_SECONDS)
-        crew = Crew("judge", lambda: judge, num_workers=1, failure_score=-1.0)
+        crew = RewardWorkers("judge", lambda: judge, num_workers=1, failure_score=-1.0)
         begun = time.monotonic()
         score = crew.score(sample("a")).result(10.0).score
         assert time.monotonic() - begun < TIMEOUT_SECONDS + MORE_SECONDS
@@ -67,7 +67,7 @@ def test_without_a_failure_score_the_reason_is_printable_and_names_the_way_out()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_whatever_a_reward_does_its_sample_fails_alone_in_time(name: str) -> None:
-    crew = Crew("mine", lambda: Worker(f"{hostile.MODULE}:reward", 1.0), num_workers=1, failure_score=-1.0)
+    crew = RewardWorkers("mine", lambda: Worker(f"{hostile.MODULE}:reward", 1.0), num_workers=1, failure_score=-1.0)
     assert crew.score(sample("well")).result(60.0).score == 1.0
     begun = time.monotonic()
     assert crew.score(sample(name)).result(30.0).score == -1.0
@@ -79,7 +79,9 @@ def test_whatever_a_reward_does_its_sample_fails_alone_in_time(name: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 def test_whatever_a_tool_does_its_call_is_answered_in_time(name: str) -> None:
-    tools = Tools(Tool(function=f"{hostile.MODULE}:tool", workers=1, timeout_seconds=1.0, failure_answer="failed"))
+    tools = ToolWorkers(
+        Tool(function=f"{hostile.MODULE}:tool", workers=1, timeout_seconds=1.0, failure_answer="failed")
+    )
     assert tools.call(call("well")).result(60.0).text == "well"
     begun = time.monotonic()
     assert tools.call(call(name)).result(30.0).text == "failed"
@@ -90,7 +92,7 @@ def test_whatever_a_tool_does_its_call_is_answered_in_time(name: str) -> None:
 
 def test_a_worker_that_cannot_be_started_fails_its_sample_and_the_next_is_scored(tmp_path: Path) -> None:
     """No file may be opened any more: what a run that has too many of them meets."""
-    crew = Crew("mine", lambda: Worker("exact_match", 20.0), num_workers=1, failure_score=-1.0)
+    crew = RewardWorkers("mine", lambda: Worker("exact_match", 20.0), num_workers=1, failure_score=-1.0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (tmp_path / "a").open("w") as last:
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), before[1]))

@@ -65,7 +65,7 @@ def _train_and_refit(directory: Path, source: str, target: str, written: Path) -
     RefitCopy(trained, source_mesh, refitted, target_mesh).run()
     for name, model, mesh in (("source", trained, source_mesh), ("target", refitted, target_mesh)):
         if model is not None:
-            save_weights(model, spec, mesh, written / name, documents_of=directory)
+            save_weights(model, spec, mesh, written / name, config_from=directory)
 
 
 @cases(

@@ -26,9 +26,9 @@ def until_the_last_checkpoint(asked: RunRequest) -> None:
     run = RankRun(asked)
     run.recorder.open(run.steps.start)
     run.evaluate(0)
-    for turn in run.turns:
-        run.turn(turn)
-        run.behind_turn(turn + 1)
+    for turn in run.periods:
+        run.run_period(turn)
+        run.after_period(turn + 1)
     run.wait_for_checkpoint(asked.steps)
     raise RunFailed("cut off")
 

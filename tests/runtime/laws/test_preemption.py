@@ -14,10 +14,10 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.packing import blocks_of
+from meshwright.profiles.packing import num_blocks_for
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import Part, Seated
+from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model import padded_attention
 from meshwright.runtime.model.mesh import build_mesh
@@ -28,7 +28,7 @@ from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
 
 MAX_TOKENS, MAX_RESPONSE, NUM_SLOTS, GROUP = 200, 160, 6, 3
-THIRD = NUM_SLOTS * blocks_of(MAX_TOKENS) // 3
+THIRD = NUM_SLOTS * num_blocks_for(MAX_TOKENS) // 3
 
 
 def storm(seed: int) -> tuple[Prompt, ...]:
@@ -36,7 +36,9 @@ def storm(seed: int) -> tuple[Prompt, ...]:
     draw = random.Random(seed)
     prompts = [tuple(draw.choices(range(24), k=draw.randint(1, MAX_TOKENS - MAX_RESPONSE))) for _ in range(4)]
     return tuple(
-        Prompt(row=row, draw=1000 * seed + row, tokens=prompts[row // GROUP], max_response=draw.choice((5, 60, 150)))
+        Prompt(
+            row=row, sample_id=1000 * seed + row, tokens=prompts[row // GROUP], max_response=draw.choice((5, 60, 150))
+        )
         for row in range(GROUP * len(prompts))
     )
 
@@ -80,8 +82,8 @@ def both(
     if plenty is None or little is None:
         return None
     drawn, same = ([one.generate(storm(seed)) for seed in seeds] for one in (plenty, little))
-    assert little.seating.most_blocks <= THIRD
-    return drawn, same, little.seating.num_preempted, little._cache.tables.num_used
+    assert little.scheduler.peak_blocks <= THIRD
+    return drawn, same, little.scheduler.num_preempted, little._cache.tables.num_used
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +158,14 @@ class Counting(Generator):
         return self.last
 
     def draw_next(
-        self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
+        self, group: LiveGroup, _continuing: Numbers, _admitted: ScheduledBatch, _parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         rows, records = group.rows, group.records
         for slot, cached in zip((group.first_slot + rows).tolist(), records.cached(rows).tolist(), strict=True):
-            assert len(self._cache.tables.held(slot)) >= blocks_of(cached + 1)
+            assert len(self._cache.tables.blocks_of_row(slot)) >= num_blocks_for(cached + 1)
         if not self._mesh.is_last_stage:
             return None
-        self.last = torch.from_numpy(np.stack([records.num_drawn[rows], np.zeros(len(rows))]))
+        self.last = torch.from_numpy(np.stack([records.num_sampled[rows], np.zeros(len(rows))]))
         return self.last
 
 
@@ -172,7 +174,7 @@ def counted(directory: Path, layout: str, num_cases: int) -> tuple[list[tuple[Re
     if generator is None:
         return None
     found = [generator.generate(storm(seed)) for seed in range(num_cases)]
-    return found, generator.seating.num_preempted, generator._cache.tables.num_used
+    return found, generator.scheduler.num_preempted, generator._cache.tables.num_used
 
 
 @pytest.mark.check_all
@@ -193,15 +195,15 @@ def kept_and_resumed(directory: Path) -> tuple[tuple[Response, ...], tuple[Respo
     one, other = (opened(directory, "tp1", THIRD, GROUP, 1.0) for _ in range(2))
     assert one is not None
     assert other is not None
-    one.turn(storm(0), version=0, delivery=FirstEnded(1, 9))
-    while not one.kept().paused:
-        one.turn((), version=0, delivery=FirstEnded(1, 9))
-    kept = one.kept()
+    one.run_period(storm(0), version=0, delivery=FirstEnded(1, 9))
+    while not one.snapshot().paused:
+        one.run_period((), version=0, delivery=FirstEnded(1, 9))
+    kept = one.snapshot()
     assert any(kept.live)
-    other.resume(kept)
+    other.restore(kept)
     assert other.in_flight == one.in_flight
     rest = FirstEnded(len(one.in_flight), 9)
-    return one.turn((), version=1, delivery=rest), other.turn((), version=1, delivery=rest)
+    return one.run_period((), version=1, delivery=rest), other.run_period((), version=1, delivery=rest)
 
 
 def test_what_is_taken_over_goes_on_bit_for_bit_paused_or_not(directory: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from benchmarks.hosts import BIN, LOOPBACK, Agent, free_port
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.left_plans import left_plans
+from meshwright.profiles.left_plans import former_plans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.records.restarts import read_restarts
@@ -44,7 +44,9 @@ def asked(directory: Path, *, nodes: int = 1, staleness: int = 0) -> RunRequest:
     with path.open("a") as file:
         file.write(f"staleness: {staleness}\n")
     job = read_job(path)
-    plan = plan_by_hand(resolve(job, directory), {"other": Where("0:1")}, patterns(PPO_GRAPH, staleness)[-1])
+    plan = plan_by_hand(
+        resolve(job, directory), {"other": Where("0:1")}, steps_ahead_patterns(PPO_GRAPH, staleness)[-1]
+    )
     write_plan(directory / "plan.json", plan)
     return RunRequest(plan=plan, job=job, directory=directory, out=directory / "run", steps=MANY)
 
@@ -82,7 +84,7 @@ def test_a_run_goes_over_by_itself_and_learns_as_if_it_had_been_resumed_by_hand(
     assert f"restart 1 from step {saved}, 0 steps lost: planned again from its own measurements" in ended.err
     assert read_plan(request.out / f"plan-until-{saved:06d}.json") == request.plan
     assert not (request.out / NEXT_PLAN).exists()
-    following = [left.plan for left in left_plans(request.out)][1:] or [request.out / "plan.json"]
+    following = [left.plan for left in former_plans(request.out)][1:] or [request.out / "plan.json"]
     new = read_plan(following[0])
     assert new.facts.workload.response_lengths.mean > 2 * request.plan.facts.workload.response_lengths.mean
 

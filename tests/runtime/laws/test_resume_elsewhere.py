@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from meshwright.planner.plan.steps_ahead import patterns
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
@@ -44,7 +44,7 @@ def asked(directory: Path, name: str) -> RunRequest:
     if working is None:
         return found
     steps_ahead, bound, generation = working
-    return working_ahead(found, patterns(PPO_GRAPH, 1)[steps_ahead], bound, **generation)
+    return working_ahead(found, steps_ahead_patterns(PPO_GRAPH, 1)[steps_ahead], bound, **generation)
 
 
 PLANS: dict[str, tuple[int, tuple[str, ...], tuple[int, int, dict[str, int]] | None]] = {
@@ -97,8 +97,8 @@ def trained_on(run: RunRequest, last: int) -> None:
     """Executes a run up to a step, before which it is cut off, and tells the prompts that this rank trained on."""
     rank, told = RankRun(run), []
     rank.recorder.open(rank.steps.start)
-    for turn in range(rank.turns.start, last):
-        batch = rank.turn(turn)
+    for turn in range(rank.periods.start, last):
+        batch = rank.run_period(turn)
         told += [_prompt(batch, row) for row in batch.experience.rows("truncated") if turn in rank.steps]
     if last < STEPS:
         rank.save(last)
@@ -130,7 +130,7 @@ def test_every_prompt_is_trained_on_once_whatever_was_under_way(
 ) -> None:
     run = replace(asked(directory, first), out=tmp_path)
     trained = cut_off(run, SAVED)
-    other = replace(asked(directory, then), out=tmp_path, resume=True, draw_again=draw_again)
+    other = replace(asked(directory, then), out=tmp_path, resume=True, resample=draw_again)
     trained += cut_off(other, STEPS)
     data = read_data(run.job, run.directory)
     known = Counter(prompt.tokens for step in range(STEPS) for prompt in data.batch(step))

@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.planner.analysis.oversampling import with_wave
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import model_of
+from meshwright.planner.plan.calls import cost_model_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
@@ -51,7 +51,7 @@ def test_a_run_that_is_resumed_deals_and_learns_as_if_it_had_not_been_stopped(as
 def test_a_run_that_is_resumed_under_other_waves_is_dealt_the_prompts_that_follow(asked: RunRequest) -> None:
     run_plan(replace(asked, steps=2))
     facts = with_wave(asked.plan.facts, 6)
-    plan = compile_plan(facts, model_of(facts))
+    plan = compile_plan(facts, cost_model_of(facts))
     assert isinstance(plan, Plan)
     shutil.copytree(asked.out, asked.out.with_name("same"))
     run_plan(replace(asked, out=asked.out.with_name("same"), steps=3, resume=True))

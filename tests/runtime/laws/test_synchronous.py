@@ -20,7 +20,7 @@ from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.profiles.packing import deal_to_replicas
+from meshwright.profiles.packing import assign_to_replicas
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
@@ -33,7 +33,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.training.learning import Learning, minibatches, training_loss
+from meshwright.runtime.training.learning import TrainingBatch, minibatches, training_loss
 from meshwright.runtime.training.ppo import final_metrics
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
@@ -130,10 +130,10 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
     """Log-probabilities, values and scores of all rows."""
     mesh = build_mesh(Layout(), 0)
     for group in _groups(batch, batch.rows):
-        block = MicroBatch.of(batch.experience.get("tokens", row) for row in group)
+        block = MicroBatch.pack(batch.experience.get("tokens", row) for row in group)
 
         def put(field: str, output: Tensor, group: Iterable[int] = group, block: MicroBatch = block) -> None:
-            for row, values in zip(group, block.of_rows(output), strict=True):
+            for row, values in zip(group, block.split_rows(output), strict=True):
                 batch.experience.put(field, row, values.clone())
 
         for field, role in (("ref_logprobs", Role.REF), ("proximal_logprobs", Role.ACTOR)):
@@ -148,7 +148,7 @@ def _answer(batch: StepExperience, job: Job, models: Mapping[Role, Decoder]) -> 
 
 def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, float]:
     """The metrics of a step's updates of one model."""
-    learning = Learning(job.ppo, batch, reads=("ref_logprobs", "values"), workload=job.workload)
+    learning = TrainingBatch(job.ppo, batch, reads=("ref_logprobs", "values"), workload=job.workload)
     updates, spec = [], trainer.model.spec
     for rows in minibatches(
         batch.rows,
@@ -158,7 +158,7 @@ def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, flo
         seed=job.ppo.seed,
     ):
         loss = training_loss(spec, trainer.mesh, job.ppo, learning.num_tokens(rows))
-        blocks = [learning.block(group) for group in _groups(batch, rows)]
+        blocks = [learning.micro_batch(group) for group in _groups(batch, rows)]
         updates.append(final_metrics(trainer.train_step(blocks, loss)))
     means = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
     return means if spec.scalar_head else means | learning.metrics()
@@ -166,7 +166,7 @@ def _trained(job: Job, batch: StepExperience, trainer: Trainer) -> dict[str, flo
 
 def _groups(batch: StepExperience, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     lengths, mine = batch.lengths(), list(rows)
-    (dealt,) = deal_to_replicas([lengths[row] for row in mine], (1,))
+    (dealt,) = assign_to_replicas([lengths[row] for row in mine], (1,))
     return micro_batches([mine[index] for index in dealt], lengths, Schedule(micro_batch_size=ROWS))
 
 

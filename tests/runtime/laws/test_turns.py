@@ -17,7 +17,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.generation.engine import Generator
 from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import Part, Seated
+from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
 from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -36,11 +36,11 @@ class Counting(Generator):
     """What was drawn in the round before."""
 
     def draw_next(
-        self, group: LiveGroup, _continuing: Numbers, _admitted: Seated, _parts: Sequence[Sequence[Part]]
+        self, group: LiveGroup, _continuing: Numbers, _admitted: ScheduledBatch, _parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         if not self._mesh.is_last_stage:
             return None
-        self.last = torch.from_numpy(np.stack([group.records.num_drawn[group.rows], np.zeros(len(group.rows))]))
+        self.last = torch.from_numpy(np.stack([group.records.num_sampled[group.rows], np.zeros(len(group.rows))]))
         return self.last
 
     def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def long_tailed(draw: int) -> int:
 
 def prompt(draw: int) -> Prompt:
     step, row = divmod(draw, BATCH)
-    return Prompt(row=row, step=step, draw=draw, tokens=(1, 2), max_response=long_tailed(draw))
+    return Prompt(row=row, step=step, sample_id=draw, tokens=(1, 2), max_response=long_tailed(draw))
 
 
 def overcommitted(directory: Path, layout: str, num_slots: int, max_deferral: int) -> list[tuple[Response, ...]] | None:
@@ -79,7 +79,7 @@ def overcommitted(directory: Path, layout: str, num_slots: int, max_deferral: in
     for turn in range(NUM_TURNS):
         until = min((turn + 1) * BATCH + OVERCOMMIT, NUM_TURNS * BATCH)
         prompts = [prompt(draw) for draw in range(admitted, until)]
-        delivered.append(generator.turn(prompts, version=turn, delivery=FirstEnded(BATCH, max_deferral)))
+        delivered.append(generator.run_period(prompts, version=turn, delivery=FirstEnded(BATCH, max_deferral)))
         admitted = until
     assert not generator.in_flight
     return delivered
@@ -98,13 +98,13 @@ def test_in_500_overcommitted_turns_no_sequence_is_lost_duplicated_starved_or_to
     answers = [a for a in run_on_ranks(4, overcommitted, directory, layout, num_slots, max_deferral) if a]
     assert len(answers) == Layout.parse(layout).num_ranks
     assert all(answer == answers[0] for answer in answers)
-    met = Counter(r.prompt.draw for turn in answers[0] for r in turn)
+    met = Counter(r.prompt.sample_id for turn in answers[0] for r in turn)
     assert met == Counter(range(NUM_TURNS * BATCH))
     deferred = Counter(version - r.versions[0] for version, turn in enumerate(answers[0]) for r in turn)
     assert set(deferred) == set(range(max_deferral + 1))
     for turn in answers[0]:
         assert len(turn) == BATCH
         for r in turn:
-            assert r.tokens == tuple(range(long_tailed(r.prompt.draw)))
+            assert r.tokens == tuple(range(long_tailed(r.prompt.sample_id)))
             assert list(r.versions) == sorted(r.versions)
-            assert r.versions[-1] - r.first_turn <= max_deferral
+            assert r.versions[-1] - r.first_period <= max_deferral

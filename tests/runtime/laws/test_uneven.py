@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.profiles.layout import layers_of_stages
+from meshwright.profiles.layout import layers_per_stage
 from meshwright.profiles.model_shape import read_model
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.generation.test_engine import VOCAB_SIZE, generate
@@ -35,11 +35,11 @@ def dealt(directory: Path, num_layers: int, **changes: int) -> Path:
 
 
 def test_the_models_of_this_file_are_cut_unevenly(tmp_path: Path) -> None:
-    assert layers_of_stages(read_model(language_model(tmp_path / "actor")), 4) == (1, 2, 2, 1)
-    assert layers_of_stages(read_model(scorer(tmp_path / "critic")), 2) == (1, 2)
-    assert layers_of_stages(read_model(dealt(tmp_path / "seven", 7)), 4) == (2, 2, 2, 1)
-    assert layers_of_stages(read_model(dealt(tmp_path / "five", 5)), 4) == (2, 1, 1, 1)
-    assert layers_of_stages(read_model(dealt(tmp_path / "five", 5)), 2) == (3, 2)
+    assert layers_per_stage(read_model(language_model(tmp_path / "actor")), 4) == (1, 2, 2, 1)
+    assert layers_per_stage(read_model(scorer(tmp_path / "critic")), 2) == (1, 2)
+    assert layers_per_stage(read_model(dealt(tmp_path / "seven", 7)), 4) == (2, 2, 2, 1)
+    assert layers_per_stage(read_model(dealt(tmp_path / "five", 5)), 4) == (2, 1, 1, 1)
+    assert layers_per_stage(read_model(dealt(tmp_path / "five", 5)), 2) == (3, 2)
 
 
 @cases("scalar", [False, True], few=1)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
-from meshwright.runtime.messages.transport import Transport, unpacked
+from meshwright.runtime.messages.transport import Transport, unpack
 from tests.runtime.ranks import run_on_ranks
 
 OWNERS, REPLICA = (0, 1), (2, 3)
@@ -36,7 +36,7 @@ def turns(num_turns: int) -> list[list[ChunkMessage]]:
                 sender.send(chunks)
             sender.end({sequence: sequence // 2 for sequence in range(rank, NUM_SEQUENCES, len(OWNERS))})
         if rank in REPLICA:
-            read.append(list(ChunkReader(OWNERS, REPLICA, transport, channel=3).passes()))
+            read.append(list(ChunkReader(OWNERS, REPLICA, transport, channel=3).messages()))
     transport.flush()
     return read
 
@@ -70,7 +70,7 @@ def passes(slow: int) -> list[tuple[TokenChunk, ...]]:
             sender.send(chunks)
         sender.end({sequence: sequence for sequence in mine})
     if rank == 2:
-        for message in ChunkReader(OWNERS, (2,), transport, channel=0).passes():
+        for message in ChunkReader(OWNERS, (2,), transport, channel=0).messages():
             time.sleep(pause)
             found.append(message.chunks)
     transport.flush()
@@ -92,7 +92,7 @@ class Sent:
         self.messages: list[ChunkMessage] = []
 
     def send(self, message: torch.Tensor, _: int, __: int) -> None:
-        self.messages.append(unpacked(message))
+        self.messages.append(unpack(message))
 
 
 def test_chunks_wait_for_as_many_as_go_through_the_model_together_or_as_sequences_are_live() -> None:
@@ -129,7 +129,7 @@ def shares() -> list[tuple[int, int]]:
         sender = ChunkSender((2, 3), transport, channel=0)
         sender.send(TokenChunk(sequence, (sequence,)) for sequence in range(NUM_SEQUENCES))
         sender.end({sequence: sequence for sequence in range(NUM_SEQUENCES)})
-    read = list(ChunkReader((0,), (rank,), transport, channel=0).passes()) if rank in REPLICA else []
+    read = list(ChunkReader((0,), (rank,), transport, channel=0).messages()) if rank in REPLICA else []
     transport.flush()
     assert {p.sequence for message in read for p in message.chunks} == set((read[-1].delivered or {}) if read else ())
     return [(p.sequence, p.tokens[0]) for message in read for p in message.chunks]

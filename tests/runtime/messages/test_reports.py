@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from meshwright.runtime.messages.reports import Reports
 from meshwright.runtime.messages.transport import ProcessRanks, Transport
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.outcome import PeriodResult
 
 NUM_RANKS = 3
 
@@ -22,8 +22,8 @@ def reports() -> list[Reports]:
     return [Reports(transport, num_ranks=NUM_RANKS) for transport in transports]
 
 
-def outcome(turn: int, rank: int) -> Outcome:
-    return Outcome(turn=turn, spans=(), overhead=0.5, metrics={"actor_train": {"rank": float(rank)}})
+def outcome(turn: int, rank: int) -> PeriodResult:
+    return PeriodResult(period=turn, spans=(), overhead=0.5, metrics={"actor_train": {"rank": float(rank)}})
 
 
 def test_a_turn_is_taken_whole_and_in_the_order_of_ranks_whoever_told_first(reports: list[Reports]) -> None:
@@ -41,5 +41,5 @@ def test_turns_that_may_still_be_under_way_are_left(reports: list[Reports]) -> N
         for rank in (1, 2) if turn < 2 else ():
             reports[rank].send(outcome(turn, rank))
         reports[0].send(outcome(turn, 0))
-        taken.append([one.turn for one in reports[0].take(behind=2)])
+        taken.append([one.period for one in reports[0].take(behind=2)])
     assert taken == [[], [], [0, 0, 0], [1, 1, 1]]

@@ -41,15 +41,15 @@ def test_a_row_is_paid_the_reward_models_score_or_the_weighted_sum_of_all() -> N
         batch.experience.put("scores", row, torch.tensor([score]))
         batch.experience.put(REWARDS, row, torch.tensor([1.0, 4.0]))
     assert [float(batch.score(row)) for row in batch.rows] == [2.0, -1.0]
-    batch.add_up((3.0, 0.25), 0.5)
-    batch.add_up((3.0, 0.25), 0.5)  # the critic does it again
+    batch.sum_rewards((3.0, 0.25), 0.5)
+    batch.sum_rewards((3.0, 0.25), 0.5)  # the critic does it again
     assert [float(batch.score(row)) for row in batch.rows] == [5.0, 3.5]
 
 
 def test_without_a_reward_model_the_sum_is_that_of_the_rewards_on_hosts() -> None:
     batch = held((3, 4))
     batch.experience.put(REWARDS, 0, torch.tensor([1.0, 4.0]))
-    batch.add_up((3.0, 0.25), 0.5)
+    batch.sum_rewards((3.0, 0.25), 0.5)
     assert float(batch.score(0)) == 4.0
 
 
@@ -59,7 +59,7 @@ def test_a_sum_is_known_to_the_rounding_of_its_largest_term() -> None:
         batch.experience.put("scores", row, torch.tensor([score]))
         batch.experience.put(REWARDS, row, torch.tensor([7.0, 42.0]))
     assert [float(batch.score_size(row)) for row in batch.rows] == [2.0, 1.0]
-    batch.add_up((3.0, -0.5), 1.0)
+    batch.sum_rewards((3.0, -0.5), 1.0)
     assert [float(batch.score(row)) for row in batch.rows] == [2.0, -1.0]
     assert [float(batch.score_size(row)) for row in batch.rows] == [21.0, 21.0]
 
@@ -70,7 +70,7 @@ def test_sequences_that_are_the_same_token_by_token_have_one_score_of_the_reward
         batch.experience.put("tokens", row, torch.tensor(tokens))
         batch.experience.put("scores", row, torch.tensor([score]))
     kept = [float(batch.score(row)) for row in batch.rows]
-    batch.score_alike()
+    batch.share_scores_of_duplicates()
     assert [float(batch.score(row)) for row in batch.rows] == [kept[0], kept[1], kept[0], kept[3]]
 
 
@@ -79,7 +79,7 @@ def test_a_rank_without_tokens_knows_the_same_sequences_by_their_digests() -> No
     for row in batch.rows:
         batch.experience.put(SEQUENCE_DIGESTS, row, torch.tensor([digest_of(torch.tensor([1, 2]))]))
         batch.experience.put("scores", row, torch.tensor([float(row)]))
-    batch.score_alike()
+    batch.share_scores_of_duplicates()
     assert [float(batch.score(row)) for row in batch.rows] == [0.0, 0.0]
 
 

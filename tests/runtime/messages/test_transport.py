@@ -60,7 +60,7 @@ def expected_and_not() -> list[bool]:
     messages = [torch.arange(length).to(torch.uint8) for length in LENGTHS]
     if dist.get_rank() == 1:
         for _ in range(3):
-            transport.expect(0, 0)
+            transport.post_receive(0, 0)
     dist.barrier()
     if dist.get_rank() == 0:
         for sent in messages:
@@ -75,7 +75,7 @@ def arrives_while_its_receiver_computes() -> bool:
     assert dist.group.WORLD is not None
     transport = Transport(dist.group.WORLD)
     if dist.get_rank() == 1:
-        transport.expect(0, 0)
+        transport.post_receive(0, 0)
         dist.barrier()
         return transport.receive(0, 0).tolist() == [7]
     transport.send(message(7), 1, channel=0)

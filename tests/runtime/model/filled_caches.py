@@ -36,10 +36,10 @@ def filled(
         for row in draw.sample(range(NUM_ROWS), NUM_ROWS):
             cache.tables.release(row)
             source = draw.randrange(NUM_ROWS)
-            shared = min(len(cache.tables.held(source)), lengths[row] // BLOCK_TOKENS) * BLOCK_TOKENS
+            shared = min(len(cache.tables.blocks_of_row(source)), lengths[row] // BLOCK_TOKENS) * BLOCK_TOKENS
             if seed % 2 and source != row:
                 cache.tables.share(source, row, min(shared, lengths[source] // BLOCK_TOKENS * BLOCK_TOKENS))
-            assert cache.tables.take(row, lengths[row] + 1)
+            assert cache.tables.allocate(row, lengths[row] + 1)
     return cache, lengths
 
 
@@ -56,5 +56,5 @@ def with_room(spec: ModelSpec, num_rows: int, num_tokens: int, max_tokens: int) 
         device=torch.device("cpu"),
     )
     for row in range(num_rows):
-        assert cache.tables.take(row, num_tokens)
+        assert cache.tables.allocate(row, num_tokens)
     return cache

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.adapted import is_of_adapter, merged, start_adapter, without_adapter
+from meshwright.runtime.model.adapted import init_adapter, is_adapter_parameter, merge_adapter, without_adapter
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model, named_in_whole
+from meshwright.runtime.model.model_shard import build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights, save_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import BIASED_LLAMA, expected_logprobs, tokens, write_checkpoint
@@ -32,17 +32,17 @@ def _answers(directory: Path, layout: str, *, moved: bool, out: Path | None = No
     spec = replace(read_model(directory), adapter=ADAPTER)
     model = build_model(spec, mesh, trainable=True)
     load_weights(model, spec, mesh, directory)
-    start_adapter(dict(named_in_whole(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
-    for name, parameter in named_in_whole(model) if moved else ():
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    for name, parameter in named_global_parameters(model) if moved else ():
         if name.endswith("adapter_up"):  # the same at every layout, so that each answers alike
             nn.init.constant_(parameter, 0.02)
-    blocks = [MicroBatch.of(tokens())]
+    blocks = [MicroBatch.pack(tokens())]
     both = [forward_logprobs(model, mesh, blocks)]  # type: ignore[arg-type]
     with without_adapter(model):
         both.append(forward_logprobs(model, mesh, blocks))  # type: ignore[arg-type]
     if out is not None:
-        save_weights(model, spec, mesh, out, documents_of=directory)
-    return [[torch.stack(block.of_rows(a)) for block, a in zip(blocks, found, strict=False)] for found in both]
+        save_weights(model, spec, mesh, out, config_from=directory)
+    return [[torch.stack(block.split_rows(a)) for block, a in zip(blocks, found, strict=False)] for found in both]
 
 
 def _of_last_stage(found: list[list[list[Tensor]] | None]) -> list[tuple[Tensor, Tensor]]:
@@ -83,24 +83,24 @@ def _written(directory: Path, layout: str, out: Path) -> list[list[Tensor]] | No
 def test_training_gives_gradients_to_the_adapter_alone(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     [named] = run_on_ranks(1, _trained_names, directory)
-    assert all(wants == is_of_adapter(name) for name, wants in named.items())
+    assert all(wants == is_adapter_parameter(name) for name, wants in named.items())
     assert sum(named.values()) == 8 * read_model(directory).num_layers
 
 
 def _trained_names(directory: Path) -> dict[str, bool]:
     spec = replace(read_model(directory), adapter=ADAPTER)
     model = build_model(spec, build_mesh(Layout(), 0), trainable=True)
-    return {name: parameter.requires_grad for name, parameter in named_in_whole(model)}
+    return {name: parameter.requires_grad for name, parameter in named_global_parameters(model)}
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_what_is_cut_starts_with_its_part_of_what_is_whole(tp: int) -> None:
     name = "decoder.layers.1.mlp.linear_fc2.adapter_down"
     whole, parts = nn.Parameter(torch.zeros(3, 8)), [nn.Parameter(torch.zeros(3, 8 // tp)) for _ in range(tp)]
-    start_adapter({name: whole}, 5, tp=1, tp_rank=0)
+    init_adapter({name: whole}, 5, tp=1, tp_rank=0)
     for rank, part in enumerate(parts):
         part.tensor_model_parallel = True  # type: ignore[attr-defined]
-        start_adapter({name: part}, 5, tp=tp, tp_rank=rank)
+        init_adapter({name: part}, 5, tp=tp, tp_rank=rank)
     assert torch.equal(torch.cat([part.detach() for part in parts], dim=1), whole.detach())
     assert 0 < whole.abs().max() <= 8**-0.5
 
@@ -110,7 +110,7 @@ def test_linears_layers_and_seeds_start_apart() -> None:
     for seed in (0, 1):
         for module in ("decoder.layers.0.mlp.linear_fc2", "decoder.layers.1.mlp.linear_fc2"):
             starts[seed, module] = nn.Parameter(torch.zeros(2, 4))
-            start_adapter({f"{module}.adapter_down": starts[seed, module]}, seed, tp=1, tp_rank=0)
+            init_adapter({f"{module}.adapter_down": starts[seed, module]}, seed, tp=1, tp_rank=0)
     assert len({tuple(start.flatten().tolist()) for start in starts.values()}) == len(starts)
 
 
@@ -125,7 +125,7 @@ def test_a_sum_is_rounded_once_and_what_has_no_adapter_stays() -> None:
         "linear_fc2.weight": torch.ones(3),
     }
     exact = 1 + ADAPTER.scale * up.double() @ down.double()
-    assert torch.equal(merged(held, "linear_fc1.weight", ADAPTER), exact.float().bfloat16())
+    assert torch.equal(merge_adapter(held, "linear_fc1.weight", ADAPTER), exact.float().bfloat16())
     for name in ("linear_fc1.bias", "linear_fc2.weight"):
-        assert torch.equal(merged(held, name, ADAPTER), held[name])
-    assert torch.equal(merged(held, "linear_fc1.weight", None), held["linear_fc1.weight"])
+        assert torch.equal(merge_adapter(held, name, ADAPTER), held[name])
+    assert torch.equal(merge_adapter(held, "linear_fc1.weight", None), held["linear_fc1.weight"])

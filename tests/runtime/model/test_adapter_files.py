@@ -14,10 +14,10 @@ from torch import nn
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.adapted import start_adapter
+from meshwright.runtime.model.adapted import init_adapter
 from meshwright.runtime.model.adapter_files import save_adapter
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model, named_in_whole
+from meshwright.runtime.model.model_shard import build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights, save_weights
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -32,12 +32,12 @@ def _write(directory: Path, layout: str, out: Path) -> None:
     spec = replace(read_model(directory), adapter=ADAPTER)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    start_adapter(dict(named_in_whole(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
-    for number, (name, parameter) in enumerate(sorted(named_in_whole(model))):
+    init_adapter(dict(named_global_parameters(model)), 0, tp=mesh.layout.tp, tp_rank=mesh.tp_rank)
+    for number, (name, parameter) in enumerate(sorted(named_global_parameters(model))):
         if name.endswith("adapter_up"):
             part = mesh.tp_rank if getattr(parameter, "tensor_model_parallel", False) else 0
             nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(1000 * part + number))
-    save_weights(model, spec, mesh, out, documents_of=directory)
+    save_weights(model, spec, mesh, out, config_from=directory)
     save_adapter(model, spec, ADAPTER, mesh, out / "adapter", base="the/base")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import RowReads, block_reads
+from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds
@@ -40,7 +40,7 @@ def one_by_one(cache: PagedCache, rows: list[int], lengths: list[int], query: Te
 def test_every_row_is_answered_as_if_it_were_alone(seed: int, dtype: torch.dtype) -> None:
     cache, lengths = filled(seed, dtype)
     rows = random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4])
-    reads = block_reads(cache.tables, RowReads(np.array(rows), np.array(lengths)[rows]))
+    reads = plan_block_reads(cache.tables, DecodeRows(np.array(rows), np.array(lengths)[rows]))
     assert (reads.num_shared > 0) == (seed % 2 == 1 and len(rows) > 3) or len(rows) == 3
     query, new = (heads[: len(rows)] for heads in asked(dtype))
     found = BlockAttention(cache, reads).attend(0, query, new).view(query.shape)
@@ -57,26 +57,26 @@ def test_rows_that_go_on_are_answered_as_if_they_began(seed: int) -> None:
     rows, cached = np.arange(NUM_ROWS), np.array(lengths) // BLOCK_TOKENS * BLOCK_TOKENS + np.arange(NUM_ROWS)
     cache.tables.release(*rows)
     for row, length in enumerate(cached.tolist()):
-        assert cache.tables.take(row, length + 1)
-    going_on = BlockAttention(cache, block_reads(cache.tables, RowReads(rows, cached)))
+        assert cache.tables.allocate(row, length + 1)
+    going_on = BlockAttention(cache, plan_block_reads(cache.tables, DecodeRows(rows, cached)))
     for further in (0, 1, 1, 2, 3):
-        step = RowReads(rows, cached + further)
-        assert going_on.goes_on(step)
+        step = DecodeRows(rows, cached + further)
+        assert going_on.advance_to(step)
         query, new = asked(torch.float32)
         found = going_on.attend(0, query, new).view(query.shape)
         torch.testing.assert_close(found, one_by_one(cache, [*rows], [*step.cached], query), atol=1e-5, rtol=1e-5)
-    assert not going_on.goes_on(RowReads(rows, cached + 5))
-    assert not going_on.goes_on(RowReads(rows[1:], cached[1:] + 4))
+    assert not going_on.advance_to(DecodeRows(rows, cached + 5))
+    assert not going_on.advance_to(DecodeRows(rows[1:], cached[1:] + 4))
     cache.tables.release(0)
-    assert not going_on.goes_on(RowReads(rows, cached + 4))
+    assert not going_on.advance_to(DecodeRows(rows, cached + 4))
 
 
 def test_a_row_that_holds_a_single_block_goes_on_in_it() -> None:
     cache, _ = filled(0)
     row, cached = np.array([3]), np.array([5])
-    going_on = BlockAttention(cache, block_reads(cache.tables, RowReads(row, cached)))
+    going_on = BlockAttention(cache, plan_block_reads(cache.tables, DecodeRows(row, cached)))
     for further in range(4):
-        assert going_on.goes_on(RowReads(row, cached + further))
+        assert going_on.advance_to(DecodeRows(row, cached + further))
         query, new = (heads[:1] for heads in asked(torch.float32))
         found = going_on.attend(0, query, new).view(query.shape)
         lengths = [5 + further] * NUM_ROWS
@@ -86,5 +86,5 @@ def test_a_row_that_holds_a_single_block_goes_on_in_it() -> None:
 def test_rows_do_not_go_on_in_a_new_block() -> None:
     cache, _ = filled(0)
     rows, cached = np.arange(NUM_ROWS), np.full(NUM_ROWS, BLOCK_TOKENS - 2)
-    going_on = BlockAttention(cache, block_reads(cache.tables, RowReads(rows, cached)))
-    assert [going_on.goes_on(RowReads(rows, cached + further)) for further in (1, 2)] == [True, False]
+    going_on = BlockAttention(cache, plan_block_reads(cache.tables, DecodeRows(rows, cached)))
+    assert [going_on.advance_to(DecodeRows(rows, cached + further)) for further in (1, 2)] == [True, False]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, RowReads, block_reads
+from meshwright.runtime.model.block_reads import BlockReads, DecodeRows, plan_block_reads
 from meshwright.runtime.model.cache_blocks import BlockTables
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import NUM_ROWS, filled
@@ -16,14 +16,14 @@ from tests.seeds import seeds
 
 
 def of(cache: PagedCache, rows: np.ndarray, lengths: list[int]) -> BlockReads:  # type: ignore[type-arg]
-    return block_reads(cache.tables, RowReads(rows, np.array(lengths)[rows]))
+    return plan_block_reads(cache.tables, DecodeRows(rows, np.array(lengths)[rows]))
 
 
 def readers_of(reads: BlockReads) -> dict[int, list[int]]:
     """By block the rows that it is read for, once for every time that it is read."""
     found: defaultdict[int, list[int]] = defaultdict(list)
-    nobody = len(reads.of.lengths)
-    pairs = [([block], [row]) for block, row in zip(reads.window.tolist(), reads.owner.tolist(), strict=True)]
+    nobody = len(reads.step.lengths)
+    pairs = [([block], [row]) for block, row in zip(reads.window.tolist(), reads.window_rows.tolist(), strict=True)]
     for one in reads.prefixes:
         pairs += zip(one.blocks.tolist(), one.readers.tolist(), strict=True)
     for blocks, rows in pairs:
@@ -48,26 +48,26 @@ def test_every_block_is_read_for_the_rows_that_hold_it(seed: int, num_rows: int)
 def test_what_is_said_is_put_in_the_order_of_the_rows(seed: int) -> None:
     cache, lengths = filled(seed)
     reads = of(cache, np.arange(NUM_ROWS), lengths)
-    told = [*reads.owner.tolist(), *(row for one in reads.prefixes for row in one.readers.flatten().tolist())]
+    told = [*reads.window_rows.tolist(), *(row for one in reads.prefixes for row in one.readers.flatten().tolist())]
     for row in range(NUM_ROWS):
-        said = reads.order[reads.ends[row] : reads.ends[row + 1]].tolist()
+        said = reads.order[reads.offsets[row] : reads.offsets[row + 1]].tolist()
         assert said == [index for index, reader in enumerate(told) if reader == row]
 
 
 def test_samples_of_a_prompt_read_it_as_one_prefix_and_prompts_of_one_length_together() -> None:
     tables, num_tokens = BlockTables(60, 9, 400), 3 * BLOCK_TOKENS + 5
     for first, tokens in ((0, num_tokens), (3, num_tokens), (6, BLOCK_TOKENS)):
-        tables.take(first, tokens + 1, to_share=tokens)
+        tables.allocate(first, tokens + 1, shared_tokens=tokens)
         for row in (first + 1, first + 2):
             tables.share(first, row, tokens)
-            tables.take(row, tokens + 1)
+            tables.allocate(row, tokens + 1)
     lengths = np.repeat([num_tokens, num_tokens, BLOCK_TOKENS], 3)
-    three, one = block_reads(tables, RowReads(np.arange(9), lengths)).prefixes
-    assert three.blocks.tolist() == [tables.held(row)[:3].tolist() for row in (0, 3)]
+    three, one = plan_block_reads(tables, DecodeRows(np.arange(9), lengths)).prefixes
+    assert three.blocks.tolist() == [tables.blocks_of_row(row)[:3].tolist() for row in (0, 3)]
     assert three.readers.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert one.blocks.tolist() == [tables.held(6)[:1].tolist()]
+    assert one.blocks.tolist() == [tables.blocks_of_row(6)[:1].tolist()]
     assert one.readers.tolist() == [[6, 7, 8]]
-    assert block_reads(tables, RowReads(np.arange(9), lengths)).first >= 0
+    assert plan_block_reads(tables, DecodeRows(np.arange(9), lengths)).first >= 0
 
 
 def test_few_blocks_that_lie_far_apart_are_copied_and_many_are_read_in_place() -> None:

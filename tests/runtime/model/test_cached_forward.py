@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.model.cached_forward import forward_continued
+from meshwright.runtime.model.cached_forward import forward_cached
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
@@ -31,7 +31,7 @@ def _both_ways(layout: str) -> tuple[Tensor, Tensor] | None:
     model = build_model(SPEC, mesh)
     assert isinstance(model, Decoder)
     done, answers = [0, 0], ([], [])
-    relay, cache = Relay(mesh, torch.device("cpu")), _cache(mesh)
+    relay, cache = PipelineLink(mesh, torch.device("cpu")), _cache(mesh)
     for sizes in PIECES:
         fed = [row[start : start + size] for row, start, size in zip(ROWS, done, sizes, strict=True)]
         for row, output in enumerate(_passed(model, mesh, relay, cache, fed=fed, cached=done)):
@@ -56,13 +56,13 @@ def _cache(mesh: Mesh) -> PagedCache:
 
 
 def _passed(
-    model: Decoder, mesh: Mesh, relay: Relay, cache: PagedCache, *, fed: list[Tensor], cached: list[int]
+    model: Decoder, mesh: Mesh, relay: PipelineLink, cache: PagedCache, *, fed: list[Tensor], cached: list[int]
 ) -> tuple[Tensor, ...]:
     """What the stage makes of the rows, in slots 2 and 0; before the last stage it is sent on."""
     sizes = [len(row) for row in fed]
     for row, start, size in zip((2, 0), cached, sizes, strict=True):
-        cache.tables.take(row, start + size)
-    output = forward_continued(model, mesh, relay, torch.cat(fed), cache.continue_rows([2, 0], cached, sizes))
+        cache.tables.allocate(row, start + size)
+    output = forward_cached(model, mesh, relay, torch.cat(fed), cache.continue_rows([2, 0], cached, sizes))
     if not mesh.is_last_stage:
         relay.send_hidden(output)
     return output[: sum(sizes)].split(sizes)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device.abilities import Abilities, abilities
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, agreed, own_kernels
+from meshwright.runtime.device.abilities import DeviceCapabilities, device_capabilities
+from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, agree_on_kernels, choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
@@ -24,11 +24,15 @@ from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss
 
 SPEC = replace(model_spec("actor"), head_dim=64)
-HOPPER = Abilities(kind="cuda", capability=(9, 0), has_flash=True, has_triton=True)
+HOPPER = DeviceCapabilities(kind="cuda", capability=(9, 0), has_flash=True, has_triton=True)
 
 
 def test_a_cpu_computes_plainly() -> None:
-    assert own_kernels(abilities("cpu"), "fp32", [SPEC]) == own_kernels(abilities("cpu"), "bf16", [SPEC]) == PLAIN
+    assert (
+        choose_kernels(device_capabilities("cpu"), "fp32", [SPEC])
+        == choose_kernels(device_capabilities("cpu"), "bf16", [SPEC])
+        == PLAIN
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,22 +49,22 @@ def test_a_cpu_computes_plainly() -> None:
     ],
 )
 def test_a_gpu_computes_by_what_it_can(
-    found: Abilities, precision: str, head_dim: int, attention: str, operators: str
+    found: DeviceCapabilities, precision: str, head_dim: int, attention: str, operators: str
 ) -> None:
-    kernels = own_kernels(found, precision, [SPEC, replace(SPEC, head_dim=head_dim)])
+    kernels = choose_kernels(found, precision, [SPEC, replace(SPEC, head_dim=head_dim)])
     assert (kernels.attention, kernels.operators, kernels.overlaps_replicas) == (attention, operators, True)
 
 
 def test_kernels_are_told_in_words() -> None:
-    assert PLAIN.told == "attention sdpa, operators plain, decode torch, replicas exchange in one piece"
-    assert own_kernels(HOPPER, "bf16", [SPEC]).told == (
+    assert PLAIN.description == "attention sdpa, operators plain, decode torch, replicas exchange in one piece"
+    assert choose_kernels(HOPPER, "bf16", [SPEC]).description == (
         "attention varlen, operators fused, decode paged, replicas exchange overlap computing"
     )
 
 
 def _agreed(different: bool) -> bool:
     mine = ChosenKernels(attention="varlen" if torch.distributed.get_rank() == 0 or not different else "sdpa")
-    return agreed(mine) == mine
+    return agree_on_kernels(mine) == mine
 
 
 def test_ranks_whose_devices_differ_compute_plainly() -> None:

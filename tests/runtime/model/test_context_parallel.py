@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.model.context_parallel import Gathered, Parts, num_tokens_of_rank, padding_behind, parts_of
+from meshwright.runtime.model.context_parallel import (
+    Gathered,
+    SequenceShard,
+    num_padding_tokens,
+    num_tokens_of_rank,
+    sequence_shard,
+)
 from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import run_on_ranks
 
@@ -21,14 +27,14 @@ def _part(cp: int) -> dict[str, Tensor | list[int]]:
     mesh = build_mesh(Layout(cp=cp), 0)
     if not mesh.is_member:
         return {}
-    parts = Parts(LENGTHS, mesh.groups.cp)
+    parts = SequenceShard(LENGTHS, mesh.groups.cp)
     values = torch.arange(1, sum(LENGTHS) + 1)
-    own = parts.of(values)
+    own = parts.select(values)
     return {
         "own": own,
-        "joined": parts.joined(own),
-        "gathered": parts.gathered(torch.stack((own, parts.positions), dim=1)),
-        "scattered": parts.scattered(parts.gathered(own)),
+        "joined": parts.gather_values(own),
+        "gathered": parts.gather(torch.stack((own, parts.positions), dim=1)),
+        "scattered": parts.reduce_scatter(parts.gather(own)),
         "scores": [sum(end - row for _, row, end in parts.slices())],
     }
 
@@ -49,14 +55,14 @@ def test_the_parts_of_rows_join_to_the_rows(cp: int) -> None:
     assert sum(len(answer["own"]) for answer in found) == sum(sizes)
 
 
-class _Counted(Parts):
+class _Counted(SequenceShard):
     """Counts what is gathered."""
 
     num_gathers = 0
 
     def gathered(self, own: Tensor) -> Tensor:
         self.num_gathers += 1
-        return super().gathered(own)
+        return super().gather(own)
 
 
 def _gather_and_return() -> tuple[int, int, float]:
@@ -82,7 +88,7 @@ def _who_cuts() -> tuple[bool, int]:
     """Whether a layout without cp cuts rows, and the tokens of every rank of one that does."""
     whole, cut = build_mesh(Layout(dp=4), 0), build_mesh(Layout(cp=4), 0)
     assert num_tokens_of_rank(LENGTHS, whole) == sum(LENGTHS)
-    return parts_of(LENGTHS, whole) is not None, num_tokens_of_rank(LENGTHS, cut)
+    return sequence_shard(LENGTHS, whole) is not None, num_tokens_of_rank(LENGTHS, cut)
 
 
 def test_rows_are_cut_where_the_layout_says_and_all_ranks_have_as_many_tokens() -> None:
@@ -92,4 +98,4 @@ def test_rows_are_cut_where_the_layout_says_and_all_ranks_have_as_many_tokens() 
 
 @pytest.mark.parametrize(("layout", "padding"), [("tp4,sp", [0, 3, 2, 1, 0]), ("tp4", [0] * 5)])
 def test_tokens_are_padded_to_what_sequence_parallelism_cuts(layout: str, padding: list[int]) -> None:
-    assert [padding_behind(num_tokens, Layout.parse(layout)) for num_tokens in range(5)] == padding
+    assert [num_padding_tokens(num_tokens, Layout.parse(layout)) for num_tokens in range(5)] == padding

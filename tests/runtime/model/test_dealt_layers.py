@@ -8,9 +8,9 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from meshwright.profiles.layout import Layout, layers_of_stage
+from meshwright.profiles.layout import Layout, stage_layers
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.dealt_layers import dealt_layers
+from meshwright.runtime.model.dealt_layers import unequal_layer_layout
 from meshwright.runtime.model.mesh import Mesh
 
 
@@ -45,14 +45,14 @@ def test_megatron_counts_the_layers_of_a_stage_as_the_split_does(num_layers: int
             hidden_size=64,
             num_attention_heads=4,
             pipeline_model_parallel_size=pp,
-            pipeline_model_parallel_layout=dealt_layers(spec_of(num_layers), mesh_of(pp, stage)),
+            pipeline_model_parallel_layout=unequal_layer_layout(spec_of(num_layers), mesh_of(pp, stage)),
             pipeline_dtype=torch.float32,
             cuda_graph_scope=[],  # the default warns of itself
         )
-        layers = layers_of_stage(spec_of(num_layers), pp, stage)
+        layers = stage_layers(spec_of(num_layers), pp, stage)
         assert get_num_layers_to_build(config, pp_rank=stage) == len(layers)
         assert get_transformer_layer_offset(config, pp_rank=stage) == layers.start
 
 
 def test_where_all_stages_hold_as_many_layers_megatron_is_told_nothing() -> None:
-    assert dealt_layers(spec_of(8), mesh_of(4, 1)) is None
+    assert unequal_layer_layout(spec_of(8), mesh_of(4, 1)) is None

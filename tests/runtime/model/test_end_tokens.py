@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.slots import Finish, LiveGroup, Partial, Prompt
+from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt
 from meshwright.runtime.generation.stopping import Stopping
-from meshwright.runtime.model.end_tokens import ResponseEnds, read_end_tokens
+from meshwright.runtime.model.end_tokens import StopConditions, read_end_tokens
 
 WORDS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|pad|>", "word")
 BEGIN, END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN, PAD, WORD = range(len(WORDS))
@@ -59,8 +59,8 @@ def test_the_padding_token_ends_a_response_only_where_it_is_listed(
     stopping = Stopping(eos_tokens=frozenset(read_end_tokens(directory, tokenizer)), max_response=9)
     said = {}
     for token in range(len(WORDS)):
-        group, prompt = LiveGroup(first_slot=0, num_slots=1), Prompt(row=0, draw=0, tokens=(BEGIN,))
-        group.seat(Partial(prompt=prompt, tokens=(token,), logprobs=(0.0,), versions=(0,)))
+        group, prompt = LiveGroup(first_slot=0, num_slots=1), Prompt(row=0, sample_id=0, tokens=(BEGIN,))
+        group.add(PartialResponse(prompt=prompt, tokens=(token,), logprobs=(0.0,), versions=(0,)))
         said[token] = stopping.finish(group).get(0)
     assert {token for token, finish in said.items() if finish is Finish.EOS} == set(listed)
     assert (said[PAD] is Finish.EOS) == ends
@@ -85,9 +85,9 @@ def test_what_is_no_end_token_gets_a_sentence(tmp_path: Path, tokenizer: Tokeniz
 
 
 def test_a_run_says_what_ends_a_response() -> None:
-    one = ResponseEnds(tokens={1: "<eos>"})
+    one = StopConditions(tokens={1: "<eos>"})
     assert one.sentence == "a response ends with <eos> (1), or at the length limit"
-    several = ResponseEnds(tokens={1: "<eos>", 3: "<|eot_id|>"}, strings=("\nUser:",))
+    several = StopConditions(tokens={1: "<eos>", 3: "<|eot_id|>"}, strings=("\nUser:",))
     assert several.sentence == (
         'a response ends with <eos> (1), <|eot_id|> (3) or the text "\\nUser:", or at the length limit'
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from meshwright.runtime.model.equal_rows import EqualRows, equal_rows
+from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
 from tests.runtime.model.test_kv_cache import NUM_SLOTS
 from tests.seeds import seeds
 
@@ -24,7 +24,7 @@ def alike_here_and_there(draw: random.Random) -> list[tuple[int, int, int]]:
 @seeded
 def test_rows_are_told_in_as_few_runs_as_they_make(seed: int) -> None:
     rows = alike_here_and_there(random.Random(seed))
-    runs = equal_rows(rows)
+    runs = group_equal_rows(rows)
     assert rows == [(run.first_slot + row, run.cached, run.length) for run in runs for row in range(run.num_rows)]
     for run, following in pairwise(runs):
         assert (run.first_slot + run.num_rows, *run[1:3]) != following[:3]
@@ -35,9 +35,9 @@ def test_the_last_token_of_a_row_sees_what_is_cached_and_its_own() -> None:
 
 
 def test_rows_of_one_length_with_different_tokens_cached_are_apart() -> None:
-    assert equal_rows([(0, 4, 2), (1, 4, 2), (2, 5, 2), (4, 5, 2)]) == (
+    assert group_equal_rows([(0, 4, 2), (1, 4, 2), (2, 5, 2), (4, 5, 2)]) == (
         EqualRows(0, 4, 2, num_rows=2),
         EqualRows(2, 5, 2),
         EqualRows(4, 5, 2),
     )
-    assert equal_rows([]) == ()
+    assert group_equal_rows([]) == ()

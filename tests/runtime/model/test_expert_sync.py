@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.model.expert_sync import Lockstep
+from meshwright.runtime.model.expert_sync import ExpertLockstep
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder
 from tests.runtime.ranks import run_on_ranks
@@ -34,7 +34,7 @@ class Layers(nn.Module):
 def _passes(layout: Layout, counts: tuple[tuple[int, ...], ...]) -> list[int]:
     """The tokens of every pass of a layer on this rank, which goes through as often as it says, one block at a time."""
     mesh, model = build_mesh(layout, 0), Layers()
-    lockstep = Lockstep(cast(Decoder, model), mesh)
+    lockstep = ExpertLockstep(cast(Decoder, model), mesh)
     for count in counts[dist.get_rank()]:
         with lockstep.passes(count):
             for _ in range(count):

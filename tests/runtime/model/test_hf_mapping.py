@@ -20,7 +20,7 @@ from meshwright.runtime.model.hf_mapping import (
     global_name,
     parameters_of_stage,
     recipe,
-    starts_from_nothing,
+    starts_at_zero,
 )
 from tests.planner.jobs import model_spec
 
@@ -106,6 +106,6 @@ def test_layers_and_experts_of_a_rank_are_counted_through_the_whole_model() -> N
 
 def test_only_the_head_of_a_model_that_had_none_starts_from_nothing() -> None:
     new = replace(PLAIN, scalar_head=True)
-    assert [name for name in parameters_of_stage(new, 1, 0) if starts_from_nothing(new, name)] == [OUTPUT]
+    assert [name for name in parameters_of_stage(new, 1, 0) if starts_at_zero(new, name)] == [OUTPUT]
     for spec in (PLAIN, SPECS["scalar"]):
-        assert not any(starts_from_nothing(spec, name) for name in parameters_of_stage(spec, 1, 0))
+        assert not any(starts_at_zero(spec, name) for name in parameters_of_stage(spec, 1, 0))

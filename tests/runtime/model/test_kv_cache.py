@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.profiles.packing import blocks_of
+from meshwright.profiles.packing import num_blocks_for
 from meshwright.runtime.model.attention import CoreAttention, Rotary
 from meshwright.runtime.model.kv_cache import ContinuedRows, PagedCache
 from tests.planner.jobs import model_spec
@@ -43,7 +43,7 @@ def random_rows(lengths: Sequence[int], seed: int) -> list[Row]:
     ]
 
 
-def used_cache(num_blocks: int = NUM_SLOTS * blocks_of(MAX_TOKENS)) -> PagedCache:
+def used_cache(num_blocks: int = NUM_SLOTS * num_blocks_for(MAX_TOKENS)) -> PagedCache:
     """Every place holds what must not be seen."""
     cache = PagedCache(
         num_layers=2,
@@ -63,7 +63,7 @@ def used_cache(num_blocks: int = NUM_SLOTS * blocks_of(MAX_TOKENS)) -> PagedCach
 def continued(cache: PagedCache, rows: Sequence[int], cached: Sequence[int], lengths: Sequence[int]) -> ContinuedRows:
     """The rows with blocks for their tokens."""
     for row, start, length in zip(rows, cached, lengths, strict=True):
-        assert cache.tables.take(row, start + length)
+        assert cache.tables.allocate(row, start + length)
     return cache.continue_rows(rows, cached, lengths)
 
 
@@ -150,7 +150,7 @@ def test_what_pads_the_sequence_is_not_cached_and_answers_zero() -> None:
 def test_what_is_read_of_a_row_is_what_another_cache_gets() -> None:
     one, other, [row] = used_cache(), used_cache(), random_rows((MAX_TOKENS,), seed=4)
     attend([row.chunk(0, 36)], continued(one, [3], [0], [36]))
-    other.tables.restore(5, one.tables.held(3).tolist())
+    other.tables.restore(5, one.tables.blocks_of_row(3).tolist())
     other.write(5, *(heads.clone() for heads in one.read(3, 36)))
     for cache, slot in ((one, 3), (other, 5)):
         view = continued(cache, [slot], [36], [4])
@@ -161,7 +161,7 @@ def test_a_row_that_shares_a_prompt_reads_what_the_other_had_and_goes_on_alone()
     cache, (row, other) = used_cache(), random_rows((MAX_TOKENS, MAX_TOKENS), seed=5)
     attend([row.chunk(0, 36)], continued(cache, [0], [0], [36]))
     cache.tables.share(0, 1, 36)
-    assert cache.tables.take(1, 37)
+    assert cache.tables.allocate(1, 37)
     cache.share(0, 1, 36)
     together = Row(*(torch.cat([first[:36], second[36:]]) for first, second in zip(row, other, strict=True)))
     for slot, expected in ((0, row), (1, together)):
@@ -175,8 +175,8 @@ def test_a_row_whose_blocks_are_moved_has_the_same_past() -> None:
     attend([row.chunk(0, 36)], continued(cache, [0], [0], [36]))
     attend([other.chunk(0, 36)], continued(cache, [1], [0], [36]))
     cache.tables.release(0)
-    before = cache.tables.held(1).tolist()
+    before = cache.tables.blocks_of_row(1).tolist()
     cache.compact()
-    assert cache.tables.held(1).tolist() != before
+    assert cache.tables.blocks_of_row(1).tolist() != before
     attended = attend([other.chunk(36, 4)], continued(cache, [1], [36], [4]))
     torch.testing.assert_close(attended, whole(other)[36:], atol=1e-5, rtol=1e-5)

@@ -31,14 +31,14 @@ def _cut(tp: int, vocab_size: int, temperature: float, by_kernel: bool) -> tuple
         return None
     logits, targets, first, second = _inputs()
     shard = logits.chunk(tp, dim=-1)[mesh.tp_rank].clone().requires_grad_()
-    before = module.CHUNK_ELEMENTS, module.has_kernels
-    module.CHUNK_ELEMENTS, module.has_kernels = 3 * shard.shape[-1], lambda _: by_kernel
+    before = module.CHUNK_ELEMENTS, module.runs_triton_kernels
+    module.CHUNK_ELEMENTS, module.runs_triton_kernels = 3 * shard.shape[-1], lambda _: by_kernel
     logprobs, entropies = token_logprobs(
         shard, targets, mesh.groups.tp, vocab_size=vocab_size, temperature=temperature, with_entropy=True
     )
     assert entropies is not None
     (logprobs * first + entropies * second).sum().backward()
-    module.CHUNK_ELEMENTS, module.has_kernels = before
+    module.CHUNK_ELEMENTS, module.runs_triton_kernels = before
     assert shard.grad is not None
     return logprobs.detach(), entropies.detach(), shard.grad
 

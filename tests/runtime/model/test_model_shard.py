@@ -18,7 +18,7 @@ from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
 from meshwright.runtime.model.hf_mapping import OUTPUT, parameters_of_stage
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_in_whole
+from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_global_parameters
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 
@@ -32,7 +32,7 @@ def _names(layout: str, tied: bool) -> tuple[int, list[str]]:
     mesh = build_mesh(Layout.parse(layout), 0)
     model = build_model(replace(SPEC, tied_embeddings=tied), mesh)
     assert len(model_chunks_of(model)) == mesh.layout.vpp
-    return mesh.pp_rank, [name for name, _ in named_in_whole(model)]
+    return mesh.pp_rank, [name for name, _ in named_global_parameters(model)]
 
 
 @pytest.mark.parametrize("layout", ["pp2,vpp2", "pp4"])

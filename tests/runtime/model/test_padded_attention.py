@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import RowReads, block_reads
+from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
@@ -19,12 +19,12 @@ from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 def test_rows_side_by_side_are_answered_as_block_by_block(seed: int) -> None:
     cache, lengths = filled(seed)
     rows = np.array(random.Random(seed).sample(range(NUM_ROWS), (NUM_ROWS, 3)[seed // 4]))
-    reads = padded_reads(cache, RowReads(rows, np.array(lengths)[rows]))
+    reads = padded_reads(cache, DecodeRows(rows, np.array(lengths)[rows]))
     assert reads
     query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
-    by_block = block_reads(cache.tables, RowReads(rows, np.array(lengths)[rows]))
+    by_block = plan_block_reads(cache.tables, DecodeRows(rows, np.array(lengths)[rows]))
     expected = BlockAttention(cache, by_block).attend(0, query, new)
-    found = PaddedAttention(cache, 3).at(reads).attend(0, query, new)
+    found = PaddedAttention(cache, 3).prepare(reads).attend(0, query, new)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for index, row in enumerate(rows.tolist()):
         keys, values = cache.read(row, lengths[row] + 1)
@@ -35,10 +35,10 @@ def answered(cache: PagedCache, padded: PaddedAttention, rows: list[int], length
     """Rows that have drawn so many tokens are answered as block by block."""
     asked, cached = np.array(rows), np.array([lengths[row] + step for row in rows])
     for row, length in zip(rows, cached.tolist(), strict=True):
-        assert cache.tables.take(row, length + 1)
-    reads = padded_reads(cache, step_of := RowReads(asked, cached))
+        assert cache.tables.allocate(row, length + 1)
+    reads = padded_reads(cache, step_of := DecodeRows(asked, cached))
     assert reads
-    attention, by_block = padded.at(reads), BlockAttention(cache, block_reads(cache.tables, step_of))
+    attention, by_block = padded.prepare(reads), BlockAttention(cache, plan_block_reads(cache.tables, step_of))
     for layer in range(len(cache.keys)):
         query, new = torch.randn(len(rows), KV_HEADS, 3, SIZE), torch.randn(len(rows), KV_HEADS, 2, SIZE)
         found = attention.attend(layer, query, new).clone()
@@ -61,7 +61,7 @@ def test_a_row_that_takes_the_slot_of_another_has_its_own_past() -> None:
     cache, lengths = filled(0)
     padded, rows = PaddedAttention(cache, 3), [2, 4]
     answered(cache, padded, rows, lengths, 0)
-    held = cache.tables.held(2).tolist()
+    held = cache.tables.blocks_of_row(2).tolist()
     cache.tables.release(2)
     cache.tables.restore(2, [block for block in range(1, 91) if not cache.tables._num_readers[block]][: len(held)])
     answered(cache, padded, rows, lengths, 1)
@@ -72,23 +72,23 @@ def test_what_is_cached_anew_is_read_anew() -> None:
     padded, rows = PaddedAttention(cache, 3), [2, 4]
     answered(cache, padded, rows, lengths, 0)
     cache.keys.normal_()
-    padded.forget()
+    padded.reset()
     answered(cache, padded, rows, lengths, 1)
 
 
 def test_rows_that_share_a_prefix_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(1)
-    assert padded_reads(cache, RowReads(np.arange(NUM_ROWS), np.array(lengths))) is None
-    assert block_reads(cache.tables, RowReads(np.arange(NUM_ROWS), np.array(lengths))).num_shared
+    assert padded_reads(cache, DecodeRows(np.arange(NUM_ROWS), np.array(lengths))) is None
+    assert plan_block_reads(cache.tables, DecodeRows(np.arange(NUM_ROWS), np.array(lengths))).num_shared
 
 
 def test_scores_that_would_be_rounded_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(0, torch.bfloat16)
-    assert padded_reads(cache, RowReads(np.arange(NUM_ROWS), np.array(lengths))) is None
+    assert padded_reads(cache, DecodeRows(np.arange(NUM_ROWS), np.array(lengths))) is None
 
 
 def test_rows_that_would_fill_the_cache_of_a_core_are_not_laid_side_by_side() -> None:
     cache, lengths = filled(0)
     rows = np.arange(NUM_ROWS).repeat(40)
-    assert padded_reads(cache, RowReads(rows[:NUM_ROWS], np.array(lengths)))
-    assert padded_reads(cache, RowReads(rows, np.array(lengths)[rows])) is None
+    assert padded_reads(cache, DecodeRows(rows[:NUM_ROWS], np.array(lengths)))
+    assert padded_reads(cache, DecodeRows(rows, np.array(lengths)[rows])) is None

@@ -6,7 +6,7 @@ import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.pipeline_p2p import Relay
+from meshwright.runtime.model.pipeline_p2p import PipelineLink
 from tests.runtime.ranks import run_on_ranks
 
 ROUNDS = 5
@@ -15,7 +15,7 @@ ROUNDS = 5
 def _relayed(layout: str) -> tuple[int, list[float], list[list[float]]]:
     """This rank's stage, and what it got of each kind: each stage adds one to what comes, which begins as the round."""
     mesh = build_mesh(Layout.parse(layout), 0)
-    relay, hidden, drawn = Relay(mesh, torch.device("cpu")), [], []
+    relay, hidden, drawn = PipelineLink(mesh, torch.device("cpu")), [], []
     for number in range(ROUNDS):
         coming = torch.full((number + 1, 4), float(number))
         if not mesh.is_first_stage:
@@ -23,11 +23,11 @@ def _relayed(layout: str) -> tuple[int, list[float], list[list[float]]]:
         assert (coming == coming[0, 0]).all()
         hidden.append(float(coming[0, 0]))
         if mesh.is_last_stage:
-            relay.send_drawn(torch.stack([coming[:, 0], -coming[:, 0]]).double())
+            relay.send_sampled(torch.stack([coming[:, 0], -coming[:, 0]]).double())
         else:
             relay.send_hidden((coming + 1).T.contiguous().T)  # not contiguous, as parts of larger tensors are
     if not mesh.is_last_stage:
-        drawn = [relay.receive_drawn(number + 1)[:, 0].tolist() for number in range(ROUNDS)]
+        drawn = [relay.receive_sampled(number + 1)[:, 0].tolist() for number in range(ROUNDS)]
     relay.flush()
     return mesh.pp_rank, hidden, drawn
 

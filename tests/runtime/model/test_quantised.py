@@ -15,13 +15,13 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.quantised import (
-    EIGHT_BITS,
+    FP8_DTYPE,
     QuantisedWeight,
     largest_of_rows,
-    multiplied,
+    named_quantised_weights,
     quantise_linears,
-    quantised_in_whole,
-    rounded_rows,
+    quantise_rows,
+    scaled_matmul,
 )
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
@@ -48,7 +48,7 @@ def rounded(values: Tensor, largest: Tensor | None = None) -> Tensor:
     """The numbers that are left of a matrix, by the words of `profiles.model_parts.eight_bit_floats`."""
     top = values.abs().amax(dim=-1, keepdim=True) if largest is None else largest
     scale = top / 448 + 1e-12
-    return (values / scale).to(EIGHT_BITS).float() * scale
+    return (values / scale).to(FP8_DTYPE).float() * scale
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,16 +73,16 @@ def test_a_gpu_is_asked_for_the_product_that_a_cpu_makes_of_numbers_that_are_cas
     """The very call, on the processor that is here."""
     weight, inputs = drawn(48, 64), drawn(5, 64, seed=1)
     by_token, by_output = (largest_of_rows(values) / 448 + 1e-12 for values in (inputs, weight))
-    rows, columns = (inputs / by_token).to(EIGHT_BITS), (weight / by_output).to(EIGHT_BITS)
-    found = multiplied(rows, by_token, columns, by_output, torch.float32)
+    rows, columns = (inputs / by_token).to(FP8_DTYPE), (weight / by_output).to(FP8_DTYPE)
+    found = scaled_matmul(rows, by_token, columns, by_output, torch.float32)
     torch.testing.assert_close(found, quantised(weight).multiply(inputs), atol=1e-5, rtol=1e-5)
 
 
 def test_a_kernel_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = drawn(5, 96)
-    expected_values, expected_scales = rounded_rows(rows)
-    monkeypatch.setattr("meshwright.runtime.model.quantised.has_kernels", lambda _: True)
-    values, scales = rounded_rows(rows)
+    expected_values, expected_scales = quantise_rows(rows)
+    monkeypatch.setattr("meshwright.runtime.model.quantised.runs_triton_kernels", lambda _: True)
+    values, scales = quantise_rows(rows)
     torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0.0)
     off = (values.float() * scales - expected_values.float() * expected_scales).abs()
     assert bool((off <= 1e-5 * rows.abs()).all())
@@ -124,7 +124,7 @@ def refitted(directory: Path, layout: str, first: int = 0) -> tuple[Decoder | No
 def answers_of(directory: Path, layout: str) -> Tensor | None:
     """Log-probabilities of a model in 8 bits, on a rank of the last stage."""
     model, mesh = refitted(directory, layout)
-    return (forward_logprobs(model, mesh, [MicroBatch.of(tokens())]) or [None])[0] if model is not None else None
+    return (forward_logprobs(model, mesh, [MicroBatch.pack(tokens())]) or [None])[0] if model is not None else None
 
 
 def answers_of_rounded(directory: Path, layout: str) -> Tensor | None:
@@ -148,7 +148,7 @@ def answers_of_rounded(directory: Path, layout: str) -> Tensor | None:
                 largest = None if isinstance(linear, ColumnParallelLinear) else largest_of_rows(complete.weight.data)
                 linear.weight.data.copy_(rounded(linear.weight.data, largest))
                 linear.register_forward_pre_hook(_round_inputs)
-    return (forward_logprobs(model, mesh, [MicroBatch.of(tokens())]) or [None])[0]
+    return (forward_logprobs(model, mesh, [MicroBatch.pack(tokens())]) or [None])[0]
 
 
 def _round_inputs(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -175,7 +175,9 @@ def test_a_refit_model_answers_as_its_rounded_weights_and_inputs_do(tmp_path: Pa
 def weights_of(directory: Path, layout: str) -> dict[str, tuple[int, Tensor]]:
     """By name the 8-bit numbers of this rank, and its rank of tensor parallelism."""
     model, mesh = refitted(directory, layout)
-    return {name: (mesh.tp_rank, weight.numbers) for name, weight in quantised_in_whole(model)} if model else {}
+    return (
+        {name: (mesh.tp_rank, weight.dequantised) for name, weight in named_quantised_weights(model)} if model else {}
+    )
 
 
 @pytest.mark.slow

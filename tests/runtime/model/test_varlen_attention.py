@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.runtime.model.attention import CoreAttention
-from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_kernel
+from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_varlen_kernel
 from tests.runtime.model.test_attention import trained
 from tests.runtime.model.test_equal_rows import alike_here_and_there, seeded
 from tests.runtime.model.test_kv_cache import attend, continued, random_rows, used_cache
@@ -94,6 +94,6 @@ def test_rows_that_begin_are_kept_and_those_that_go_on_take_plain_calls() -> Non
 @pytest.mark.slow
 def test_torchs_kernel_takes_what_it_is_given() -> None:
     asked = inspect.signature(VarlenKernel.__call__).parameters
-    taken = inspect.signature(torch_kernel()).parameters
+    taken = inspect.signature(torch_varlen_kernel()).parameters
     assert [name for name in asked if name != "self"][:7] == list(taken)[:7]
     assert {name: taken[name].kind for name in list(asked)[8:]} == {name: asked[name].kind for name in list(asked)[8:]}

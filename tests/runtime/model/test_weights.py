@@ -40,9 +40,9 @@ def _answers(directory: Path, layout: str, ids: Tensor, scalar: bool | None) -> 
     spec = read_model(directory, scalar_head=scalar)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    blocks = [MicroBatch.of(ids), MicroBatch.of(ids[:2, :9])]
+    blocks = [MicroBatch.pack(ids), MicroBatch.pack(ids[:2, :9])]
     answers = (forward_scalars if spec.scalar_head else forward_logprobs)(model, mesh, blocks)
-    return [torch.stack(block.of_rows(answer)) for block, answer in zip(blocks, answers, strict=mesh.is_last_stage)]
+    return [torch.stack(block.split_rows(answer)) for block, answer in zip(blocks, answers, strict=mesh.is_last_stage)]
 
 
 def _check(directory: Path, layout: str, expected: Tensor, *, scalar: bool | None = None) -> None:
@@ -104,7 +104,7 @@ def _convert(source: Path, layout: str, documents: Path, target: Path, scalar: b
         spec = read_model(source, scalar_head=scalar)
         model = build_model(spec, mesh)
         load_weights(model, spec, mesh, source)
-        save_weights(model, spec, mesh, target, documents_of=documents, file_bytes=200_000)
+        save_weights(model, spec, mesh, target, config_from=documents, file_bytes=200_000)
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.profiles.harness import Conditions
+from meshwright.profiles.harness import DeviceState
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.table import Body, Measurement, Point, Shape
+from meshwright.profiles.table import Measurement, Point, Shape, TimedPass
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.passes import Passes, StepRows
+from meshwright.runtime.generation.passes import ForwardPasses, StepRows
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import NOT_FINITE, Bench
@@ -35,20 +35,20 @@ SHAPE = Shape(
     scalar_head=False,
     tied_embeddings=False,
 )
-BODIES = tuple(Body)
+BODIES = tuple(TimedPass)
 
 
-def point(body: Body, rows: int = 2) -> Point:
-    decodes, updates = body is Body.DECODE, body is Body.OPTIMIZER
+def point(body: TimedPass, rows: int = 2) -> Point:
+    decodes, updates = body is TimedPass.DECODE, body is TimedPass.OPTIMIZER
     rows, tokens = (0, 0) if updates else (rows, 1 if decodes else 8)
     return Point(shape=SHAPE, num_layers=1, body=body, rows=rows, tokens=tokens, context=8 if decodes else 0)
 
 
-def measured(body: Body) -> Measurement:
+def measured(body: TimedPass) -> Measurement:
     return _bench().measure_point(point(body), repeats=3, budget_seconds=10.0)
 
 
-def num_passes(body: Body) -> float:
+def num_passes(body: TimedPass) -> float:
     """Of the whole model, for each time that the body is called."""
     bench, passes = _bench(), []
     bench.measure_point(point(body), repeats=1, budget_seconds=10.0)
@@ -59,7 +59,7 @@ def num_passes(body: Body) -> float:
     return (len(passes) + packed.call_count) / 4  # the first one warms up
 
 
-def runs_of_equal_rows(body: Body) -> tuple[int, int]:
+def runs_of_equal_rows(body: TimedPass) -> tuple[int, int]:
     """Calls of attention and tokens in a pass over five rows of eight tokens on average."""
     bench, seen = _bench(), set[tuple[int, int]]()
     pack = Rotary.pack
@@ -76,14 +76,14 @@ def runs_of_equal_rows(body: Body) -> tuple[int, int]:
 
 def cached_in_steps(rows: int, context: int, count: int) -> list[list[int]]:
     """Of each row in so many decode steps of a point."""
-    body = point(Body.DECODE, rows).model_copy(update={"context": context})
-    step, seen = Passes._run_steps, list[list[int]]()
+    body = point(TimedPass.DECODE, rows).model_copy(update={"context": context})
+    step, seen = ForwardPasses._run_steps, list[list[int]]()
 
-    def stepped(passes: Passes, rows: StepRows) -> Tensor:
+    def stepped(passes: ForwardPasses, rows: StepRows) -> Tensor:
         seen.append(rows.cached.tolist())
         return step(passes, rows)
 
-    with mock.patch.object(Passes, "_run_steps", autospec=True, side_effect=stepped):
+    with mock.patch.object(ForwardPasses, "_run_steps", autospec=True, side_effect=stepped):
         _bench().measure_point(body, repeats=count - 1, budget_seconds=60.0)
     return seen
 
@@ -99,17 +99,17 @@ def out_of_memory_on_rank_1() -> list[Measurement]:
         return 0.5 + dist.get_rank()
 
     bench = _bench(timer=timer)
-    return [bench.measure_point(point(Body.FORWARD, rows), repeats=3, budget_seconds=10.0) for rows in (2, 4)]
+    return [bench.measure_point(point(TimedPass.FORWARD, rows), repeats=3, budget_seconds=10.0) for rows in (2, 4)]
 
 
 def not_finite_on_rank_0() -> Measurement:
     bench = _bench()
-    bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+    bench.measure_point(point(TimedPass.FORWARD), repeats=1, budget_seconds=1.0)
     if dist.get_rank() == 0:
         assert bench.model is not None
         for weight in bench.model.parameters():
             weight.data.fill_(torch.nan)
-    return bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+    return bench.measure_point(point(TimedPass.FORWARD), repeats=1, budget_seconds=1.0)
 
 
 def broken_on_every_rank() -> str:
@@ -117,14 +117,14 @@ def broken_on_every_rank() -> str:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        _bench(timer=timer).measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+        _bench(timer=timer).measure_point(point(TimedPass.FORWARD), repeats=1, budget_seconds=1.0)
     return "raised"
 
 
 def hot_ranks() -> Measurement:
     celsius = 50 + dist.get_rank()
-    bench = _bench(conditions=lambda: Conditions(clock_mhz=1980, celsius=celsius), peak_bytes=lambda: 2**40 + celsius)
-    return bench.measure_point(point(Body.FORWARD), repeats=1, budget_seconds=1.0)
+    bench = _bench(conditions=lambda: DeviceState(clock_mhz=1980, celsius=celsius), peak_bytes=lambda: 2**40 + celsius)
+    return bench.measure_point(point(TimedPass.FORWARD), repeats=1, budget_seconds=1.0)
 
 
 def _bench(**changed: object) -> Bench:
@@ -134,7 +134,7 @@ def _bench(**changed: object) -> Bench:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_every_rank_has_the_same_measurement(body: Body) -> None:
+def test_every_rank_has_the_same_measurement(body: TimedPass) -> None:
     one, other = run_on_ranks(2, measured, body)
     assert one == other
     assert one.status == "ok"
@@ -143,13 +143,13 @@ def test_every_rank_has_the_same_measurement(body: Body) -> None:
     assert (one.clock_mhz, one.celsius) == (None, None)
 
 
-@pytest.mark.parametrize("body", [Body.FORWARD, Body.PREFILL, Body.TRAIN])
-def test_all_rows_of_a_point_pass_the_model_together(body: Body) -> None:
+@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.PREFILL, TimedPass.TRAIN])
+def test_all_rows_of_a_point_pass_the_model_together(body: TimedPass) -> None:
     assert run_on_ranks(1, num_passes, body) == [1.0]
 
 
-@pytest.mark.parametrize("body", [Body.FORWARD, Body.TRAIN])
-def test_rows_of_a_point_have_lengths_of_their_own_as_in_a_run_and_its_mean(body: Body) -> None:
+@pytest.mark.parametrize("body", [TimedPass.FORWARD, TimedPass.TRAIN])
+def test_rows_of_a_point_have_lengths_of_their_own_as_in_a_run_and_its_mean(body: TimedPass) -> None:
     assert run_on_ranks(1, runs_of_equal_rows, body) == [(5, 5 * 8)]
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from meshwright.planner.plan.job import read_job, require_job
-from meshwright.profiles.environment.timed_calls import Called, TimedCalls
+from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.planning import plan as planned
@@ -51,7 +51,7 @@ def test_a_function_is_timed_on_samples_of_the_jobs_data(tmp_path: Path) -> None
 def test_the_call_that_starts_what_answers_is_not_counted() -> None:
     naps = iter([0.3])
     [sample] = [RewardSample(id="0/0", prompt="", response="")]
-    called = Called(kind="reward", target="mine:style")
+    called = CallKey(kind="reward", target="mine:style")
     found = _time(called, lambda _: time.sleep(next(naps, 0.0)), [sample], 0.0)
     assert len(found.seconds) == 1
     assert found.seconds[0] < 0.3

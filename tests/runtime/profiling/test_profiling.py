@@ -66,7 +66,7 @@ def test_the_table_says_where_it_comes_from(facts: Facts, table: Table) -> None:
     assert provenance.num_ranks == 2
     assert set(provenance.libraries) == {"torch", "megatron-core", "numpy"}
     assert len(provenance.commit) >= 7
-    assert provenance.kernels == PLAIN.told
+    assert provenance.kernels == PLAIN.description
 
 
 @pytest.mark.check_all

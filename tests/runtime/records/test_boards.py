@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.records.boards import MLflow, Prometheus, TensorBoard, WeightsAndBiases, open_boards
+from meshwright.runtime.records.boards import MLflow, Prometheus, TensorBoard, WeightsAndBiases, open_metric_writers
 
 
 def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_where_weights_and_biases_is_installed_it_holds_the_numbers_and_sends_th
 
 def test_there_is_a_board_for_each_package_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.runtime.records.boards.find_spec", lambda _: None)
-    assert [type(board) for board in open_boards(tmp_path, 0)] == [TensorBoard, Prometheus]
+    assert [type(board) for board in open_metric_writers(tmp_path, 0)] == [TensorBoard, Prometheus]
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from meshwright.profiles.trace import Span
-from meshwright.runtime.messages.transport import packed, unpacked
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.messages.transport import pack, unpack
+from meshwright.runtime.records.outcome import PeriodResult
 
 
 def test_an_outcome_is_the_same_after_a_message() -> None:
@@ -21,8 +21,8 @@ def test_an_outcome_is_the_same_after_a_message() -> None:
         clock="measured",
         facts={"num_tokens": 7.0},
     )
-    told = Outcome(turn=2, spans=(span,), overhead=0.25, metrics={"actor_train": {"policy_loss": -0.125}})
-    assert unpacked(packed(told)) == told
+    told = PeriodResult(period=2, spans=(span,), overhead=0.25, metrics={"actor_train": {"policy_loss": -0.125}})
+    assert unpack(pack(told)) == told
 
 
 def test_records_are_read_without_torch() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.profiles.left_plans import left_plans
-from meshwright.profiles.segments import files_of
+from meshwright.profiles.left_plans import former_plans
+from meshwright.profiles.segments import log_files
 from meshwright.profiles.trace import Span, read_spans, write_spans
-from meshwright.runtime.records.outcome import Outcome
+from meshwright.runtime.records.outcome import PeriodResult
 from meshwright.runtime.records.record import (
     EvaluationRecord,
     Recorder,
@@ -75,8 +75,8 @@ def test_a_resumed_record_keeps_only_the_steps_before_the_checkpoint(plan: Plan,
     for step in range(3):
         began = 2.0 * step
         worked = replace(span(step, "actor_generate", 0, 2.0), start_seconds=began, end_seconds=began + 2.0)
-        outcome = Outcome(turn=step, spans=(worked,), metrics={"actor_train": metrics, "critic_train": {}})
-        recorder.turn([outcome])
+        outcome = PeriodResult(period=step, spans=(worked,), metrics={"actor_train": metrics, "critic_train": {}})
+        recorder.record_period([outcome])
     recorder.close()
     again = Recorder(plan, tmp_path, 3, is_writer=True)
     again.open(2)
@@ -92,7 +92,7 @@ def test_a_line_tells_what_a_generation_in_waves_has_drawn_beside_what_was_learn
     recorder = Recorder(plan, tmp_path, 1, is_writer=True)
     recorder.open(0)
     metrics = {"actor_generate": {"groups_with_signal": 0.5}, "actor_train": {"response_tokens": 4.0}}
-    line = recorder.turn([Outcome(turn=0, spans=(span(0, "actor_generate", 0, 2.0),), metrics=metrics)])
+    line = recorder.record_period([PeriodResult(period=0, spans=(span(0, "actor_generate", 0, 2.0),), metrics=metrics)])
     assert line is not None
     assert (line["groups_with_signal"], line["response_tokens"]) == (0.5, 4.0)
     recorder.close()
@@ -111,7 +111,7 @@ def test_the_kernels_of_a_run_are_said_at_its_start_and_in_its_summary(
     recorder = Recorder(plan, tmp_path, 1, is_writer=True, kernels="attention sdpa")
     recorder.open(0)
     learned = {"actor_train": {"response_tokens": 4.0}}
-    recorder.turn([Outcome(turn=0, spans=(span(0, "actor_train", 0, 1.0),), metrics=learned)])
+    recorder.record_period([PeriodResult(period=0, spans=(span(0, "actor_train", 0, 1.0),), metrics=learned)])
     recorder.close()
     assert capsys.readouterr().out.count("kernels: attention sdpa") == 1
     assert json.loads((tmp_path / "summary.json").read_text())["kernels"] == "attention sdpa"
@@ -124,10 +124,10 @@ def test_a_summary_has_the_worst_overhead_and_the_gap_of_the_steps_that_compared
     for step, gap in enumerate(gaps):
         metrics = {"response_tokens": 4.0, **gap}
         outcomes = [
-            Outcome(turn=step, spans=(span(step, "actor_train", rank, 1.0),), overhead=0.01 * step + 0.1 * rank)
+            PeriodResult(period=step, spans=(span(step, "actor_train", rank, 1.0),), overhead=0.01 * step + 0.1 * rank)
             for rank in range(2)
         ]
-        recorder.turn([replace(outcomes[0], metrics={"actor_train": metrics}), outcomes[1]])
+        recorder.record_period([replace(outcomes[0], metrics={"actor_train": metrics}), outcomes[1]])
     summary = recorder.close()
     assert summary is not None
     assert summary.overhead == pytest.approx(0.11)
@@ -144,7 +144,9 @@ def record_of(plan: Plan, out: Path, steps: range, **options: int) -> RunSummary
     for step in steps:
         spans = tuple(span(step, "actor_train", rank, 1.0 + 0.1 * step + rank) for rank in range(2))
         learned = {"actor_train": {"response_tokens": 4.0}}
-        recorder.turn([Outcome(turn=step, spans=spans[:1], metrics=learned), Outcome(turn=step, spans=spans[1:])])
+        recorder.record_period(
+            [PeriodResult(period=step, spans=spans[:1], metrics=learned), PeriodResult(period=step, spans=spans[1:])]
+        )
     summary = recorder.close()
     assert summary is not None
     return summary
@@ -155,7 +157,7 @@ def test_a_trace_in_segments_is_summarised_and_resumed_as_one(plan: Plan, tmp_pa
     whole.mkdir()
     cut.mkdir()
     assert record_of(plan, whole, range(60)) == record_of(plan, cut, range(60), segment_bytes=2000)
-    assert len(files_of(cut / "trace.jsonl")) > 5
+    assert len(log_files(cut / "trace.jsonl")) > 5
     assert elapsed_seconds(cut) == elapsed_seconds(whole)
     for begin in (55, 20):
         again = record_of(plan, cut, range(begin, 61), segment_bytes=2000)
@@ -207,7 +209,7 @@ def test_plans_that_are_left_at_the_same_step_one_after_the_other_stay_apart(pla
         recorder.open(0 if one is plan else 12)
         recorder.stop()
         write_spans(tmp_path / "trace.jsonl", [span(11 if one is plan else 12, "actor_train", 0, float(seconds))])
-    left = left_plans(tmp_path)
+    left = former_plans(tmp_path)
     assert [read_plan(one.plan) for one in left] == [plan, *others[:2]]
     assert [[found.seconds for found in read_spans(one.trace)] for one in left] == [[1.0], [2.0], [3.0]]
 
@@ -220,8 +222,8 @@ def test_a_start_that_was_cut_off_while_it_put_a_plan_aside_is_made_good_by_the_
     recorder.stop()
     for step in range(2):
         write_spans(tmp_path / "trace.jsonl", [span(step, "actor_train", 0, 1.0)], segment_bytes=1)
-    first, _ = files_of(tmp_path / "trace.jsonl")
+    first, _ = log_files(tmp_path / "trace.jsonl")
     first.rename(tmp_path / first.name.replace("trace", "trace-until-000002"))
     Recorder(plan.model_copy(update={"pins": ()}), tmp_path, 3, is_writer=True).open(2)
-    [left] = left_plans(tmp_path)
+    [left] = former_plans(tmp_path)
     assert (read_plan(left.plan), [one.step for one in read_spans(left.trace)]) == (plan, [0, 1])

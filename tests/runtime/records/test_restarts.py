@@ -23,12 +23,12 @@ def test_what_several_nodes_wrote_is_one_restart_with_all_reasons(tmp_path: Path
     for one in (ONE, other, note, Restart(number=2, host="a", reason="full disk", reached=3, saved=3)):
         write_restart(tmp_path, one)
     first, second = read_restarts(tmp_path)
-    assert first.told == (
+    assert first.message == (
         "restart 1 from step 3, 2 steps lost: rank 1 ended with SIGKILL; rank 0 lost rank 1; 1 of 2 nodes are left"
     )
     assert first.host == "a, b"
     over = Restart(number=3, host="a", reason="", reached=4, saved=4, planned_again="planned again")
-    assert over.told == "restart 3 from step 4, 0 steps lost: planned again"
+    assert over.message == "restart 3 from step 4, 0 steps lost: planned again"
     assert (second.number, second.lost) == (2, 0)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import files_of
+from meshwright.profiles.segments import log_files
 from meshwright.profiles.trace import read_spans, write_spans
 from meshwright.runtime.records.lock import locked
-from meshwright.runtime.records.run_standing import RECENT, Watching
+from meshwright.runtime.records.run_standing import RECENT, StatusReader
 from tests.planner.plans import random_plan
 from tests.runtime.records.written_run import write_run
 
@@ -24,7 +24,7 @@ def plan() -> Plan:
 
 def test_a_run_that_goes_as_planned_is_told_so(plan: Plan, tmp_path: Path) -> None:
     write_run(plan, tmp_path, steps=RECENT + 5)
-    found = Watching(tmp_path).look()
+    found = StatusReader(tmp_path).read()
     assert (found.updates, found.num_recent, found.is_running) == (RECENT + 5, RECENT, False)
     assert found.step_seconds == pytest.approx(plan.period_seconds)
     assert found.tokens_per_second == 100.0
@@ -36,7 +36,7 @@ def test_a_run_that_goes_as_planned_is_told_so(plan: Plan, tmp_path: Path) -> No
 
 def test_what_was_learned_is_the_mean_of_the_last_steps(plan: Plan, tmp_path: Path) -> None:
     write_run(plan, tmp_path, steps=RECENT + 5)
-    learned = Watching(tmp_path).look().learned
+    learned = StatusReader(tmp_path).read().learned
     assert learned["score"] == pytest.approx(5 + (RECENT - 1) / 2)
     assert "step" not in learned
 
@@ -44,15 +44,15 @@ def test_what_was_learned_is_the_mean_of_the_last_steps(plan: Plan, tmp_path: Pa
 def test_looking_again_is_looking_anew(plan: Plan, tmp_path: Path) -> None:
     """Also where a resume has replaced what is there."""
     write_run(plan, tmp_path, steps=3)
-    watching = Watching(tmp_path)
-    assert watching.look().updates == 3
+    watching = StatusReader(tmp_path)
+    assert watching.read().updates == 3
     for name in ("metrics.jsonl", "trace.jsonl"):
         (tmp_path / name).unlink()
     write_run(plan, tmp_path, steps=6)
     (tmp_path / "evaluations.jsonl").write_text(
         json.dumps({"step": 0, "mean_score": 0.5, "standard_error": 0.1, "scores": [1]}) + "\n"
     )
-    again, anew = watching.look(), Watching(tmp_path).look()
+    again, anew = watching.read(), StatusReader(tmp_path).read()
     assert (again.updates, again.comparisons, again.uses) == (6, anew.comparisons, anew.uses)
     assert again.held_out == ({"step": 0, "mean_score": 0.5, "standard_error": 0.1},)
 
@@ -66,35 +66,35 @@ def test_a_run_whose_trace_becomes_a_segment_between_two_looks_is_seen_as_one_th
     spans = read_spans(tmp_path / "cut" / "trace.jsonl")
     trace = tmp_path / "cut" / "trace.jsonl"
     trace.unlink()
-    watching = Watching(tmp_path / "cut")
+    watching = StatusReader(tmp_path / "cut")
     for begin in range(0, len(spans), 40):
         write_spans(trace, spans[begin : begin + 40], segment_bytes=20_000)
         if begin > len(spans) // 2:
-            watching.look()
-    assert len(files_of(trace)) > 3
-    one, cut = Watching(tmp_path / "one").look(), watching.look()
+            watching.read()
+    assert len(log_files(trace)) > 3
+    one, cut = StatusReader(tmp_path / "one").read(), watching.read()
     assert (cut.comparisons, cut.uses) == (one.comparisons, one.uses)
-    assert Watching(tmp_path / "cut").look().comparisons == one.comparisons
+    assert StatusReader(tmp_path / "cut").read().comparisons == one.comparisons
 
 
 def test_a_run_that_has_just_begun_has_no_step(plan: Plan, tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", plan)
     with locked(tmp_path):
-        found = Watching(tmp_path).look()
+        found = StatusReader(tmp_path).read()
     assert (found.is_running, found.updates, found.step_seconds) == (True, 0, None)
 
 
 def test_what_is_no_run_is_refused_in_a_sentence(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"holds no plan\.json; give the --out of `meshwright run`"):
-        Watching(tmp_path)
+        StatusReader(tmp_path)
     with pytest.raises(BadInput, match="is not a directory"):
-        Watching(tmp_path / "none")
+        StatusReader(tmp_path / "none")
     write_plan(tmp_path / "plan.json", plan)
     for line in ("[1", "[1]", "{}", '{"step": 0}', '{"step": "x"}', "[" * 100_000):
         (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
         with pytest.raises(BadInput, match="has lines that no run writes"):
-            Watching(tmp_path).look()
+            StatusReader(tmp_path).read()
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "evaluations.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(BadInput, match="has lines that no run writes"):
-        Watching(tmp_path).look()
+        StatusReader(tmp_path).read()

@@ -20,7 +20,7 @@ from meshwright.runtime.training.advantages import (
     token_rewards,
     whiten,
 )
-from meshwright.runtime.training.ppo import targets
+from meshwright.runtime.training.ppo import ppo_targets
 
 ROWS, WIDTH = 6, 12
 
@@ -85,7 +85,7 @@ def test_gae_of_a_bootstrapped_row_continues_with_the_value_after_its_last_token
 def test_a_response_that_was_cut_earns_no_more_than_one_that_ended(truncation: Truncation) -> None:
     # All scores are 1 and the critic says so everywhere: nothing is better than expected, cut or not.
     mask, ones = response_mask(torch.tensor([2, 2]), torch.tensor([4, 4]), 8), torch.ones(2, 8)
-    goals = targets(
+    goals = ppo_targets(
         scores=torch.ones(2),
         logprobs=ones,
         ref_logprobs=ones,
@@ -102,7 +102,7 @@ def test_bootstrapping_pays_no_score_at_a_cut_and_keeps_the_penalty() -> None:
     # One response token each, the critic says 3 after it; log pi - log ref is 1 and beta 0.5: the cut row returns
     # -0.5 + 3 whatever its score, the other one 7 - 0.5.
     mask = response_mask(torch.tensor([1, 1]), torch.tensor([1, 1]), 3)
-    goals = targets(
+    goals = ppo_targets(
         scores=torch.tensor([100.0, 7.0]),
         logprobs=torch.ones(2, 3),
         ref_logprobs=torch.zeros(2, 3),
@@ -128,7 +128,7 @@ def test_a_critic_of_a_fixed_policy_finds_the_score_where_nine_in_ten_are_cut(fe
         truncated = torch.rand(rows, generator=generator) < 0.9
         lengths = torch.where(truncated, WIDTH - 3, torch.randint(1, WIDTH - 3, (rows,), generator=generator))
         mask = response_mask(torch.full((rows,), 2), lengths, WIDTH)
-        goals = targets(
+        goals = ppo_targets(
             scores=torch.full((rows,), score),
             logprobs=torch.zeros(rows, WIDTH),
             ref_logprobs=torch.zeros(rows, WIDTH),
@@ -181,11 +181,11 @@ def test_padding_changes_no_bit_of_the_targets(seed: int, truncation: Truncation
     b, ppo = batch(seed), PPO(truncation=truncation)
     mask = b["mask"]
     after_the_end = ends_response(mask).roll(1, 1) & b["truncated"][:, None] & (truncation == "bootstrap")
-    clean = targets(
+    clean = ppo_targets(
         **{name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")},
         settings=ppo,
     )
-    dirty = targets(
+    dirty = ppo_targets(
         scores=b["scores"],
         logprobs=poisoned(b["logprobs"], mask),
         ref_logprobs=poisoned(b["ref_logprobs"], mask),
@@ -224,7 +224,7 @@ def test_whitening_what_differs_by_rounding_alone_gives_exactly_zeros(size: floa
 def test_a_critic_that_expects_all_that_is_paid_leaves_nothing_to_whiten() -> None:
     """Rounding of values and rewards, which GAE adds up, is not made a deviation of 1."""
     mask = response_mask(torch.tensor([2, 2]), torch.tensor([9, 9]), WIDTH)
-    goals = targets(
+    goals = ppo_targets(
         scores=torch.full((2,), 10.1),
         logprobs=torch.zeros(2, WIDTH),
         ref_logprobs=torch.zeros(2, WIDTH),
@@ -247,8 +247,8 @@ def test_shards_whitened_with_the_summed_moments_equal_the_batch_whitened_whole(
 def test_returns_are_unwhitened_advantages_plus_values() -> None:
     b = batch(3)
     inputs = {name: b[name] for name in ("scores", "logprobs", "ref_logprobs", "values", "mask", "truncated")}
-    plain = targets(**inputs, settings=PPO(whiten_advantages=False))
-    white = targets(**inputs, settings=PPO(whiten_advantages=True))
+    plain = ppo_targets(**inputs, settings=PPO(whiten_advantages=False))
+    white = ppo_targets(**inputs, settings=PPO(whiten_advantages=True))
     torch.testing.assert_close(plain.returns[b["mask"]], (plain.advantages + b["values"])[b["mask"]])
     assert torch.equal(white.returns, plain.returns)
     torch.testing.assert_close(white.advantages, whiten(plain.advantages, b["mask"]))

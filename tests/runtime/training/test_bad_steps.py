@@ -20,10 +20,10 @@ from meshwright.runtime.training.bad_steps import (
     SKIPPED,
     BadSteps,
     SkippedBatch,
-    finite_of,
+    finite_metrics,
+    non_finite_fields,
+    non_finite_metric,
     read_skipped,
-    reason_of,
-    reasons_of,
     write_skipped,
 )
 
@@ -47,7 +47,7 @@ def skipped(*reasons: str, step: int = 4, settings: LearningSettings = SETTINGS)
         settings=settings,
         num_epochs=2,
         num_minibatches=4,
-        weighs_draws=True,
+        importance_sampling=True,
     )
 
 
@@ -96,20 +96,20 @@ def test_bad_steps_end_a_run_only_in_a_row_and_on_every_rank(tmp_path: Path) -> 
     ranks = [BadSteps(tmp_path, limit=2, is_writer=is_writer) for is_writer in (True, False)]
     for rank in ranks:
         for found in (skipped("bad"), skipped(), skipped("bad"), skipped()):
-            rank.after(found)
-        rank.after(skipped("bad"))
+            rank.record(found)
+        rank.record(skipped("bad"))
         said = r"^actor_train skipped updates in 2 steps in a row, the last in step 9: it is nan; .* max_bad_steps$"
         with pytest.raises(RunFailed, match=said):
-            rank.after(skipped("it is nan", step=9))
+            rank.record(skipped("it is nan", step=9))
     assert len(list((tmp_path / SKIPPED).iterdir())) == 2
 
 
 def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
-    assert reasons_of(batch()) == []
+    assert non_finite_fields(batch()) == []
     bad = batch()
     bad.experience.put("values", 2, torch.tensor([0.0, math.inf]))
     bad.experience.put("scores", 0, torch.tensor([math.nan]))
-    assert reasons_of(bad) == ["scores of rows 0 are not finite", "values of rows 2 are not finite"]
-    assert reason_of({"loss": 1.0}, 0) is None
-    assert reason_of({"loss": 1.0, "grad_norm": math.inf}, 3) == "grad_norm of update 3 is inf"
-    assert finite_of({"loss": 1.0, "score": math.nan}) == {"loss": 1.0}
+    assert non_finite_fields(bad) == ["scores of rows 0 are not finite", "values of rows 2 are not finite"]
+    assert non_finite_metric({"loss": 1.0}, 0) is None
+    assert non_finite_metric({"loss": 1.0, "grad_norm": math.inf}, 3) == "grad_norm of update 3 is inf"
+    assert finite_metrics({"loss": 1.0, "score": math.nan}) == {"loss": 1.0}

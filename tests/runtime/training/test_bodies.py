@@ -16,7 +16,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Loss, MicroBatch, Trainer, run_schedule
+from meshwright.runtime.training.bodies import LossFunction, MicroBatch, Trainer, run_schedule
 from meshwright.runtime.training.ppo import LossShare
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -73,7 +73,7 @@ def _one_replica_idle(directory: Path, layout: str) -> list[float] | None:
     spec = read_model(directory)
     model = build_model(spec, mesh, trainable=True)
     load_weights(model, spec, mesh, directory)
-    rows = MicroBatch.of(tokens(ROWS, LENGTH), {"mask": torch.ones(ROWS, LENGTH)})
+    rows = MicroBatch.pack(tokens(ROWS, LENGTH), {"mask": torch.ones(ROWS, LENGTH)})
     metrics = Trainer(model, mesh, learning_rate=1e-3).train_step(
         [rows] if mesh.dp_rank == 0 else [], functools.partial(language_loss, spec, mesh)
     )
@@ -96,7 +96,7 @@ def _after_bad_updates(directory: Path) -> tuple[list[float], bool] | None:
     mesh = build_mesh(Layout(dp=2, pp=2), 0)
     spec = read_model(directory)
 
-    def broken(value: float, shown: float) -> Loss:
+    def broken(value: float, shown: float) -> LossFunction:
         factor = value if mesh.dp_rank == 1 else 1.0
         metrics = {"loss": torch.tensor(shown if mesh.dp_rank == 1 else 0.0)}
         return lambda output, _: LossShare(output[..., 0].sum() * factor, metrics)
@@ -126,8 +126,8 @@ def test_rows_of_one_rank_are_whole() -> None:
 
 
 def _is_itself() -> bool:
-    block = MicroBatch.of([torch.arange(3), torch.arange(2)])
-    return block.of_rank(build_mesh(Layout(dp=4), 0)) is block
+    block = MicroBatch.pack([torch.arange(3), torch.arange(2)])
+    return block.shard(build_mesh(Layout(dp=4), 0)) is block
 
 
 def test_what_a_forward_pass_says_of_a_micro_batch_is_gone_before_it_says_more(tmp_path: Path) -> None:
@@ -147,5 +147,5 @@ def _held_of_logits(directory: Path) -> tuple[list[int], int]:
         logits.append(result)
         sizes.append(result.untyped_storage().nbytes())
 
-    run_schedule([model], mesh, [MicroBatch.of([torch.arange(5)])] * 3, output, forward_only=True)
+    run_schedule([model], mesh, [MicroBatch.pack([torch.arange(5)])] * 3, output, forward_only=True)
     return [one.untyped_storage().nbytes() for one in logits], sizes[0]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.launch.launch import Preparation, launch
+from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -181,4 +181,4 @@ def test_a_rank_that_is_killed_while_a_checkpoint_is_read_is_no_fault_of_the_che
     saved = tmp_path / "saved"
     _merge(tmp_path, Run(places={"actor": ("dp2", 0)}, num_updates=0, written=saved))
     with pytest.raises(RunFailed, match=r"SIGKILL|rank 0 failed: RuntimeError"):
-        launch(_loads_until_one_is_killed, saved, num_ranks=2, preparation=Preparation("cpu"))
+        launch(_loads_until_one_is_killed, saved, num_ranks=2, setup=ProcessSetup("cpu"))

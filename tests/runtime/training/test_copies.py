@@ -14,7 +14,7 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.model.chosen_kernels import PLAIN
-from meshwright.runtime.training.copies import DTYPES, build_copies, build_refits, resume_versions
+from meshwright.runtime.training.copies import DTYPES, build_copies, build_refits, restore_versions
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import VOCAB_SIZE, write_job
@@ -58,7 +58,7 @@ def _seen(path: Path) -> tuple[dict[str, Seen], dict[str, Tensor], list[tuple[st
     for refit in refits.values():
         refit.run()
     refit_to = {name: copy.version.number for name, copy in copies.items()}
-    resume_versions(copies, 7)
+    restore_versions(copies, 7)
     seen = {
         name: Seen(copy.model is not None, copy.trainer is not None, built[name], refit_to[name], copy.version.number)
         for name, copy in copies.items()

@@ -13,7 +13,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import state_of
+from meshwright.runtime.training.checkpoint import sharded_trainer_state
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Places, Run, _merge
@@ -30,7 +30,7 @@ def _moments_and_what_is_saved_of_them(models: Path, num_replicas: int) -> tuple
         is_held = parameter in optimizer.model_param_gbuf_map
         moments = optimizer._get_main_param_and_optimizer_states(parameter)["exp_avg"] if is_held else torch.empty(0)
         held.append(moments.normal_(generator=generator))
-    [saved] = state_of("actor", trainer, is_loading=False)["param_states"].values()
+    [saved] = sharded_trainer_state("actor", trainer, is_loading=False)["param_states"].values()
     return held, {number: state["exp_avg"].data for number, state in saved.items()}
 
 

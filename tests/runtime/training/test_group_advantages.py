@@ -24,7 +24,7 @@ from meshwright.runtime.training.group_advantages import (
     relative_to_group,
     returns_to_go,
 )
-from meshwright.runtime.training.payments import pay, share_with_signal
+from meshwright.runtime.training.payments import compute_rewards, share_with_signal
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import HEADS
@@ -50,7 +50,7 @@ def advantages(
     settings: CriticFreeSettings, *, scores: Tensor, ref: Tensor | None = None, logprobs: Tensor | None = None
 ) -> Tensor:
     return critic_free_advantages(
-        paid=pay(scores, NOT_CUT, settings, num_tokens=RESPONSES, max_response=MAX_RESPONSE),
+        response_rewards=compute_rewards(scores, NOT_CUT, settings, num_tokens=RESPONSES, max_response=MAX_RESPONSE),
         logprobs=noise(1, 8, WIDTH) if logprobs is None else logprobs,
         ref_logprobs=ref,
         mask=MASK,
@@ -91,7 +91,7 @@ def test_a_return_is_what_is_paid_from_a_token_on() -> None:
 
 def test_groups_of_equal_scores_teach_nothing() -> None:
     scores = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
-    assert share_with_signal(pay(scores, NOT_CUT, GRPO()), GROUP) == 0.5
+    assert share_with_signal(compute_rewards(scores, NOT_CUT, GRPO()), GROUP) == 0.5
     assert not advantages(GRPO(), scores=scores)[:4].any()
 
 
@@ -219,10 +219,10 @@ def _scores_in_packings(directory: Path, rows: list[Tensor], packings: list[list
     load_weights(model, spec, mesh, directory)
     found = []
     for packing in packings:
-        blocks = [MicroBatch.of([rows[row] for row in group]) for group in packing]
+        blocks = [MicroBatch.pack([rows[row] for row in group]) for group in packing]
         scores = torch.zeros(len(rows))
         for group, block, output in zip(packing, blocks, forward_scalars(model, mesh, blocks), strict=True):
-            for row, values in zip(group, block.of_rows(output), strict=True):
+            for row, values in zip(group, block.split_rows(output), strict=True):
                 scores[row] = values[-1]
         found.append(scores)
     return found
@@ -248,8 +248,8 @@ def test_what_is_learned_does_not_depend_on_how_a_reward_model_packs_its_rows(tm
         for row in batch.rows:
             batch.experience.put("tokens", row, rows[row])
             batch.experience.put("scores", row, scores[row : row + 1])
-        batch.score_alike()
-        paid = pay(torch.cat([batch.score(row) for row in batch.rows]), torch.zeros(160), GRPO())
+        batch.share_scores_of_duplicates()
+        paid = compute_rewards(torch.cat([batch.score(row) for row in batch.rows]), torch.zeros(160), GRPO())
         found.append(relative_to_group(paid.amounts, 4, by_std=True))
         assert share_with_signal(paid, 4) == 0.5
         assert not found[-1][:80].any()

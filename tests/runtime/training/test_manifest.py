@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from meshwright.runtime.training.manifest import MANIFEST, _damage_of_share, damage, seal
+from meshwright.runtime.training.manifest import MANIFEST, _damage_of_share, find_damage, write_manifest
 from tests.runtime.ranks import run_on_ranks
 
 NAMES = ("__0_0.distcp", "__1_0.distcp", "common.pt", ".metadata", "underway-00001.safetensors")
@@ -21,9 +21,9 @@ def _sealed(directory: Path) -> str | None:
         draw = random.Random(0)
         for name in NAMES:
             (directory / name).write_bytes(draw.randbytes(draw.randint(50, 3000)))
-    seal(directory)
+    write_manifest(directory)
     dist.barrier()
-    return damage(directory)
+    return find_damage(directory)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_all_ranks_see_what_one_of_them_finds(sealed: Path, tmp_path: Path) -> N
         copy = tmp_path / f"of{name}"
         shutil.copytree(sealed, copy)
         (copy / name).unlink()
-        one, other = run_on_ranks(2, damage, copy)
+        one, other = run_on_ranks(2, find_damage, copy)
         assert one == other == f"{copy / name} cannot be read (No such file or directory)"
 
 

@@ -15,7 +15,7 @@ from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs
-from meshwright.runtime.training.offload import HostedOptimizer, HostedWeights
+from meshwright.runtime.training.offload import OffloadedOptimizer, OffloadedWeights
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks
@@ -47,7 +47,7 @@ def updates(directory: Path, layout: str, dtype: torch.dtype, hosted: bool) -> l
     assert bool(main) == (dtype == torch.bfloat16)
     gradients = [parameter.main_grad for parameter in model.parameters()]
     size = storage_bytes(main) + storage_bytes(moments(trainer))
-    away = HostedOptimizer(trainer) if hosted else None
+    away = OffloadedOptimizer(trainer) if hosted else None
     loss = functools.partial(language_loss, spec, mesh)
     seen = []
     for _ in range(3):
@@ -83,9 +83,9 @@ def scored(directory: Path) -> tuple[int, int, list[Tensor]]:
     spec = read_model(directory)
     model = build_model(spec, mesh)
     load_weights(model, spec, mesh, directory)
-    micro_batch = MicroBatch.of(tokens(2, 7, seed=1))
+    micro_batch = MicroBatch.pack(tokens(2, 7, seed=1))
     answers = forward_logprobs(model, mesh, [micro_batch])
-    hosted, weights = HostedWeights(model), [parameter.data for parameter in model.parameters()]
+    hosted, weights = OffloadedWeights(model), [parameter.data for parameter in model.parameters()]
     away = storage_bytes(weights)
     assert hosted.offload() == 0  # the host's copy never changes
     num_bytes = hosted.reload()

@@ -20,7 +20,7 @@ from meshwright.runtime.model.model_shard import Recompute, build_model
 from meshwright.runtime.model.weights import load_weights
 from meshwright.runtime.training.bodies import Trainer, forward_logprobs
 from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.overlap import Buckets, own_buckets
+from meshwright.runtime.training.overlap import Buckets, overlap_buckets
 from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -178,7 +178,7 @@ def _own(directory: Path) -> list[bool]:
     adapted = replace(spec, adapter=Adapter(rank=2, alpha=2.0))
     models = [build_model(one, mesh, trainable=True) for one in (spec, adapted)]
     overlapping = ChosenKernels(overlaps_replicas=True)
-    return [own_buckets(model, mesh, kernels) is not None for kernels in (PLAIN, overlapping) for model in models]
+    return [overlap_buckets(model, mesh, kernels) is not None for kernels in (PLAIN, overlapping) for model in models]
 
 
 def test_all_weights_of_several_replicas_overlap_where_the_kernels_do(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.payments import (
-    SAME_SHARE,
-    Paid,
+    RELATIVE_TOLERANCE,
+    ResponseRewards,
+    compute_rewards,
     groups_that_differ,
     overlong_penalties,
-    pay,
     share_with_signal,
 )
 
@@ -22,10 +22,10 @@ NOT_CUT = torch.zeros(4)
 
 
 def amounts(scores: list[float], truncated: Tensor, settings: PPO) -> list[float]:
-    return pay(torch.tensor(scores), truncated, settings).amounts.tolist()
+    return compute_rewards(torch.tensor(scores), truncated, settings).amounts.tolist()
 
 
-def signal(paid: Paid) -> float:
+def signal(paid: ResponseRewards) -> float:
     return share_with_signal(paid, 4)
 
 
@@ -47,14 +47,16 @@ def test_length_costs_nothing_at_first_and_the_whole_penalty_at_the_longest() ->
     settings = GRPO(overlong_tokens=4, overlong_penalty=2.0)
     lengths = torch.tensor([1, 4, 5, 6, 8])
     assert overlong_penalties(lengths, 8, settings).tolist() == [0.0, 0.0, 0.5, 1.0, 2.0]
-    assert pay(torch.ones(5), torch.zeros(5), settings, num_tokens=lengths, max_response=8).amounts.tolist() == [
+    assert compute_rewards(
+        torch.ones(5), torch.zeros(5), settings, num_tokens=lengths, max_response=8
+    ).amounts.tolist() == [
         1.0,
         1.0,
         0.5,
         0.0,
         -1.0,
     ]
-    assert pay(torch.ones(5), torch.zeros(5), GRPO()).amounts.tolist() == [1.0] * 5
+    assert compute_rewards(torch.ones(5), torch.zeros(5), GRPO()).amounts.tolist() == [1.0] * 5
 
 
 @pytest.mark.parametrize("size", [1e-8, 0.35, 3.3, 10.1, 100.1, -7.7, 1e8])
@@ -64,25 +66,25 @@ def test_rounding_of_float32_is_no_difference_and_a_thousandth_is_one(size: floa
     for _ in range(8):
         alike[1] = torch.nextafter(alike[1], torch.tensor(torch.inf))
     assert len(set(alike.tolist())) == 2
-    assert signal(pay(alike, NOT_CUT, GRPO())) == 0.0
+    assert signal(compute_rewards(alike, NOT_CUT, GRPO())) == 0.0
     apart = torch.tensor([size, size, size * 1.001, size])
-    assert signal(pay(apart, NOT_CUT, GRPO())) == 1.0
+    assert signal(compute_rewards(apart, NOT_CUT, GRPO())) == 1.0
 
 
 def test_scores_that_a_clip_makes_alike_are_no_signal() -> None:
-    paid = pay(torch.tensor([5.0, 10.0, 7.0, 1.5]), NOT_CUT, GRPO(reward_clip=1.0))
+    paid = compute_rewards(torch.tensor([5.0, 10.0, 7.0, 1.5]), NOT_CUT, GRPO(reward_clip=1.0))
     assert signal(paid) == 0.0
 
 
 def test_a_clipped_score_hides_no_difference_of_those_within_the_clip() -> None:
     """What a clip leaves is exact, however large the score was."""
-    assert signal(pay(torch.tensor([1e9, 1e9, 0.5, 1.0]), NOT_CUT, GRPO(reward_clip=1.0))) == 1.0
+    assert signal(compute_rewards(torch.tensor([1e9, 1e9, 0.5, 1.0]), NOT_CUT, GRPO(reward_clip=1.0))) == 1.0
 
 
 def test_scores_that_missing_ends_replace_are_no_signal_and_one_that_is_not_replaced_is() -> None:
     scores, settings = torch.tensor([5.0, 10.0, 7.0, 1.5]), GRPO(missing_end_score=-1.0)
-    assert signal(pay(scores, torch.ones(4), settings)) == 0.0
-    assert signal(pay(torch.ones(4), torch.tensor([0.0, 0.0, 0.0, 1.0]), settings)) == 1.0
+    assert signal(compute_rewards(scores, torch.ones(4), settings)) == 0.0
+    assert signal(compute_rewards(torch.ones(4), torch.tensor([0.0, 0.0, 0.0, 1.0]), settings)) == 1.0
 
 
 def test_a_penalty_that_cancels_a_score_leaves_its_rounding_and_no_signal() -> None:
@@ -90,33 +92,33 @@ def test_a_penalty_that_cancels_a_score_leaves_its_rounding_and_no_signal() -> N
     scores = torch.tensor([0.1, 0.1, 0.1, 0.1])
     scores[2] = torch.nextafter(scores[2], torch.tensor(1.0))
     settings = GRPO(missing_end_penalty=0.1)
-    assert signal(pay(scores, torch.ones(4), settings)) == 0.0
+    assert signal(compute_rewards(scores, torch.ones(4), settings)) == 0.0
     lengths = torch.full((4,), 8)
     settings = GRPO(overlong_tokens=4, overlong_penalty=0.1)
-    assert signal(pay(scores, NOT_CUT, settings, num_tokens=lengths, max_response=8)) == 0.0
+    assert signal(compute_rewards(scores, NOT_CUT, settings, num_tokens=lengths, max_response=8)) == 0.0
 
 
 def test_rewards_that_cancel_leave_the_rounding_of_the_largest_and_no_signal() -> None:
     total = torch.tensor([1e-6, 0.0, -1e-6, 0.0])
-    assert signal(pay(total, NOT_CUT, GRPO(), sizes=torch.full((4,), 10.0))) == 0.0
-    assert signal(pay(total, NOT_CUT, GRPO())) == 1.0
+    assert signal(compute_rewards(total, NOT_CUT, GRPO(), sizes=torch.full((4,), 10.0))) == 0.0
+    assert signal(compute_rewards(total, NOT_CUT, GRPO())) == 1.0
 
 
 def test_length_alone_may_be_the_signal() -> None:
     settings = GRPO(overlong_tokens=4, overlong_penalty=1.0)
     lengths = torch.tensor([4, 4, 4, 8])
-    assert signal(pay(torch.ones(4), NOT_CUT, settings, num_tokens=lengths, max_response=8)) == 1.0
+    assert signal(compute_rewards(torch.ones(4), NOT_CUT, settings, num_tokens=lengths, max_response=8)) == 1.0
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_a_score_that_is_not_finite_is_not_hidden(odd: float) -> None:
-    assert signal(pay(torch.tensor([1.0, odd, 1.0, 1.0]), NOT_CUT, GRPO())) == 1.0
+    assert signal(compute_rewards(torch.tensor([1.0, odd, 1.0, 1.0]), NOT_CUT, GRPO())) == 1.0
 
 
 def test_the_threshold_is_a_share_of_the_largest_size_of_a_group_and_of_no_other_group() -> None:
     draw = np.random.default_rng(0)
     for _ in range(200):
         size = 10.0 ** draw.uniform(-8, 8)
-        below, above = size * (1 - 0.9 * SAME_SHARE), size * (1 - 1.1 * SAME_SHARE)
+        below, above = size * (1 - 0.9 * RELATIVE_TOLERANCE), size * (1 - 1.1 * RELATIVE_TOLERANCE)
         groups = torch.tensor([[size, below], [size, above], [1e9, 1e9]], dtype=torch.float64).view(-1)
-        assert groups_that_differ(Paid(groups, groups), 2).tolist() == [False, True, False]
+        assert groups_that_differ(ResponseRewards(groups, groups), 2).tolist() == [False, True, False]

@@ -17,7 +17,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.plain_pickles import require_plain
+from meshwright.runtime.training.plain_pickles import require_safe_pickles
 from meshwright.runtime.training.saving import publish, take_snapshot
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
@@ -47,12 +47,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_of_our_own_names_nothing_else(saved: Path) -> None:
-    require_plain(saved)
+    require_safe_pickles(saved)
 
 
 def refused(directory: Path, mark: Path) -> str:
     with pytest.raises(BadInput) as caught:
-        require_plain(directory)
+        require_safe_pickles(directory)
     assert not mark.exists()
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -15,10 +15,10 @@ from torch import Tensor
 from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.runtime.training.advantages import response_mask
-from meshwright.runtime.training.payments import Paid, pay
+from meshwright.runtime.training.payments import ResponseRewards, compute_rewards
 from meshwright.runtime.training.ppo import (
     LossShare,
-    Mean,
+    MaskedMean,
     Reference,
     experience_metrics,
     explained_variance,
@@ -26,7 +26,7 @@ from meshwright.runtime.training.ppo import (
     importance_weights,
     policy_loss,
     value_loss,
-    within_target,
+    within_target_kl,
 )
 
 ROWS, WIDTH = 6, 12
@@ -153,10 +153,10 @@ def test_the_value_loss_takes_the_worse_of_the_free_and_the_held_error() -> None
 
 def test_an_update_is_done_until_the_policy_is_half_as_far_again_as_the_target() -> None:
     far = {"approx_kl": 0.031}
-    assert within_target({"approx_kl": 0.03}, PPO(target_kl=0.02))
-    assert not within_target(far, PPO(target_kl=0.02))
-    assert within_target(far, PPO())
-    assert within_target({"value_loss": 9.0}, PPO(target_kl=0.02))  # a critic's
+    assert within_target_kl({"approx_kl": 0.03}, PPO(target_kl=0.02))
+    assert not within_target_kl(far, PPO(target_kl=0.02))
+    assert within_target_kl(far, PPO())
+    assert within_target_kl({"value_loss": 9.0}, PPO(target_kl=0.02))  # a critic's
 
 
 def test_an_entropy_bonus_lowers_the_loss_by_its_share() -> None:
@@ -207,7 +207,7 @@ def test_experience_metrics_are_means_over_rows_and_tokens() -> None:
         torch.zeros(2, 5),
         mask,
         torch.tensor([True, False]),
-        paid=pay(torch.tensor([1.0, 2.0]), torch.tensor([True, False]), PPO(missing_end_penalty=0.5)),
+        rewards=compute_rewards(torch.tensor([1.0, 2.0]), torch.tensor([True, False]), PPO(missing_end_penalty=0.5)),
     )
     assert metrics == {
         "score": 1.5,
@@ -230,7 +230,7 @@ def test_a_setting_out_of_range_is_refused_by_name(field: str, value: float) -> 
 def test_a_mean_over_responses_counts_each_alike_however_long() -> None:
     b = batch(1)
     lengths = b["mask"].sum(1, keepdim=True).clamp(min=1)
-    mean = Mean(divisor=ROWS - 1, weights=1.0 / lengths)  # one row has no response
+    mean = MaskedMean(divisor=ROWS - 1, weights=1.0 / lengths)  # one row has no response
     share = policy_loss(
         b["logprobs"], b["old_logprobs"], b["advantages"], b["mask"], num_tokens=7, settings=GRPO(), mean=mean
     )
@@ -274,4 +274,4 @@ def test_the_estimate_of_the_divergence_is_that_of_k3_and_never_negative() -> No
 def test_without_a_reference_no_divergence_is_reported() -> None:
     b = batch(3)
     given, paid = (torch.zeros(ROWS), b["logprobs"], None, b["mask"], torch.zeros(ROWS)), torch.zeros(ROWS)
-    assert not any("kl" in name for name in experience_metrics(*given, paid=Paid(paid, paid)))
+    assert not any("kl" in name for name in experience_metrics(*given, rewards=ResponseRewards(paid, paid)))

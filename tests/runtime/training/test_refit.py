@@ -48,7 +48,7 @@ def _train_and_refit(directory: Path, source: Place, target: Place) -> tuple[Ten
         refit.run()
     forward = forward_scalars if spec.scalar_head else forward_logprobs
     answers = [
-        (forward(model, mesh, [MicroBatch.of(tokens())]) or [None])[0] if model is not None else None
+        (forward(model, mesh, [MicroBatch.pack(tokens())]) or [None])[0] if model is not None else None
         for model, mesh in ((trained, source_mesh), (refitted, target_mesh))
     ]
     return answers[0], answers[1], refit.num_messages
@@ -111,23 +111,23 @@ def _given_ahead(directory: Path, source: Place, target: Place) -> list[Tensor]:
     for _ in range(2):
         if trainer is not None:
             for refit in refits:
-                refit.settle()
+                refit.wait()
             trainer.train_step(blocks(2, source_mesh), functools.partial(language_loss, spec, source_mesh))
             for refit in refits:
-                refit.give()
+                refit.start_send()
                 refit.run()
         dist.barrier()
         if refitted is not None:
             for refit in reversed(refits):
                 refit.run()
     for refit in refits:
-        refit.settle()
+        refit.wait()
     pairs = ((trained, source_mesh), (refitted, target_mesh))
     return [
         answer
         for model, mesh in pairs
         if model is not None
-        for answer in forward_logprobs(model, mesh, [MicroBatch.of(tokens())])
+        for answer in forward_logprobs(model, mesh, [MicroBatch.pack(tokens())])
     ]
 
 
@@ -150,14 +150,14 @@ def _given_where_ranks_are_shared(directory: Path) -> bool:
     source, target = (build_model(spec, mesh) if mesh.is_member else None for mesh in meshes)
     assert source is not None
     refit = RefitCopy(source, meshes[0], target, meshes[1])
-    refit.give()
+    refit.start_send()
     if dist.get_rank() == 0:
-        refit.settle()
+        refit.wait()
     with torch.no_grad():
         for parameter in source.parameters():
             parameter.fill_(3.0)
     refit.run()
-    refit.settle()
+    refit.wait()
     return target is None or all(bool((parameter == 3.0).all()) for parameter in target.parameters())
 
 

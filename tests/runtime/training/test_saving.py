@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_write_ends_the_run_on_all(tmp_path: Path) -> None:
 
 
 def _publishes_behind_what_was_cut_short(directory: Path) -> None:
-    publish(take_snapshot(directory, {}), behind=(directory.with_name("behind")).touch)
+    publish(take_snapshot(directory, {}), on_published=(directory.with_name("behind")).touch)
     with pytest.raises(BadInput, match="exists already"):
         take_snapshot(directory, {})
 

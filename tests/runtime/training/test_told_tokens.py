@@ -8,40 +8,42 @@ import torch
 from meshwright.planner.plan.critic_free_settings import GRPO
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.stages import TOLD
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.messages.step_experience import StepExperience
 from meshwright.runtime.training.advantages import generalized_advantages, response_mask
-from meshwright.runtime.training.learning import Learning
+from meshwright.runtime.training.learning import TrainingBatch
 from meshwright.runtime.training.ppo import policy_loss
-from meshwright.runtime.training.told_tokens import ClosedColumns, drawn_mask
+from meshwright.runtime.training.told_tokens import SampledColumns, sampled_mask
 
 PROMPTS, RESPONSES, WIDTH = torch.tensor([3, 2]), torch.tensor([6, 4]), 10
 RESPONSE = response_mask(PROMPTS, RESPONSES, WIDTH)
-VERSIONS = torch.tensor([[0, 0, 4, 4, TOLD, TOLD, 5, 5, 0, 0], [0, 4, TOLD, 4, 4, 0, 0, 0, 0, 0]])
-DRAWN = drawn_mask(RESPONSE, VERSIONS)
+VERSIONS = torch.tensor(
+    [[0, 0, 4, 4, TOOL_TOKEN_VERSION, TOOL_TOKEN_VERSION, 5, 5, 0, 0], [0, 4, TOOL_TOKEN_VERSION, 4, 4, 0, 0, 0, 0, 0]]
+)
+DRAWN = sampled_mask(RESPONSE, VERSIONS)
 FREE = GRPO(kl_coefficient=0.0)
 
 
 def test_told_tokens_are_no_part_of_the_mask() -> None:
     assert DRAWN.sum(1).tolist() == [4, 3]
-    assert not (DRAWN & (VERSIONS == TOLD)).any()
+    assert not (DRAWN & (VERSIONS == TOOL_TOKEN_VERSION)).any()
 
 
 def test_columns_come_back_to_where_they_were() -> None:
-    columns, values = ClosedColumns(RESPONSE, DRAWN), torch.arange(20).view(2, 10)
-    closed = columns.closed({"values": values, "mask": DRAWN})
+    columns, values = SampledColumns(RESPONSE, DRAWN), torch.arange(20).view(2, 10)
+    closed = columns.compact({"values": values, "mask": DRAWN})
     assert closed["mask"].int().diff(dim=1).le(0).all()
-    assert torch.equal(columns.opened(closed)["values"], values)
+    assert torch.equal(columns.restore(closed)["values"], values)
 
 
 def test_advantages_pass_over_what_was_told() -> None:
     """As of rows in which the told tokens never were, their values those behind the last token included."""
     torch.manual_seed(0)
     rewards, values, cut = torch.randn(2, WIDTH), torch.randn(2, WIDTH), torch.tensor([True, False])
-    columns = ClosedColumns(RESPONSE, DRAWN)
-    closed = columns.closed({"rewards": rewards, "values": values, "mask": DRAWN})
-    found = columns.opened({"a": generalized_advantages(**closed, bootstrapped=cut, gamma=0.9, gae_lambda=0.8)})["a"]
+    columns = SampledColumns(RESPONSE, DRAWN)
+    closed = columns.compact({"rewards": rewards, "values": values, "mask": DRAWN})
+    found = columns.restore({"a": generalized_advantages(**closed, bootstrapped=cut, gamma=0.9, gae_lambda=0.8)})["a"]
     for row, prompt, length in zip(range(2), PROMPTS.tolist(), RESPONSES.tolist(), strict=True):
         kept = [*DRAWN[row].nonzero()[:, 0].tolist(), prompt - 1 + length]
         mask = torch.ones(1, len(kept), dtype=torch.bool)
@@ -65,7 +67,7 @@ def learning(
     *,
     scores: tuple[float, float] = (0.0, 1.0),
     truncated: int = 0,
-) -> Learning:
+) -> TrainingBatch:
     """Two samples of a prompt, whose told tokens have this log-probability before the update."""
     batch = StepExperience(step=4, rows=range(2))
     told = torch.tensor(told_logprob)
@@ -77,8 +79,8 @@ def learning(
             "truncated": torch.tensor([truncated], dtype=torch.uint8),
             "scores": torch.tensor([scores[row]]),
             "versions": versions[row, :end].int(),
-            "proximal_logprobs": torch.where(versions[row, :end] == TOLD, told, -1.0),
-            "behaviour_logprobs": torch.where(versions[row, :end] == TOLD, 0.0, -1.1),
+            "proximal_logprobs": torch.where(versions[row, :end] == TOOL_TOKEN_VERSION, told, -1.0),
+            "behaviour_logprobs": torch.where(versions[row, :end] == TOOL_TOKEN_VERSION, 0.0, -1.1),
         }
         for name, values in fields.items():
             batch.experience.put(name, row, values)
@@ -90,12 +92,12 @@ def learning(
         turns=ToolTurns(number=LengthSpec(max=2, fixed=2), result=LengthSpec(max=2, fixed=2), max_tokens=8),
     )
     reads = ("tokens", "prompt_lengths", "truncated", "scores", "proximal_logprobs", "versions")
-    return Learning(settings, batch, reads=reads, workload=workload, weighs_draws=True)
+    return TrainingBatch(settings, batch, reads=reads, workload=workload, importance_sampling=True)
 
 
 def test_told_tokens_carry_no_loss_no_weight_and_no_count() -> None:
     found = learning(VERSIONS, -3.0)
-    block = found.block((0, 1))
+    block = found.micro_batch((0, 1))
     drawn = block.fields["mask"].bool()
     assert found.num_tokens((0, 1)) == int(drawn.sum()) == 7
     for name in ("advantages", "weights"):
@@ -131,10 +133,10 @@ def test_groups_with_signal_are_those_that_are_paid_apart(settings: GRPO) -> Non
     """Two truncated responses that were scored 5 and 10."""
     found = learning(VERSIONS, -3.0, settings, scores=(5.0, 10.0), truncated=1)
     assert found.metrics()["groups_with_signal"] == 0.0
-    assert not found.block((0, 1)).fields["advantages"].any()
+    assert not found.micro_batch((0, 1)).fields["advantages"].any()
     apart = learning(VERSIONS, -3.0, FREE, scores=(5.0, 10.0), truncated=1)
     assert apart.metrics()["groups_with_signal"] == 1.0
-    assert apart.block((0, 1)).fields["advantages"].any()
+    assert apart.micro_batch((0, 1)).fields["advantages"].any()
 
 
 def test_what_told_tokens_are_said_to_be_worth_changes_nothing() -> None:
@@ -142,4 +144,4 @@ def test_what_told_tokens_are_said_to_be_worth_changes_nothing() -> None:
     assert one.metrics() == other.metrics()
     assert one.metrics()["told_tokens"] == 1.5
     for name in ("advantages", "weights", "mask"):
-        assert torch.equal(one.block((0, 1)).fields[name], other.block((0, 1)).fields[name])
+        assert torch.equal(one.micro_batch((0, 1)).fields[name], other.micro_batch((0, 1)).fields[name])

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.plan.steps_ahead import patterns, synchronous
+from meshwright.planner.plan.steps_ahead import steps_ahead_patterns, synchronous
 from meshwright.planner.program.program import Send
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.execution.actions import Actions
+from meshwright.runtime.execution.actions import StageRunner
 from meshwright.runtime.execution.megatron_device import MegatronDevice
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.messages.experience import Experience, ExperienceTransport
@@ -128,13 +128,13 @@ def test_weights_that_come_mixed_or_out_of_order_are_refused() -> None:
     version = Version("actor_generate", None)
     with pytest.raises(RunFailed, match="step 0: actor_logprob has weights that no refit has filled and needs version"):
         version.require("actor_logprob", 0)
-    version.arrive([2, 2])
+    version.set_version([2, 2])
     assert version.number == 2
-    version.arrive([2])  # once more changes nothing
+    version.set_version([2])  # once more changes nothing
     with pytest.raises(RunFailed, match="brought weights of versions 2 and 3 together"):
-        version.arrive([2, 3])
+        version.set_version([2, 3])
     with pytest.raises(RunFailed, match="brought version 1 after version 2"):
-        version.arrive([1])
+        version.set_version([1])
 
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -151,18 +151,18 @@ def lose_refits(patch: pytest.MonkeyPatch) -> None:
             run(refit)
 
     patch.setattr(RefitCopy, "run", once)
-    patch.setattr(RefitCopy, "give", lambda _: None)
+    patch.setattr(RefitCopy, "start_send", lambda _: None)
 
 
 def lose_refits_of_one_rank(patch: pytest.MonkeyPatch) -> None:
     """Rank 1 of the generator throws away what comes after the first turn."""
-    arrive = Version.arrive
+    arrive = Version.set_version
 
     def keep(version: Version, found: Iterable[int]) -> None:
         if dist.get_rank() != 1 or version.number is None:
             arrive(version, found)
 
-    patch.setattr(Version, "arrive", keep)
+    patch.setattr(Version, "set_version", keep)
 
 
 def reorder(patch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def delay(rank: int, patch: pytest.MonkeyPatch) -> None:
         return slowly
 
     for owner, name in (
-        (Actions, "run"),
+        (StageRunner, "run"),
         (MegatronDevice, "refit"),
-        (RefitCopy, "give"),
+        (RefitCopy, "start_send"),
         (ExperienceTransport, "send"),
     ):
         patch.setattr(owner, name, late(getattr(owner, name)))
@@ -237,7 +237,7 @@ def two_ranks(directory: Path, name: str, steps: int) -> RunRequest:
 @cases(("steps_ahead", "bound"), [(0, 0), (2, 2)], few=1)
 def test_a_run_whose_refits_are_lost_stops_at_the_bound(directory: Path, steps_ahead: int, bound: int) -> None:
     asked = working_ahead(
-        two_ranks(directory, f"lost-{steps_ahead}", bound + 3), patterns(PPO_GRAPH, 2)[steps_ahead], bound
+        two_ranks(directory, f"lost-{steps_ahead}", bound + 3), steps_ahead_patterns(PPO_GRAPH, 2)[steps_ahead], bound
     )
     sentence = stops(asked, lose_refits)
     assert sentence.startswith(
@@ -267,7 +267,7 @@ def test_ranks_of_one_replica_must_hold_one_version(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_experience_that_comes_in_another_order_is_refused(directory: Path) -> None:
-    asked = working_ahead(two_ranks(directory, "reordered", 4), patterns(PPO_GRAPH, 2)[2], 2)
+    asked = working_ahead(two_ranks(directory, "reordered", 4), steps_ahead_patterns(PPO_GRAPH, 2)[2], 2)
     sentence = stops(asked, reorder)
     assert sentence.startswith("step 0: rank 0 sent the output of actor_generate for step 1;")
 
@@ -287,7 +287,7 @@ def test_a_rank_that_is_late_changes_nothing_but_the_time(directory: Path) -> No
         "late generator": delay_the_generator,
         "late trainer": delay_the_trainer,
     }
-    ahead = patterns(PPO_GRAPH, 2)[2]
+    ahead = steps_ahead_patterns(PPO_GRAPH, 2)[2]
     asked = [
         working_ahead(two_ranks(directory, name, 4), ahead, 3, batches_in_flight=2, generation_slots=8)
         for name in faults

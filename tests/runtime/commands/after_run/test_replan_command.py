@@ -30,7 +30,7 @@ def test_the_new_plan_has_the_lengths_that_the_run_met_and_is_a_plan_of_the_job(
     assert call("replan", plan, run, "-o", output).code == 0
     found = read_plan(output)
     assert found.facts.workload.response_lengths.mean == pytest.approx(5.0, rel=0.02)
-    require_job(found.facts, read_job(job), job.parent, lengths_are_seen=found.lengths_are_seen)
+    require_job(found.facts, read_job(job), job.parent, lengths_are_observed=found.lengths_are_observed)
 
 
 def test_the_answer_is_json_where_that_is_asked(call: Call, plan: Path, tmp_path: Path) -> None:

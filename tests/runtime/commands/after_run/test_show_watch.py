@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from meshwright.planner.analysis.compare import Comparison
-from meshwright.planner.simulation.simulate import TimeShare, Use
-from meshwright.runtime.commands.after_run.show_watch import view
-from meshwright.runtime.records.run_standing import RunStanding
+from meshwright.planner.simulation.simulate import TimeShare, TimeUse
+from meshwright.runtime.commands.after_run.show_watch import run_view
+from meshwright.runtime.records.run_standing import RunStatus
 
-FOUND = RunStanding(
+FOUND = RunStatus(
     directory="run",
     is_running=True,
     updates=40,
@@ -32,9 +32,9 @@ FOUND = RunStanding(
         Comparison(name="refit", predicted_seconds=0.5, measured_seconds=0.001),
     ),
     uses=(
-        Use(name="all ranks", ranks=(0, 1), idle_share=0.4, busy=(), waits=(TimeShare("actor_generate", 0.4),)),
-        Use(name="ranks 0-1", ranks=(0, 1), idle_share=0.4, busy=(), waits=()),
-        Use(name="ranks 1-1", ranks=(1,), idle_share=0.6, busy=(), waits=(TimeShare("reward_score", 0.0001),)),
+        TimeUse(name="all ranks", ranks=(0, 1), idle_share=0.4, busy=(), waits=(TimeShare("actor_generate", 0.4),)),
+        TimeUse(name="ranks 0-1", ranks=(0, 1), idle_share=0.4, busy=(), waits=()),
+        TimeUse(name="ranks 1-1", ranks=(1,), idle_share=0.6, busy=(), waits=(TimeShare("reward_score", 0.0001),)),
     ),
 )
 
@@ -44,10 +44,10 @@ def shown() -> str:
     return _text(FOUND)
 
 
-def _text(found: RunStanding) -> str:
+def _text(found: RunStatus) -> str:
     console = Console(width=120, force_terminal=False)
     with console.capture() as captured:
-        console.print(view(found))
+        console.print(run_view(found))
     return captured.get()
 
 

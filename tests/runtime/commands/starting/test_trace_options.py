@@ -10,7 +10,7 @@ from meshwright.planner.plan.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans, write_spans
-from meshwright.runtime.api.starting import seen_lengths
+from meshwright.runtime.api.starting import observed_lengths
 from tests.runtime.command import Call
 from tests.runtime.commands.test_calibrate_command import run_of
 
@@ -38,8 +38,8 @@ def test_a_run_tells_its_lengths_and_the_job_their_greatest(call: Call, job: Pat
     assert found.facts.workload.max_tokens == known.workload.max_tokens
     assert call("verify", output).code == 0
     (run / "metrics.jsonl").write_text('{"step": 1, "groups_with_signal": 0.75}\n{"step": 2}\n')
-    assert seen_lengths(run).groups_with_signal == (0.75,)
-    require_job(found.facts, known, job.parent, lengths_are_seen=found.lengths_are_seen)
+    assert observed_lengths(run).groups_with_signal == (0.75,)
+    require_job(found.facts, known, job.parent, lengths_are_observed=found.lengths_are_observed)
     with pytest.raises(BadInput, match=r"the plan was made for another job: workload\.prompt"):
         require_job(found.facts, known, job.parent)
 
@@ -51,7 +51,7 @@ def test_what_else_the_job_says_must_still_be_in_the_plan(call: Call, job: Path,
     response = known.workload.response.model_copy(update={"max": known.workload.response.max + 1})
     longer = known.model_copy(update={"workload": known.workload.model_copy(update={"response": response})})
     with pytest.raises(BadInput, match=r"workload\.response\.max"):
-        require_job(read_plan(output).facts, longer, job.parent, lengths_are_seen=True)
+        require_job(read_plan(output).facts, longer, job.parent, lengths_are_observed=True)
 
 
 def test_devices_are_counted_for_the_lengths_of_another_trainer(call: Call, job: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_best_plan_of_a_trainer_is_told_apart_from_the_best_of_all() -> None
     as_it_is, within, best = (
         random_plan(1).model_copy(update={"period_seconds": seconds}) for seconds in (9.0, 7.0, 5.0)
     )
-    found = _plain(Imported(plan=as_it_is, within=within, best=best, deciding=(), notes=(), unread=()))
+    found = _plain(Imported(plan=as_it_is, best_in_trainer=within, best=best, deciding=(), notes=(), unread=()))
     assert (found["step_seconds"], found["within_seconds"], found["best_seconds"]) == (9.0, 7.0, 5.0)
 
 

@@ -21,7 +21,7 @@ def test_the_plan_is_one_that_the_trainer_can_say(call: Call, job: Path, tmp_pat
     outcome = call("plan", job, "--for", name, "--gap", 0.5, "-o", path)
     assert outcome.code == 0
     plan = read_plan(path)
-    assert any(not list(way.broken(plan)) for way in TRAINERS[name].ways(plan.facts))
+    assert any(not list(way.inexpressible(plan)) for way in TRAINERS[name].modes(plan.facts))
     assert "job" in plan.digests
 
 
@@ -34,7 +34,7 @@ def test_the_best_few_differ_and_the_trainer_can_say_each_of_them(call: Call, jo
     assert len({tuple(placement.layout for placement in plan.placements) for plan in plans}) == 3
     assert len({plan.solver.bound_seconds for plan in plans}) == 1
     for plan in plans:
-        assert any(not list(way.broken(plan)) for way in TRAINERS["verl"].ways(plan.facts))
+        assert any(not list(way.inexpressible(plan)) for way in TRAINERS["verl"].modes(plan.facts))
         assert plan.placement("actor_train").schedule.micro_batch_size == 2
         assert verify(plan) == ()
 
@@ -47,7 +47,7 @@ def test_a_search_starts_from_a_plan_that_the_trainer_can_say(call: Call, job: P
     found = read_plan(again)
     assert "start" in found.digests
     assert verify(found) == ()
-    assert any(not list(way.broken(found)) for way in TRAINERS["verl"].ways(found.facts))
+    assert any(not list(way.inexpressible(found)) for way in TRAINERS["verl"].modes(found.facts))
     anew = call("plan", longer, "--for", "slime", "--gap", 0.5, "--from", first, "-o", again)
     assert "slime, does not allow the placements" in anew.err
     assert "start" not in read_plan(again).digests
@@ -70,7 +70,7 @@ def test_pins_are_kept_as_well(call: Call, job: Path, tmp_path: Path) -> None:
     assert plan.placement("actor_generate").layout.tp == 1
     assert plan.placement("actor_train").schedule.micro_batch_size == 2
     assert plan.placement("critic_train").schedule.recompute != "full"
-    assert any(not list(way.broken(plan)) for way in TRAINERS["verl"].ways(plan.facts))
+    assert any(not list(way.inexpressible(plan)) for way in TRAINERS["verl"].modes(plan.facts))
 
 
 def test_a_pin_that_is_not_legal_is_refused(call: Call, job: Path, tmp_path: Path) -> None:
