@@ -11,27 +11,34 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from meshwright.cost_models import transfer
-from meshwright.cost_models.collectives import Groups, Network, groups_of
+from meshwright.cost_models import communication
+from meshwright.cost_models.communication import Groups, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard, Shard
-from meshwright.cost_models.context import ContextShard, context_parallel_batches
 from meshwright.cost_models.cost import Addend, Cost, Memory, addends_of, cost_of
-from meshwright.cost_models.dealing import MicroBatchCache, MicroBatches
 from meshwright.cost_models.generation_cost import Generation, Work, generation_work
-from meshwright.cost_models.layout_costs import PipelineCosts
+from meshwright.cost_models.kernels import element_bytes
+from meshwright.cost_models.lower_bounds import generation_lower_bound, rank_seconds_lower_bound
 from meshwright.cost_models.memory_cost import LayoutMemory
-from meshwright.cost_models.pipeline import BatchCompute, Pipeline, RankCompute
-from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, LayoutCosts, Memo, Move, TotalCosts
+from meshwright.cost_models.micro_batches import (
+    ChunkFunction,
+    ChunkShard,
+    ContextShard,
+    MicroBatchCache,
+    MicroBatches,
+    StreamingCache,
+    all_chunks,
+    context_parallel_batches,
+    last_chunks,
+)
+from meshwright.cost_models.pipeline import BatchCompute, Pipeline, PipelineCosts, RankCompute
+from meshwright.cost_models.protocol import Call, LayoutCosts, Memo, Move, TotalCosts
 from meshwright.cost_models.rollout_cost import Replica, RolloutCosts
-from meshwright.cost_models.roofline import generation_lower_bound, rank_seconds_lower_bound
 from meshwright.cost_models.rounds import replica_responses
-from meshwright.cost_models.streaming_cost import ChunkFunction, ChunkShard, StreamingCache, all_chunks, last_chunks
-from meshwright.cost_models.turn_cost import Overlap, SteadyState
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.steady_state import Overlap, SteadyState
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Engine, Framework, own_framework
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import rows_per_prompt
@@ -171,10 +178,10 @@ class AnalyticModel:
         return self._pipeline_costs(call)
 
     def move_seconds(self, move: Move) -> Cost:
-        return transfer.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
+        return communication.refit_seconds(move, self._cluster, self._efficiency, self._size, self._engine)
 
     def transfer_seconds(self, num_bytes: float) -> Cost:
-        return transfer.experience_seconds(num_bytes, self._cluster, self._efficiency)
+        return communication.experience_seconds(num_bytes, self._cluster, self._efficiency)
 
     def _seconds(self, call: Call) -> Cost:
         if not call.stage.generates:
@@ -231,7 +238,7 @@ class AnalyticModel:
         return call.replica_rows or -(-workload.batch_size // parts)
 
     def _offload_seconds(self, call: Call) -> Cost:
-        return transfer.offload_seconds(call, self._cluster, self._efficiency, self._size)
+        return communication.offload_seconds(call, self._cluster, self._efficiency, self._size)
 
     def _generation_seconds(self, call: Call) -> Cost:
         replica, overlap = self._replica(call)

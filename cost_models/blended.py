@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.collectives import Group, Network, SecondsByBytes
+from meshwright.cost_models.communication import Group, Network, SecondsByBytes
 from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Cost, Memory, Source, Term, least_trusted
-from meshwright.cost_models.measurements.measured import MeasuredShard
-from meshwright.cost_models.measurements.peaks import Peaks, with_peaks
+from meshwright.cost_models.measured import MeasuredShard, Peaks, with_peaks
 from meshwright.cost_models.mixed import MixedModel, PairModel, homogeneous_cluster
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Memo, Move, TotalCosts
-from meshwright.profiles.cluster import AnyCluster, Cluster, MixedCluster
+from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Memo, Move, TotalCosts
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.frameworks import OWN_ENGINES, EngineName, engine_named
+from meshwright.profiles.hardware import AnyCluster, Cluster, MixedCluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import Shape, Table, TimedPass, Traffic, shape_of
 from meshwright.profiles.workload import Workload

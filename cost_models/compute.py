@@ -11,14 +11,11 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from meshwright.cost_models.cost import Source, least_trusted
-from meshwright.cost_models.kernels import Heads, Kernels
-from meshwright.cost_models.low_rank import LowRank
-from meshwright.cost_models.mixture import Mixture
-from meshwright.cost_models.precision import QuantisedLinears, precision_named
-from meshwright.profiles.cluster import Device
+from meshwright.cost_models.kernels import Heads, Kernels, LowRank, Mixture, QuantisedLinears, precision_named
 from meshwright.profiles.efficiency import Efficiency
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import Framework, own_framework
+from meshwright.profiles.hardware import Device
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from meshwright.cost_models.collectives import (
+from meshwright.cost_models.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -27,7 +27,7 @@ from meshwright.cost_models.collectives import (
 from meshwright.cost_models.compute import Pass, Passes, Shard
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import LayerCounts
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.cost_models.rounds import Rounds, RoundWindow
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.table import TimedPass

@@ -1,8 +1,10 @@
-"""Seconds of single kernels on one device, from their shapes: matrix product, attention, element-wise.
+"""Seconds of single kernels on one device from their shapes, in each number format: matmuls, attention, element-wise
+work, 8-bit linears, low-rank adapters and experts.
 
 A kernel takes `kernel_seconds` to start and end, and then as long as computing and moving take together: the roofline
-max(c, b) away from its ridge (Williams, Waterman and Patterson, CACM 52(4), 2009), and (c^p + b^p)^(1/p) near it, where
-measured tables show neither resource saturated. Sizes are per call and may be fractions, as means are.
+max(c, b) away from its ridge (Williams, Waterman and Patterson, CACM 52(4), 2009), and (c^p + b^p)^(1/p) near it,
+where measured tables show neither resource saturated. Sizes are per call and may be fractions, as means are. If
+experts are spread over ranks, all of them wait for the rank with the busiest experts, so that rank is costed.
 """
 
 from __future__ import annotations
@@ -11,9 +13,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from meshwright.profiles.cluster import Device
 from meshwright.profiles.efficiency import Efficiency
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.hardware import Device
+from meshwright.profiles.model_parts.fp8_weights import linear_shapes, linears_of
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
+from meshwright.profiles.model_shape import ModelSpec
 
 _TILE_EDGE = 64
 """Tile edge that `gemm.tile_cost` refers to."""
@@ -212,3 +218,167 @@ def _smooth_max(one: float, other: float, power: float) -> float:
     """Return (a^p + b^p)^(1/p) without overflow."""
     large, small = (one, other) if one > other else (other, one)
     return large * (1 + (small / large) ** power) ** (1 / power) if large else 0.0
+
+
+class Precision(NamedTuple):
+    """Bytes of a weight, of an activation between kernels, and of a cached key or value, and the format of the head."""
+
+    weight_bytes: float
+    size: int
+    cache_bytes: int
+    head: str
+
+
+PRECISIONS = {
+    "fp32": Precision(4, 4, 4, "fp32"),
+    "bf16": Precision(2, 2, 2, "bf16"),
+    "fp8": Precision(1, 2, 1, "bf16"),
+    "fp4": Precision(0.5625, 2, 1, "bf16"),
+}
+"""fp8 and fp4 as inference engines use them: 16-bit between kernels, an fp8 cache; fp4 has an fp8 scale for each 16
+weights (NVFP4; TensorRT-LLM docs, "Numerical Precision")."""
+
+_TRAINED = ("fp32", "bf16")
+
+
+def precision_named(name: str, device: Device) -> Precision:
+    """Return the format. Raises BadInput if it is unknown or the device has no peak for it."""
+    if name not in PRECISIONS:
+        raise BadInput(f"precision={name!r} is not known; use {' or '.join(PRECISIONS)}.")
+    if name not in device.flops_per_second:
+        raise BadInput(f"device {device.name} has no peak for {name}; give flops_per_second.{name}.")
+    return PRECISIONS[name]
+
+
+def element_bytes(precision: str) -> int:
+    """Return the bytes per element of a trained model. Raises BadInput for a precision other than fp32 and bf16."""
+    if precision not in _TRAINED:
+        raise BadInput(f"precision={precision!r} is not known; use {' or '.join(_TRAINED)}.")
+    return PRECISIONS[precision].size
+
+
+_ROUNDING_KERNELS = 3
+"""Kernels of each linear: a token's maximum, its scale, and the 8-bit quotient (runtime/model/fp8_linears.py)."""
+
+_CASTING_KERNELS = 4
+"""Further kernels of each linear if 8-bit floats are cast up to be multiplied: both factors, and both scales."""
+
+
+class QuantisedLinears:
+    """Seconds of the linears of a layer of a shard with 8-bit weights; their inputs are rounded to 8 bits as well.
+
+    A GPU multiplies at its fp8 peak and reads one byte per weight. A CPU casts both factors up in every pass and
+    multiplies as `kernels` do. With `is_fused`, tokens are rounded by the kernels before.
+    """
+
+    def __init__(
+        self, model: ModelSpec, device: Device, efficiency: Efficiency, kernels: Kernels, size: int, *, is_fused: bool
+    ) -> None:
+        """`size` is the number of bytes of an element between kernels."""
+        shapes, linears, casts = linear_shapes(model), linears_of(model), device.kind == "cpu"
+        if not casts:
+            flops = device.flops_per_second["fp8"] * efficiency.sustained
+            kernels = Kernels(device, efficiency, flops_per_second=flops, weight_bytes=1, size=size)
+        per_input, per_output = (0 if is_fused else 2 * size + 1), 0
+        if casts:
+            per_input, per_output = per_input + 1 + size, 4 * size
+        moved = per_input * linears.num_inputs + per_output * linears.num_outputs
+        self._products, self._token_seconds = kernels.products(shapes), kernels.elementwise(moved)
+        self._pass_seconds = kernels.elementwise((1 + size) * linears.num_weights) if casts else 0.0
+        each = (0 if is_fused else _ROUNDING_KERNELS) + (_CASTING_KERNELS if casts else 0)
+        self.num_kernels = each * len(shapes)
+
+    def seconds(self, count: float) -> float:
+        """Return the device seconds of one pass over `count` tokens."""
+        return self._products(count) + count * self._token_seconds + self._pass_seconds
+
+
+_ADDING = 3
+"""Reads and writes of each output when one product is added to another."""
+
+_KERNELS, _STARTED = 3, 2
+"""Kernels of each adapted linear (two matmuls and a sum), and how many of them have their start in the equations."""
+
+
+class LowRank:
+    """Seconds of the adapters of one layer of a shard; they grow with the number of tokens.
+
+    The gradients of A and of B are matmuls of their own, besides those of their inputs (Hu et al., LoRA,
+    arXiv:2106.09685, section 4.1).
+    """
+
+    def __init__(self, model: ModelSpec, kernels: Kernels, size: float) -> None:
+        """`size` is the number of bytes of an element between kernels."""
+        assert model.adapter is not None, model.name
+        rank, linears = model.adapter.rank, model.adapted_linears
+        self._shapes = [shape for inner, outer in linears for shape in ((inner, rank), (rank, outer))]
+        self._kernels = kernels
+        self._forward = kernels.products(self._shapes)
+        self._gradients = kernels.products([(outer, inner) for inner, outer in self._shapes])
+        self._adding_seconds = kernels.elementwise(size * _ADDING * sum(outer for _, outer in linears))
+        self.num_kernels, self.num_started = _KERNELS * len(linears), _STARTED * len(linears)
+
+    def seconds(self, count: float, *, trains: bool) -> float:
+        """Return the device seconds of a layer for `count` tokens, forward or (`trains`) forward and backward.
+
+        The sum has no cost backward: it passes its gradient on unchanged.
+        """
+        seconds = self._forward(count) + count * self._adding_seconds
+        if trains:
+            gemm = self._kernels.gemm
+            seconds += self._gradients(count) + sum([gemm(inner, count, outer) for inner, outer in self._shapes])
+        return seconds
+
+
+_MOVES = 4
+"""Reads and writes of a hidden state that is dispatched to an expert and combined, besides those of the matmuls."""
+
+_WIDTHS = 3
+"""Elements that the activation moves, in expert widths: it reads gate and up projection, and writes their product."""
+
+_BACKWARD = 2.0
+"""Backward over forward traffic: it reads the saved input and the gradient, and writes a gradient."""
+
+
+class Mixture:
+    """Experts spread over `spread` replicas, sharded along their width by tensor parallelism; or whole, and spread over
+    `folded` ranks of each replica as well (see `Layout`)."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        efficiency: Efficiency,
+        experts: Experts,
+        hidden_size: int,
+        *,
+        spread: int,
+        folded: int = 1,
+        size: float,
+    ) -> None:
+        self.experts, width = experts, experts.ffn_size * folded
+        self._kernels, self._start = kernels, efficiency.grouped.seconds
+        self._spread, self._folded, self._ep = spread, folded, spread * folded
+        self._copy_seconds = kernels.elementwise(size * (_WIDTHS * width + _MOVES * hidden_size))
+        self._shapes = (hidden_size, 2 * width), (width, hidden_size)
+
+    def seconds(self, count: float, *, trains: bool, is_frozen: bool = False) -> float:
+        """Return the seconds on the busiest rank when each replica brings `count` tokens.
+
+        Frozen experts have no weight gradients.
+        """
+        experts, tokens = self.experts, count * self._spread
+        rows = count * experts.experts_per_token * experts.imbalance(tokens, self._ep) / self._folded
+        return self.seconds_of_rows(rows, experts.num_selected(tokens) / self._ep, trains=trains, is_frozen=is_frozen)
+
+    def seconds_of_rows(self, rows: float, groups: float, *, trains: bool = False, is_frozen: bool = False) -> float:
+        """Return the seconds when `rows` routed tokens arrive at `groups` of this rank's experts."""
+        grouped, moving = self._kernels.grouped, self._start + rows * self._copy_seconds
+        seconds = moving
+        for inner, outer in self._shapes:
+            seconds += grouped(rows, groups, inner, outer)
+        if trains:
+            seconds += _BACKWARD * moving
+            for inner, outer in self._shapes:
+                seconds += grouped(rows, groups, outer, inner)
+                seconds += 0.0 if is_frozen else self._kernels.grouped_gradient(rows, groups, inner, outer)
+        return seconds

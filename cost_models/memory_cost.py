@@ -12,12 +12,12 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from meshwright.cost_models.context import context_parallel_tokens
 from meshwright.cost_models.cost import WEIGHTS, Cost, Memory, Tally
+from meshwright.cost_models.micro_batches import context_parallel_tokens
 from meshwright.cost_models.params import StagePart, micro_batches_in_flight, stage_parts
-from meshwright.cost_models.question import Bytes, Call
+from meshwright.cost_models.protocol import Bytes, Call
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.eight_bit_floats import SCALE_BYTES, linears_of
+from meshwright.profiles.model_parts.fp8_weights import SCALE_BYTES, linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, max_prefill_tokens, num_blocks_for
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

@@ -19,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import ge
 
-from meshwright.cost_models import transfer
+from meshwright.cost_models import communication
 from meshwright.cost_models.cost import Cost, Memory
+from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.pipeline import UPDATE
-from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts, Move, TotalCosts
-from meshwright.profiles.cluster import Cluster, Link, MixedCluster
+from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Move, TotalCosts
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import Engine
+from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule
@@ -91,7 +91,9 @@ class MixedModel:
     def transfer_seconds(self, num_bytes: float) -> Cost:
         """Return the seconds of the slowest path: between parts, or within the slowest part."""
         across = (
-            transfer.experience_seconds(num_bytes, self._over_fabric(part), efficiency_of(part.kind, part.device.name))
+            communication.experience_seconds(
+                num_bytes, self._over_fabric(part), efficiency_of(part.kind, part.device.name)
+            )
             for part in self._cluster.parts
         )
         inside = (model.transfer_seconds(num_bytes) for model in self._models)
@@ -99,7 +101,7 @@ class MixedModel:
 
     def _refit_between(self, move: Move, part: Cluster) -> Cost:
         efficiency = efficiency_of(part.kind, part.device.name)
-        return transfer.refit_seconds(move, self._over_fabric(part), efficiency, self._size, self._engine)
+        return communication.refit_seconds(move, self._over_fabric(part), efficiency, self._size, self._engine)
 
     def _over_fabric(self, part: Cluster) -> Cluster:
         """Return the part with every link as slow as the fabric between parts."""

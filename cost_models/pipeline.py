@@ -1,4 +1,5 @@
-"""Seconds of a stage that passes micro-batches through pipeline stages: forward-only, 1F1B and interleaved training.
+"""Seconds and bytes of a forward or training stage on one layout: micro-batches pass through pipeline stages
+(forward-only, 1F1B or interleaved), followed by optimizer updates, offload and reload.
 
 With m micro-batches and p pipeline stages, the slowest stage works on all micro-batches and waits for the first one to
 pass the other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With equal
@@ -8,12 +9,13 @@ counted on the last stage, which is then the slowest unless it holds fewer layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from meshwright.cost_models.collectives import (
+from meshwright.cost_models.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -24,13 +26,14 @@ from meshwright.cost_models.collectives import (
 )
 from meshwright.cost_models.compute import AnalyticShard, Passes, PassSeconds, Shard
 from meshwright.cost_models.cost import Addend, Source, Tally
-from meshwright.cost_models.dealing import MicroBatches
+from meshwright.cost_models.memory_cost import LayoutMemory
+from meshwright.cost_models.micro_batches import MicroBatches
 from meshwright.cost_models.params import LayerCounts, StagePart, fullest_part
-from meshwright.cost_models.question import Call, Memo
+from meshwright.cost_models.protocol import Bytes, Call, Memo
 from meshwright.profiles.frameworks import Framework
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.schedule import Recompute
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.table import TimedPass
 
 MESSAGES, BUBBLE = "pipeline messages", "pipeline bubble"
@@ -333,3 +336,68 @@ def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> li
         return filling_seconds + (amount - filling_seconds) / vpp if name == BUBBLE else amount
 
     return [(name, in_chunks(name, amount), source) for name, amount, source in plain]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineCosts:
+    """Costs of one stage on one layout; `num_rows` are the rows of the fullest replica (per update if it trains).
+
+    `computed_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the
+    stage streams, `away` the seconds of an offload. `plain` is the same stage on the layout without virtual pipeline
+    stages, if the layout has them.
+    """
+
+    layout: Layout
+    num_rows: int
+    num_updates: int
+    pipeline_of: Callable[[Recompute], Pipeline]
+    compute_of: Callable[[Schedule], BatchCompute]
+    tail_of: Callable[[Schedule], BatchCompute]
+    update: Callable[[], Sequence[Addend]]
+    offload_addends: Callable[[Offload], Sequence[Addend]]
+    memory: LayoutMemory
+    without_vpp: PipelineCosts | None = None
+    _known: dict[tuple[int, int, Recompute, int], Sequence[Addend]] = field(default_factory=dict)
+    _known_tails: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
+
+    def addends(self, schedule: Schedule) -> list[Addend]:
+        """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
+        addends = (self.without_vpp or self)._without_offload(schedule)
+        if self.layout.vpp > 1:
+            addends = interleaved(addends, self.layout, -(-self.num_rows // schedule.micro_batch_size))
+        offload = schedule.offload
+        if offload is Offload.NONE:
+            return list(addends)
+        if offload not in self._known_away:
+            self._known_away[offload] = self.offload_addends(offload)
+        return [*addends, *self._known_away[offload]]
+
+    def seconds(self, schedule: Schedule) -> float:
+        return math.fsum([amount for _, amount, _ in self.addends(schedule)])
+
+    def tail_seconds(self, schedule: Schedule) -> float:
+        """Return the seconds that remain after the last token was sampled (Yan et al., OPPO, arXiv:2509.25762)."""
+        if not schedule.chunk_tokens:
+            return self.seconds(schedule)
+        key = schedule.micro_batch_size, schedule.chunk_tokens
+        if key not in self._known_tails:
+            last = self.pipeline_of(schedule.recompute).addends(self.tail_of(schedule))
+            self._known_tails[key] = math.fsum([amount for _, amount, _ in last])
+        return min(self.seconds(schedule), self._known_tails[key])
+
+    def bytes(self, schedule: Schedule) -> Bytes:
+        return self.memory.bytes(schedule)
+
+    def _without_offload(self, schedule: Schedule) -> Sequence[Addend]:
+        """Return the seconds of a plain pipeline without offload."""
+        key = schedule.micro_batch_size, schedule.micro_batch_tokens, schedule.recompute, schedule.chunk_tokens
+        if key not in self._known:
+            self._known[key] = self._make(schedule)
+        return self._known[key]
+
+    def _make(self, schedule: Schedule) -> Sequence[Addend]:
+        one_pass = self.pipeline_of(schedule.recompute).addends(self.compute_of(schedule))
+        if not self.num_updates:
+            return one_pass
+        return [(name, amount * self.num_updates, source) for name, amount, source in (*one_pass, *self.update())]

@@ -27,10 +27,10 @@ import numpy as np
 from meshwright.cost_models.compute import Passes
 from meshwright.cost_models.cost import Cost, Term
 from meshwright.cost_models.generation_cost import Generation, generation_work
-from meshwright.cost_models.question import Memo
-from meshwright.cost_models.roofline import generation_lower_bound
+from meshwright.cost_models.lower_bounds import generation_lower_bound
+from meshwright.cost_models.protocol import Memo
 from meshwright.cost_models.rounds import Rounds, RoundWindow, batch_rounds, replica_responses
-from meshwright.cost_models.turn_cost import Overlap, SteadyState
+from meshwright.cost_models.steady_state import Overlap, SteadyState
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload

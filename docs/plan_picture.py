@@ -12,13 +12,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.report import words
-from meshwright.planner.report.glance import overview
+from meshwright.planner.report import formatting
 from meshwright.planner.report.html import Html, join, tag
-from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.report.timelines import overview
+from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import Infeasible
 from meshwright.profiles.stages import StageGraph
@@ -99,7 +99,7 @@ def _legend(baseline: float, graph: StageGraph) -> Html:
             "g",
             tag("rect", x=left, y=baseline - 10, width=12, height=12, class_="solid"),
             tag("text", name, x=left + 17, y=baseline, class_="colour"),
-            class_=words.colour(name, graph),
+            class_=formatting.colour(name, graph),
         )
         for left, name in zip(lefts, names, strict=True)
     )

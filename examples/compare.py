@@ -13,11 +13,9 @@ from pathlib import Path
 
 from meshwright import api
 from meshwright.planner.plan.evaluate import ranks_of
-from meshwright.planner.report import words
-from meshwright.planner.report.axis import linear
-from meshwright.planner.report.html import tag
-from meshwright.planner.report.lanes import Box, Label, lane_chart
-from meshwright.planner.report.page import page
+from meshwright.planner.report import formatting
+from meshwright.planner.report.charts import Box, Label, lane_chart, linear
+from meshwright.planner.report.html import page, tag
 
 _HEIGHT = 480.0
 """Pixels of both plans together."""
@@ -102,7 +100,7 @@ def _boxes(plan: api.Plan, first_lane: int) -> Iterator[Box]:
             last=first_lane + max(ranks),
             start=placement.start_seconds,
             end=placement.end_seconds,
-            colour=words.colour(placement.stage, plan.graph),
+            colour=formatting.colour(placement.stage, plan.graph),
             title=f"{placement.stage}: {placement.start_seconds:.1f} to {placement.end_seconds:.1f} s",
             lines=(placement.stage, str(placement.layout)),
         )

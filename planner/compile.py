@@ -19,29 +19,38 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import CostModelBuilder
-from meshwright.planner.plan.edges import StageTransfer, stage_transfers
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.plan.cost_queries import CostModelBuilder, StageTransfer, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import extra_reward_wait_bound, reward_readers, with_workers
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import workload_violations
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.rules import workload_violations
+from meshwright.planner.plan.reward_workers import extra_reward_wait_bound, reward_readers, with_workers
 from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.assemble import Origin
-from meshwright.planner.search.deadline import TimeLimitedCostModel
-from meshwright.planner.search.first_plan import default_frontiers, first_plan, load_solver
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import Frontier
-from meshwright.planner.search.progress import ProgressCallback, ProgressReporter
-from meshwright.planner.search.refusal import NoPlan, explain_no_plan, no_legal_training, unexplained_no_plan
-from meshwright.planner.search.searched import FormulatedCase, SolvedCase, likeliest_index
-from meshwright.planner.search.solver_record import count_work, solver_record, with_gap
-from meshwright.planner.search.space import check_pins
-from meshwright.planner.search.stage_costs import StageCosts, costing_order
-from meshwright.planner.search.worth import LowerBounds, PruningBound, StageKey
+from meshwright.planner.search.frontiers import Frontier, StageCosts, costing_order
+from meshwright.planner.search.legal_choices import check_pins
+from meshwright.planner.search.no_plan import NoPlan, explain_no_plan, no_legal_training, unexplained_no_plan
+from meshwright.planner.search.pruning_bound import (
+    LowerBounds,
+    PruningBound,
+    StageKey,
+    default_frontiers,
+    first_plan,
+    load_solver,
+)
+from meshwright.planner.search.search_case import (
+    FormulatedCase,
+    SolvedCase,
+    count_work,
+    likeliest_index,
+    solver_record,
+    with_gap,
+)
+from meshwright.planner.search.search_control import ProgressCallback, ProgressReporter, TimeLimitedCostModel
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 

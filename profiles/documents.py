@@ -1,4 +1,4 @@
-"""Strict, frozen documents: parsed with errors that name the path, written as canonical JSON.
+"""Strict, frozen documents: parsed with errors that name the path, written as canonical JSON, and compared key by key.
 
 YAML is converted to JSON before validation, so that a list may become a tuple but a string may not become a number.
 """
@@ -11,19 +11,24 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from meshwright.profiles.errors import BadInput, RunFailed, is_disk_failure, suggestion
-from meshwright.profiles.printable import has_control_characters
-from meshwright.profiles.values import MAX_JSON_BYTES, MAX_YAML_BYTES, json_value, yaml_value
-from meshwright.profiles.values import read_text as read_text  # noqa: PLC0414 - re-exported
+from meshwright.profiles.untrusted_text import (
+    MAX_JSON_BYTES,
+    MAX_YAML_BYTES,
+    has_control_characters,
+    json_value,
+    read_text,
+    yaml_value,
+)
 
 
 class Document(BaseModel):
@@ -270,3 +275,33 @@ def _annotations(record: Any) -> dict[str, Any]:
     if issubclass(record, BaseModel):
         return {name: field.annotation for name, field in record.model_fields.items()}
     return dict(get_type_hints(record))
+
+
+class Difference(NamedTuple):
+    """A dotted key and its values in both documents; None if a document lacks the key."""
+
+    key: str
+    one: Any
+    other: Any
+
+    def describe(self, one: str, other: str) -> str:
+        """Return a clause that states the difference, with the names of both documents."""
+        return f"{self.key} is {_limited_repr(self.one)} in {one} and {_limited_repr(self.other)} in {other}"
+
+
+def differences(one: BaseModel, other: BaseModel) -> tuple[Difference, ...]:
+    """Return all leaves in which the documents differ, in key order. A list is one leaf."""
+    return tuple(_differences(one.model_dump(mode="json"), other.model_dump(mode="json")))
+
+
+def _differences(one: Any, other: Any, *keys: str) -> Iterator[Difference]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            yield from _differences(one.get(key), other.get(key), *keys, key)
+    elif one != other:
+        yield Difference(".".join(keys), one, other)
+
+
+def _limited_repr(value: Any) -> str:
+    text = "not given" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

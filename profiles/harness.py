@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, divisors, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Mode, Role, StageGraph

@@ -1,12 +1,13 @@
-"""The shape of a decoder model, read from its Hugging Face config.
+"""The shape of a decoder model, read from its Hugging Face config, and the reasons why a model can be planned but not
+run.
 
-This file reads no weights and knows nothing of parallelism but how a shard's sizes follow from tp. An architecture that
-it does not know is refused with one sentence.
+This file reads no weights and knows nothing of parallelism but how a shard's sizes follow from tp. An architecture
+that it does not know is refused with one sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +23,20 @@ from meshwright.profiles.experts import (
     latent_from_config,
 )
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, MLP_LINEARS, Adapter
-from meshwright.profiles.model_parts.completed_config import (
+from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.hf_config import (
+    RopeScaling,
+    SlidingWindow,
     activation_of,
     complete_config,
     flag,
     number,
     required_size,
+    rope_from_config,
     size_or,
+    window_from_config,
 )
-from meshwright.profiles.model_parts.family_keys import FAMILIES
-from meshwright.profiles.model_parts.rope import RopeScaling, rope_from_config
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
-from meshwright.profiles.values import json_value, read_text
+from meshwright.profiles.untrusted_text import json_value, read_text
 
 MAX_CONFIG_BYTES = 2**20
 """Upper bound on the size of a config.json, which has a few thousand bytes."""
@@ -394,3 +397,28 @@ def _nearest(architecture: str) -> str:
     if respelled:
         return f"did you mean {respelled[0]!r}?"
     return f"known: {', '.join(FAMILIES)}, each with {' or '.join(_HEADS)}."
+
+
+def run_violations(spec: ModelSpec) -> Iterator[str]:
+    """One sentence per reason why a model that can be planned cannot be run; none if it can."""
+    if spec.experts and not spec.architecture.startswith(RUN_EXPERT_FAMILIES):
+        yield (
+            f"model {spec.name} has experts, which can be planned and simulated but not run in {spec.architecture}; "
+            f"use {' or '.join(RUN_EXPERT_FAMILIES)}, or a dense model."
+        )
+    if spec.window:
+        yield (
+            f"model {spec.name} has sliding windows of {spec.window.num_tokens} tokens, which can be planned and "
+            "simulated but not run; set sliding_window to null."
+        )
+    if spec.planned_rope:
+        yield (
+            f"model {spec.name} has rope type {spec.planned_rope!r}, which can be planned and simulated but not run; "
+            "give a model whose rope_type is default or llama3."
+        )
+    if spec.experts and spec.experts.normalized and spec.experts.experts_per_token == 1:
+        yield (
+            f"model {spec.name} has one expert per token with normalised weights, so that its router would learn "
+            "nothing: it can be planned and simulated but not run; give a model with two or more experts per token, or "
+            "with norm_topk_prob=false."
+        )

@@ -1,7 +1,8 @@
 """Stage times and lengths observed in a run's trace, and the corrections of a table that follow from them.
 
 Only complete steps after the first count: the first warms the device up, and an incomplete step has no stage times.
-Cost models are not used here; what they predict is passed in.
+Time in which a rank waits for others is not counted, because its cause is an earlier stage with spans of its own. Cost
+models are not used here; what they predict is passed in.
 """
 
 from __future__ import annotations
@@ -12,17 +13,139 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
-from meshwright.profiles.environment.turns_observation import TurnsObservation, observe_turns
-from meshwright.profiles.environment.waves_observation import observe_waves
+from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from meshwright.profiles.table import Provenance, Table, TimedPass
-from meshwright.profiles.trace import Span
-from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
+from meshwright.profiles.trace import (
+    CALL_SECONDS,
+    NUM_CALLS,
+    NUM_PROMPT_TOKENS,
+    NUM_SAMPLED_TOKENS,
+    NUM_SAMPLES,
+    NUM_TOOL_TOKENS,
+    Span,
+)
 from meshwright.profiles.workload import Workload
+
+
+def stage_seconds(stage: Stage, layout: Layout, spans: Sequence[Span]) -> float:
+    """Return the seconds of the slowest replica, from the start of its last rank to the end of its last rank.
+
+    The waves of a step are summed. Replicas that train together or share experts count as one. `spans` are those of the
+    stage in one step, with at least one on the first rank of its pool.
+    """
+    first, is_one = min(span.rank for span in spans), stage.trains or layout.expert_replicas > 1
+    by_rank: dict[int, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.start_seconds):
+        by_rank[span.rank].append(span)
+    replicas: dict[int, list[list[Span]]] = defaultdict(list)
+    for rank, rank_spans in by_rank.items():
+        replicas[0 if is_one else layout.coordinates(rank - first).dp].append(rank_spans)
+    return max(
+        math.fsum(
+            max(span.end_seconds for span in wave) - max(span.start_seconds for span in wave)
+            for wave in zip(*ranks, strict=False)  # in an incomplete trace, only the waves that all ranks have
+        )
+        for ranks in replicas.values()
+    )
+
+
+def refit_seconds(spans: Iterable[Span]) -> float:
+    """Return the largest sum over the refits of one step on any rank, 0 without refits; other spans are ignored.
+
+    A refit counts with its shortest span, that of the rank which arrives last and does not wait.
+    """
+    refits: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == "refit":
+            refits[span.instruction].append(span)
+    by_rank: dict[int, float] = defaultdict(float)
+    for ranks in refits.values():
+        shortest = min(span.seconds for span in ranks)
+        for span in ranks:
+            by_rank[span.rank] += shortest
+    return max(by_rank.values(), default=0.0)
+
+
+class TurnsObservation(NamedTuple):
+    """Means per rollout: tool calls, tool tokens, and the sum of tool latencies in seconds."""
+
+    num_calls: float
+    tool_tokens: float
+    call_seconds: float
+
+    @property
+    def num_turns(self) -> float:
+        """Mean number of turns: one more than calls, because a turn follows each call."""
+        return 1 + self.num_calls
+
+    def scale(self, turns: ToolTurns) -> ToolTurns:
+        """Return the turns scaled to the observed means; result and latency stay if the tool was never called."""
+        update: dict[str, object] = {"number": turns.number.with_mean(self.num_turns)}
+        if self.num_calls:
+            mean = self.call_seconds / self.num_calls
+            update["result"] = turns.result.with_mean(max(1.0, self.tool_tokens / self.num_calls))
+            update["latency_seconds"] = _with_mean(turns.latency_seconds, mean)
+        return turns.model_copy(update=update)
+
+
+def observe_turns(spans: Sequence[Span], ranks_per_replica: int, num_rollouts: float) -> TurnsObservation | None:
+    """Return the observation from a generation's spans on all of its ranks; None if they record no turns.
+
+    Every rank of a replica records the tool tokens; only the rank that calls the tool records calls and their
+    latencies.
+    """
+    if not any(NUM_TOOL_TOKENS in span.facts for span in spans):
+        return None
+    tool_tokens, calls, seconds = (
+        math.fsum(span.facts.get(name, 0.0) for span in spans) for name in (NUM_TOOL_TOKENS, NUM_CALLS, CALL_SECONDS)
+    )
+    return TurnsObservation(
+        calls / num_rollouts, tool_tokens / ranks_per_replica / num_rollouts, seconds / num_rollouts
+    )
+
+
+def _with_mean(latency: LatencySpec, mean: float) -> LatencySpec:
+    """The latencies scaled to this mean; if all were 0, every call takes the mean."""
+    latencies = latency.resolve()
+    if not latencies.mean:
+        return LatencySpec(fixed=mean)
+    scaled = ((s * mean / latencies.mean, p) for s, p in zip(latencies.seconds, latencies.probabilities, strict=True))
+    return LatencySpec(histogram=tuple(scaled))
+
+
+class WavesObservation(NamedTuple):
+    """Mean sequences sampled per step, and mean tokens of their responses and prompts."""
+
+    rows_per_step: float
+    response_tokens: float
+    prompt_tokens: float
+
+    @property
+    def sequence_tokens(self) -> float:
+        """Mean tokens of prompt and response together."""
+        return self.prompt_tokens + self.response_tokens
+
+
+def observe_waves(spans: Sequence[Span], ranks_per_replica: int, num_steps: int) -> WavesObservation | None:
+    """Return the observation from a generation's spans on all of its ranks; None if they record no waves.
+
+    Every rank of a replica records the samples of the whole replica.
+    """
+    if not any(NUM_PROMPT_TOKENS in span.facts for span in spans):
+        return None
+    rows, responses, prompts = (
+        math.fsum(span.facts.get(name, 0.0) for span in spans)
+        for name in (NUM_SAMPLES, NUM_SAMPLED_TOKENS, NUM_PROMPT_TOKENS)
+    )
+    return WavesObservation(rows / ranks_per_replica / num_steps, responses / rows, prompts / rows)
+
 
 _DIGITS = 9
 """Decimals of a factor: far finer than the spread of any measurement, far coarser than rounding errors of a sum."""

@@ -1,4 +1,7 @@
-"""The workload of a step: number and lengths of sequences, sampling, minibatches and epochs."""
+"""The workload of a step: number and lengths of sequences, sampling, minibatches and epochs.
+
+A workload can be updated with observed lengths, within its own maximum lengths.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
-from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
+from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE, DynamicSampling
 from meshwright.profiles.environment.turns import ToolTurns
-from meshwright.profiles.in_flight.live_tokens import Arrivals, CacheNeed, LiveTokens
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.kv_cache_size import Arrivals, CacheNeed, LiveTokens
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import rows_per_prompt
 from meshwright.profiles.schedule import Schedule
@@ -176,3 +180,60 @@ def _arrivals(schedule: Schedule, dp: int) -> Arrivals:
     if schedule.overcommit:
         return Arrivals.FIRST_ENDED
     return Arrivals.EVENLY if dp > 1 else Arrivals.IN_ORDER
+
+
+class ObservedLengths(Document):
+    """Observed lengths of prompts and responses, turns, and shares of groups with non-zero reward variance."""
+
+    prompt: LengthSpec = Field(description="prompt lengths in tokens")
+    response: LengthSpec = Field(description="response lengths in tokens; with turns, of each")
+    turns: ToolTurns | None = Field(default=None, description="turns of generation and a tool, in multi-turn rollouts")
+    groups_with_signal: tuple[float, ...] = Field(
+        default=(), description="share of groups in each step, if it was recorded"
+    )
+
+
+def workload_with_lengths(workload: Workload, observed: ObservedLengths) -> Workload:
+    """Return the workload with the observed length distributions, truncated at its own maximum lengths.
+
+    Its dynamic sampling gets the observed shares of groups. Raises BadInput if only one of workload and observation has
+    multi-turn rollouts.
+    """
+    if workload.turns and not observed.turns:
+        raise BadInput(
+            "--from-trace has rollouts of one turn, and workload.turns of the job says that there are several; name "
+            "fields that hold a list of each rollout's turns with --trace-field, or remove workload.turns."
+        )
+    if observed.turns and not workload.turns:
+        raise BadInput(
+            "--from-trace has rollouts of several turns, and the job has none; give it workload.turns, with their "
+            "greatest lengths."
+        )
+    update: dict[str, object] = {
+        "prompt": _with_max(observed.prompt, workload.prompt.max),
+        "response": _with_max(observed.response, workload.response.max),
+    }
+    if workload.turns and observed.turns:
+        turns = {
+            "number": _with_max(observed.turns.number, workload.turns.number.max),
+            "result": _with_max(observed.turns.result, workload.turns.result.max),
+            "latency_seconds": observed.turns.latency_seconds,
+        }
+        update["turns"] = workload.turns.model_copy(update=turns)
+    if workload.dynamic_sampling and observed.groups_with_signal:
+        shares = tuple((max(MIN_ACCEPTANCE, share), 1.0) for share in observed.groups_with_signal)
+        sampling = workload.dynamic_sampling.model_copy(update={"acceptance": None, "histogram": shares})
+        update["dynamic_sampling"] = sampling
+    return workload.model_copy(update=update)
+
+
+def lengths_of_workload(workload: Workload) -> ObservedLengths:
+    """Return the lengths of a workload in the form of observed ones."""
+    return ObservedLengths(prompt=workload.prompt, response=workload.response, turns=workload.turns)
+
+
+def _with_max(lengths: LengthSpec, longest: int) -> LengthSpec:
+    """The lengths as a histogram with another maximum."""
+    resolved = lengths.resolve()
+    pairs = lengths.histogram or tuple(zip(resolved.tokens, resolved.probabilities, strict=True))
+    return LengthSpec(max=longest, histogram=pairs)

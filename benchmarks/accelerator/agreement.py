@@ -16,14 +16,14 @@ from benchmarks.accelerator.world import World
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import choose_kernels
+from meshwright.runtime.model.kernel_choice import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
-from meshwright.runtime.training.copies import DTYPES
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
+from meshwright.runtime.training.weight_copies import DTYPES
 
 LAYERS = {"qwen2.5-0.5b": 24, "llama-3.1-8b": 2}
 """Of the models that are compared, which differ in biases, heads and tied embeddings."""

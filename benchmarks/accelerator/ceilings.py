@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.accelerator.world import World
-from meshwright.planner.plan.job_cluster import ClusterSpec
-from meshwright.profiles.cluster import Device
+from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.profiles.hardware import Device
 from meshwright.profiles.harness import measure
 from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import instruments

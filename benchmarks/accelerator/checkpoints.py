@@ -22,8 +22,8 @@ from meshwright.runtime.device import host
 from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import build_model
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.saving import publish, take_snapshot
+from meshwright.runtime.training.checkpoint import publish, take_snapshot
+from meshwright.runtime.training.trainer import Trainer
 
 T = TypeVar("T")
 

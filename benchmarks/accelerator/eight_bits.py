@@ -15,20 +15,17 @@ from benchmarks.accelerator.jobs import config_of
 from benchmarks.accelerator.world import World, tell
 from meshwright.profiles.harness import measure
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.eight_bit_floats import E4M3_MAX
+from meshwright.profiles.model_parts.fp8_weights import E4M3_MAX
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import Point, TimedPass, shape_of
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments
-from meshwright.runtime.generation.cuda_graphs import CudaGraphs, Work
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.inference.cuda_graphs import CudaGraphs, Work
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, choose_kernels
-from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.model.quantised import (
+from meshwright.runtime.model.fp8_linears import (
     FP8_DTYPE,
     QuantisedColumnParallelLinear,
     QuantisedRowParallelLinear,
@@ -37,8 +34,11 @@ from meshwright.runtime.model.quantised import (
     quantise_linears,
     quantise_rows,
 )
+from meshwright.runtime.model.kernel_choice import ChosenKernels, choose_kernels
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.profiling.bench import Bench
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 
 _PRODUCTS = (
     (64, 4096, 6144),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.cost_models.precision import element_bytes
-from meshwright.profiles.cluster import Device
+from meshwright.cost_models.kernels import element_bytes
+from meshwright.profiles.hardware import Device
 from meshwright.profiles.model_shape import ModelSpec
 
 

@@ -29,19 +29,19 @@ from meshwright.profiles.errors import MeshwrightError
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.device.capabilities import device_capabilities
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt
 from meshwright.runtime.launch.launch import launch
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, choose_kernels
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels, choose_kernels
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs
-from meshwright.runtime.training.copies import DTYPES
-from meshwright.runtime.training.overlap import overlap_buckets
-from meshwright.runtime.training.ppo import LossShare
+from meshwright.runtime.training.losses import LossShare
+from meshwright.runtime.training.replica_overlap import overlap_buckets
+from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs
+from meshwright.runtime.training.weight_copies import DTYPES
 
 ONE_RANK = "tp1"
 LAYOUTS = {

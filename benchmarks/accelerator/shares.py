@@ -10,15 +10,15 @@ from benchmarks.accelerator.ceilings import device_of, measured
 from benchmarks.accelerator.jobs import config_of
 from benchmarks.accelerator.limits import decode_seconds, train_seconds
 from benchmarks.accelerator.world import World
-from meshwright.profiles.cluster import Device
+from meshwright.profiles.hardware import Device
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import Measurement, Point, TimedPass, shape_of
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import choose_kernels
+from meshwright.runtime.model.kernel_choice import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
 

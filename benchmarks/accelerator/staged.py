@@ -29,7 +29,7 @@ BACKEND = "staged"
 class OnOneDevice(ProcessSetup):
     """As for ranks with a device each, but all of them compute on this machine's first."""
 
-    def make_ready(self) -> str:
+    def set_up(self) -> str:
         assert self.kind is not None, "what only sends messages has no device to share"
         host.choose(self.kind, 0)
         host.install()

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.profiles.devices import local_cluster
+from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.training.learning import TrainingBatch, minibatches
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.training.training_batch import TrainingBatch, minibatches
 
 _PROMPT, _UPDATES, _MICRO_BATCH = 16, 4, 16
 RESPONSES: Mapping[str, LengthSpec] = {

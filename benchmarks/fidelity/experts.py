@@ -9,10 +9,9 @@ from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.primitives import kernels_of, latency
 from benchmarks.fidelity.rows import Row, Skip, count
 from benchmarks.fidelity.score import Answer
-from meshwright.cost_models.mixture import Mixture
+from meshwright.cost_models.kernels import Mixture
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
-from meshwright.profiles.experts import Experts
-from meshwright.profiles.routing import Routing, routing
+from meshwright.profiles.experts import Experts, Routing, routing
 
 _BALANCED, _POWER = "balanced", "power_law_"
 _LARGE, _MOST_RANKS = 512, 16

@@ -14,10 +14,10 @@ from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally
 from meshwright.cost_models.params import fullest_part
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage, layout_violations
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.fidelity.rows import Skip
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import device_named, network_named
+from meshwright.profiles.hardware import Cluster, device_named, network_named
 
 _DEVICES = {
     "A100": "a100-80gb",

@@ -9,9 +9,8 @@ from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.inference import serving_point
 from benchmarks.fidelity.rows import Row, Skip
 from benchmarks.fidelity.serving import MeasuredEngine, Serving
-from meshwright.cost_models.measurements.imported import imported_collectives
-from meshwright.cost_models.measurements.operators import MeasuredKernels
-from meshwright.cost_models.precision import precision_named
+from meshwright.cost_models.imported_operators import MeasuredKernels, imported_collectives
+from meshwright.cost_models.kernels import precision_named
 from meshwright.profiles.aiconfigurator import ENGINES, PACKAGE, SYSTEMS, package_version, read_operators
 from meshwright.profiles.efficiency import efficiency_of
 

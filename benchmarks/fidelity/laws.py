@@ -27,7 +27,7 @@ from benchmarks.fidelity.primitives import (
 from benchmarks.fidelity.realhf import experiment_of
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.training import Question, question
-from meshwright.cost_models.collectives import ALL_REDUCE, SEND_RECEIVE, Group, Network
+from meshwright.cost_models.communication import ALL_REDUCE, SEND_RECEIVE, Group, Network
 from meshwright.profiles.documents import Document
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput, suggestion

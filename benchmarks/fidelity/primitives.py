@@ -7,7 +7,7 @@ from functools import cache
 from benchmarks.fidelity.hardware import cluster_of
 from benchmarks.fidelity.rows import Row, Skip, count, looked_up, number
 from benchmarks.fidelity.score import Answer
-from meshwright.cost_models.collectives import Group, Network
+from meshwright.cost_models.communication import Group, Network
 from meshwright.cost_models.kernels import Heads, Kernels
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 

@@ -14,11 +14,11 @@ from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Tally, total
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec

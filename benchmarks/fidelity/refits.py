@@ -10,7 +10,7 @@ from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import model_named
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.question import Move
+from meshwright.cost_models.protocol import Move
 from meshwright.profiles.frameworks import EngineName, engine_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec

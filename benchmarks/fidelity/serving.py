@@ -11,20 +11,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from meshwright.cost_models.collectives import Network, groups_of
+from meshwright.cost_models.communication import Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.generation_cost import Generation, generation_work
-from meshwright.cost_models.kernels import Kernels
+from meshwright.cost_models.kernels import Kernels, precision_named
 from meshwright.cost_models.params import fullest_part
-from meshwright.cost_models.precision import precision_named
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import Framework
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout, layers_per_stage
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule

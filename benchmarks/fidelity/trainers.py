@@ -13,8 +13,8 @@ from benchmarks.fidelity.pretraining import Iteration, iteration_memory, iterati
 from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import has_experts, model_named
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.schedule import Recompute, Schedule

@@ -11,8 +11,8 @@ from benchmarks.fidelity.rows import Row, Skip, count, number
 from benchmarks.fidelity.score import Answer
 from benchmarks.fidelity.shapes import gpt_of, model_named
 from meshwright.cost_models.cost import Tally
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import Framework, framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule

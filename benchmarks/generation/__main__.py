@@ -16,7 +16,7 @@ import transformers
 
 from benchmarks.generation.rivals import DEVICE, DTYPE, Engine, Transformers, seconds
 from benchmarks.generation.work import BATCH, SHAPES, Work, draw_work, write_checkpoint
-from meshwright.profiles.devices import local_cluster
+from meshwright.profiles.hardware import local_cluster
 
 
 def main() -> int:

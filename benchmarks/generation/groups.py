@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.generation.rivals import DEVICE, Engine, seconds
 from benchmarks.generation.work import BATCH, SHAPES, Work, write_checkpoint
-from meshwright.profiles.devices import local_cluster
+from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 
 _WIDE = {

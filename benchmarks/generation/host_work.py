@@ -21,11 +21,11 @@ import torch
 
 from benchmarks.generation.work import write_checkpoint
 from benchmarks.small_worlds import join_alone
-from meshwright.profiles.devices import local_cluster
+from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 

@@ -21,15 +21,15 @@ import torch
 
 from benchmarks.generation.work import SHAPES, write_checkpoint
 from benchmarks.small_worlds import join_alone
-from meshwright.profiles.devices import local_cluster
+from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import num_blocks_for
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Prompt
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 

@@ -17,14 +17,14 @@ from benchmarks.generation.work import BATCH, LONGEST_RESPONSE, Work
 from benchmarks.small_worlds import join_alone
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device.abilities import device_capabilities
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Prompt
-from meshwright.runtime.model.chosen_kernels import choose_kernels
+from meshwright.runtime.device.capabilities import device_capabilities
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt
+from meshwright.runtime.model.kernel_choice import choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.copies import DTYPES
+from meshwright.runtime.training.weight_copies import DTYPES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRECISION = "bf16" if DEVICE.type == "cuda" else "fp32"

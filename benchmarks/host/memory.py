@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from meshwright.cost_models.question import Call
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.cost_models.protocol import Call
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.recost import re_evaluate
+from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.observations import observe, observe_workload
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import read_spans

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.simulation.generated import Lengths
-from meshwright.planner.simulation.sampled import sample_lengths
+from meshwright.planner.simulation.sampled_durations import sample_lengths
+from meshwright.planner.simulation.simulated_generation import Lengths
 from meshwright.profiles.packing import assign_to_replicas, row_work
 
 

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import EXAMPLES, STEPS, facts_of
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.program.durations import Durations, Planned, StepWork
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import first_step, simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.errors import BadInput

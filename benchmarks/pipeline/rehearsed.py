@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.pipeline.ablation import SINGLE, SPACES, ablate
 from benchmarks.pipeline.jobs import JOBS, facts_of
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.runtime.execution.rehearse import rehearse
 
 STEPS = 3

@@ -11,16 +11,15 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from meshwright.planner.plan.calls import Choice, cost_model_of
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import Choice, cost_model_of, stage_transfers
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.program.instruction_durations import Planned, StepWork, transfer_delays
+from meshwright.planner.program.durations import Planned, StepWork, transfer_delays
 from meshwright.planner.program.program import lower
 from meshwright.planner.search.assemble import Origin, Pick, assemble
 from meshwright.planner.simulation.events import group_ranks, simulate_events
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout

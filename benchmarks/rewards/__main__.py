@@ -23,9 +23,9 @@ import yaml
 from benchmarks.rewards.judging import Calls, seconds_at_once, served
 from examples.tiny.byte_tokenizer import byte_tokenizer
 from examples.tiny.random_models import random_model
-from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.optional_features import host_rewards
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.latency import LatencySpec

@@ -24,17 +24,16 @@ from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.mapping import auto_mapping
 from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import cost_model_of
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import cost_model_of, stage_transfers
 from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, search_cases, steps_ahead_patterns
 from meshwright.planner.search.assemble import Pick
 from meshwright.planner.search.formulate import Formulation, formulate
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.solver.greedy import Greedy
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.solver.greedy_schedule import Greedy
 from meshwright.planner.solver.result import Limits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 
-from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import layout_rules
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout, divisors

@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.search.proofs import timed
 from meshwright import api
 from meshwright.planner.analysis.replan import replan, without_nodes
-from meshwright.planner.plan.calls import cost_model_of
-from meshwright.planner.search.recost import re_evaluate
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.plan.cost_queries import cost_model_of
+from meshwright.planner.search.re_evaluate import re_evaluate
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 
 HEADINGS = (

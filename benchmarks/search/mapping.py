@@ -21,16 +21,16 @@ from dataclasses import dataclass
 
 from benchmarks.search.by_hand import WHOLE_BATCHES, synchronous
 from benchmarks.search.unproven import unproven
-from meshwright.cost_models.question import CostModel, Move
+from meshwright.cost_models.protocol import CostModel, Move
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.pools import pool_sizes
+from meshwright.planner.plan.pool_rules import pool_sizes
 from meshwright.planner.plan.steps_ahead import synchronous as no_stage_ahead
 from meshwright.planner.search.assemble import Pick
-from meshwright.planner.search.candidates import Candidate
-from meshwright.planner.search.frontier import frontier
+from meshwright.planner.search.choice_costs import Candidate
+from meshwright.planner.search.frontiers import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import Role

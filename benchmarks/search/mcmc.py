@@ -13,7 +13,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from meshwright.planner.solver.greedy import Greedy, Picks
+from meshwright.planner.solver.greedy_schedule import Greedy, Picks
 from meshwright.planner.solver.problem import Problem
 
 _BETAS = (10.0, 10_000.0)

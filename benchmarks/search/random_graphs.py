@@ -11,11 +11,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.planner.environment.rewards import RewardLoad
+from meshwright.planner.environment.rewards_and_tools import RewardLoad
+from meshwright.planner.plan.custom_graph import OwnGraph, OwnStage
 from meshwright.planner.plan.job import Facts, RoleModels
-from meshwright.planner.plan.own_graph import OwnGraph, OwnStage
-from meshwright.profiles.cluster import Cluster, Device, Link
 from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.hardware import Cluster, Device, Link
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE, Role, Stage

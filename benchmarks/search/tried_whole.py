@@ -23,10 +23,9 @@ from pathlib import Path
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.random_graphs import RandomJob, random_job
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import cost_model_of, stage_transfers
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
@@ -34,7 +33,7 @@ from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
 from meshwright.planner.search.formulate import Formulation, formulate
-from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 

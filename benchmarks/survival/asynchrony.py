@@ -22,13 +22,13 @@ from torch import Tensor
 
 from benchmarks.survival.job import Case, request_of, write_models
 from benchmarks.survival.kills import APART
-from meshwright.planner.simulation import pace
-from meshwright.planner.simulation.pace import planned_rounds
+from meshwright.planner.simulation import pacing
+from meshwright.planner.simulation.pacing import planned_rounds
 from meshwright.profiles.stages import GENERATE
-from meshwright.runtime.execution.actions import StageRunner
+from meshwright.runtime.execution.megatron_device import StageRunner
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.generation.chunking import Listeners
+from meshwright.runtime.inference.chunk_streaming import Listeners
 from meshwright.runtime.launch.launch import ProcessSetup, launch
 from meshwright.runtime.messages.transport import Transport
 from meshwright.runtime.training.refit import RefitCopy
@@ -229,7 +229,7 @@ def _weights(directory: Path) -> dict[str, Tensor]:
 def _carried_out(asked: RunRequest, seed: int, rounds: float | None) -> tuple[Drawn, tuple[float, ...]]:
     """On one rank: what it trained on, and the seconds of its turns."""
     if rounds is not None:
-        pace.planned_rounds = lambda _: rounds
+        pacing.planned_rounds = lambda _: rounds
     if seed:
         draw = random.Random(f"{seed}/{dist.get_rank()}")
         for (holder, name), most in _MOST_SECONDS.items():

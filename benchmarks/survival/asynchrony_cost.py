@@ -23,7 +23,7 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
+from meshwright.runtime.messages.streaming import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
 
 _STREAMED = ("reward_score", "ref_logprob", "critic_value")
 _READ = {"chunk_tokens": 4, "micro_batch_size": 8}

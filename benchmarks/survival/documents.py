@@ -35,7 +35,7 @@ from benchmarks.survival import hostile_world
 from benchmarks.survival.hostile_world import OUT, Kind, Read
 from benchmarks.survival.mutations import Content, Special, mutated
 from meshwright.profiles.errors import BadInput, MeshwrightError
-from meshwright.runtime import cli
+from meshwright.runtime.cli import main
 
 MOST_SECONDS = 2.0
 """Of a processor, in which a command has told what is wrong."""
@@ -151,7 +151,7 @@ def _work(world: Path, kept: Path, shares: Counter[str], seed: str, tell: Any) -
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     reader, seen = Reader(world), set[tuple[str, str]]()
-    with mock.patch.object(cli, "app", typer.main.get_command(cli.app)):
+    with mock.patch.object(main, "app", typer.main.get_command(main.app)):
         for kind in hostile_world.kinds(world):
             good = (world / kind.path).read_bytes()
             tell.send(("draws", ("", "", "")))
@@ -261,7 +261,7 @@ def _code(read: Read, world: Path) -> int:
             sys.excepthook = hook
     try:
         with mock.patch.object(sys, "argv", ["meshwright", *read]):
-            cli.main()
+            main.main()
     except SystemExit as end:
         return int(end.code or 0)
     return 0

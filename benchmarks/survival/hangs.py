@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from benchmarks.survival.job import Case, request_of, write_models
 from benchmarks.survival.kills import APART
-from meshwright.planner.program import deadlines
+from meshwright.planner.program import durations
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.execution import run_watch
-from meshwright.runtime.execution.actions import StageRunner
+from meshwright.runtime.execution import watchdog
+from meshwright.runtime.execution.megatron_device import StageRunner
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import _run_locked
 from meshwright.runtime.launch.launch import ProcessSetup, launch
@@ -154,9 +154,9 @@ def report(found: Sequence[Named]) -> str:
 
 def _hanging(asked: RunRequest, planted: Planted) -> object:
     """A run in which a rank hangs."""
-    deadlines.MIN_SECONDS = deadlines._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
-    deadlines._OF_MEASURED = deadlines._OF_PREDICTED = 0.0
-    run_watch._MEETING_SECONDS = ALLOWED_SECONDS
+    durations.MIN_SECONDS = durations._LEAST_AT_FIRST_SECONDS = ALLOWED_SECONDS
+    durations._OF_MEASURED = durations._OF_PREDICTED = 0.0
+    watchdog._MEETING_SECONDS = ALLOWED_SECONDS
     if dist.get_rank() == planted.rank:
         _plant(planted.where, asked.out)
     return _run_locked(asked)

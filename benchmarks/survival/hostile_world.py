@@ -21,12 +21,11 @@ from benchmarks.survival.matrix import PLAIN
 from benchmarks.survival.mutations import Form
 from meshwright.planner.plan.plan import write_plan
 from meshwright.runtime.execution.resume import best_step, latest_checkpoint
-from meshwright.runtime.generation.in_flight_state import read_all_in_flight_states
+from meshwright.runtime.inference.in_flight import read_all_in_flight_states
 from meshwright.runtime.records.record import evaluations
 from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
 from meshwright.runtime.records.run_lines import elapsed_seconds, observations
-from meshwright.runtime.training.manifest import find_damage
-from meshwright.runtime.training.plain_pickles import require_safe_pickles
+from meshwright.runtime.training.checkpoint_integrity import find_damage, require_safe_pickles
 
 OUT = "out"
 """Where commands may write."""

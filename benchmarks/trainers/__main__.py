@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from meshwright import api
-from meshwright.planner.report.words import schedule
+from meshwright.planner.report.formatting import schedule
 
 _ROOT = Path(__file__).parents[2]
 _SHIPPED = _ROOT / "tests" / "planner" / "imports" / "shipped" / "verl.yaml"

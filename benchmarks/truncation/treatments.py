@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.runtime.training import learning
+from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.runtime.training import training_batch
 from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
-from meshwright.runtime.training.ppo import Targets, ppo_targets
+from meshwright.runtime.training.losses import Targets, ppo_targets
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def targets_paid_twice(
 @contextlib.contextmanager
 def treated(treatment: Treatment) -> Iterator[None]:
     """Runs of this process learn from its targets."""
-    learning.ppo_targets = targets_paid_twice if treatment.pays_twice else ppo_targets
+    training_batch.ppo_targets = targets_paid_twice if treatment.pays_twice else ppo_targets
     try:
         yield
     finally:
-        learning.ppo_targets = ppo_targets
+        training_batch.ppo_targets = ppo_targets
 
 
 def advantages_at_ones(treatment: Treatment, *, num_tokens: int) -> tuple[list[float], list[float]]:

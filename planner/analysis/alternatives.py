@@ -1,23 +1,25 @@
-"""Alternatives: the next best choices of each stage, with the rest of the plan unchanged.
+"""Other choices than the plan's, and what they would change.
 
-Each alternative is a whole plan that the evaluator times with the same order of tasks; plans that do not fit in memory
-are left out.
+Alternatives are the next best choices of each stage, with the rest of the plan unchanged. Choices that memory excludes
+are faster ones on the same ranks that do not fit. Runners-up are the best plans without one choice of the plan, found
+by a new search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice
-from meshwright.planner.plan.edges import StageTransfer, stage_transfers
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.cost_queries import Choice, StageTransfer, stage_transfers
 from meshwright.planner.plan.evaluate import free_bytes, private_bytes, refit_name, resident_bytes, tasks
-from meshwright.planner.plan.pins import Ranks, parse_pins
+from meshwright.planner.plan.pins import Pin, Ranks, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.frontier import Frontier, frontiers
+from meshwright.planner.search.frontiers import Frontier, frontier, frontiers
+from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 
@@ -130,3 +132,116 @@ def _order(plan: Plan) -> tuple[str, ...]:
     names = [task.name for task in tasks(plan)]
     absent = [name for name in map(refit_name, plan.graph.refit_targets) if name not in names]
     return (*absent, *names)
+
+
+_MIN_GAIN = 1e-2
+"""The smallest gain that is reported, relative to the stage's seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLimited:
+    """The smallest of a stage's faster choices on its ranks that memory excludes, given what other stages keep there.
+
+    `gain_seconds` is the gain of the stage alone, and `lacking_bytes` the memory that a rank lacks for it.
+    """
+
+    stage: str
+    layout: Layout
+    schedule: Schedule
+    gain_seconds: float
+    lacking_bytes: float
+
+
+def memory_limited(plan: Plan, model: CostModel) -> tuple[MemoryLimited, ...]:
+    """Return the stages that memory limits, the largest gain first. `model` is the cost model of the plan's own
+    facts."""
+    stages = (_held_back(plan, model, placement.stage) for placement in plan.placements)
+    return tuple(sorted((one for one in stages if one is not None), key=lambda one: -one.gain_seconds))
+
+
+def _held_back(plan: Plan, model: CostModel, stage: str) -> MemoryLimited | None:
+    pool, seconds = plan.pool_of(stage), plan.placement(stage).cost.total
+    ranks = Ranks(pool.first_rank, pool.num_ranks)
+    pins = [pin for pin in parse_pins(plan.pins, plan.graph) if pin.stage == stage and pin.key != "pool"]
+    stage_pins = (*pins, Pin(stage, "pool", ranks))
+    candidates = frontier(plan.facts, model, plan.stage(stage), stage_pins, is_limited=False).candidates_on(ranks)
+    room = free_bytes_for(plan, stage, ranks)
+    excluded = [
+        candidate
+        for candidate in candidates
+        if candidate.seconds < seconds * (1 - _MIN_GAIN) and candidate.peak_bytes - candidate.weights_bytes > room
+    ]
+    if not excluded:
+        return None
+    smallest = min(excluded, key=lambda candidate: candidate.peak_bytes - candidate.weights_bytes)
+    return MemoryLimited(
+        stage=stage,
+        layout=smallest.layout,
+        schedule=smallest.schedule,
+        gain_seconds=seconds - smallest.seconds,
+        lacking_bytes=smallest.peak_bytes - smallest.weights_bytes - room,
+    )
+
+
+LIMITS = Limits(max_deterministic_time=2.0, gap=0.0)
+"""The default limits of each search; a runner-up that they leave unproven is reported as such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerUp:
+    """The best plan found without one choice; `period_seconds` is None if none fits.
+
+    The gain of the choice is at most `delta_seconds`, and at least `proven_seconds` by the bound on plans without it.
+    """
+
+    stage: str | None  # None: the choice to work ahead
+    choice: str
+    instead: str
+    period_seconds: float | None
+    delta_seconds: float | None
+    proven_seconds: float | None
+
+
+def runners_up(
+    plan: Plan, model: CostModel, *, limits: Limits = LIMITS, progress: Callable[[], None] | None = None
+) -> tuple[RunnerUp, ...]:
+    """Return the runners-up without the layout of each stage that no pin fixes, and without work ahead; the largest
+    gain first.
+
+    `model` is the cost model of the plan's own facts. `progress` is called after each search.
+    """
+    pins = parse_pins(plan.pins, plan.graph)
+    fixed = {pin.stage for pin in pins if pin.key == "layout" and not pin.forbids}
+    results = []
+    for placement in plan.placements:
+        if placement.stage not in fixed:
+            forbidden = Pin(placement.stage, "layout", placement.layout, forbids=True)
+            other = best_plan(plan.facts, model, pins=(*pins, forbidden), limits=limits)
+            results.append(_runner_up(plan, other, placement.stage))
+        if progress:
+            progress()
+    if plan.staleness:
+        synchronous = plan.facts.model_copy(update={"staleness": 0})
+        results.append(_runner_up(plan, best_plan(synchronous, model, pins=pins, limits=limits), None))
+    return tuple(sorted(results, key=lambda one: -(one.delta_seconds or float("inf"))))
+
+
+def _runner_up(plan: Plan, other: object, stage: str | None) -> RunnerUp:
+    choice = str(plan.placement(stage).layout) if stage else f"staleness {plan.staleness}"
+    if not isinstance(other, Plan):
+        return RunnerUp(
+            stage=stage,
+            choice=choice,
+            instead="no plan found",
+            period_seconds=None,
+            delta_seconds=None,
+            proven_seconds=None,
+        )
+    return RunnerUp(
+        stage=stage,
+        choice=choice,
+        instead=str(other.placement(stage).layout) if stage else "staleness 0",
+        period_seconds=other.period_seconds,
+        delta_seconds=other.period_seconds - plan.period_seconds,
+        proven_seconds=max(0.0, other.solver.bound_seconds - plan.period_seconds),
+    )

@@ -11,17 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source, Term
-from meshwright.planner.analysis.best_samples import BestSamples, best_samples
-from meshwright.planner.analysis.host_rewards import HostRewards, host_rewards
-from meshwright.planner.analysis.measured_calls import MeasuredLatencies, measured_latencies
-from meshwright.planner.analysis.quantised_copy import QuantisedCopy, quantised_copy
-from meshwright.planner.analysis.trained_share import AdapterSummary, adapter_summary
+from meshwright.planner.analysis.optional_features import (
+    AdapterSummary,
+    BestSamples,
+    HostRewards,
+    MeasuredLatencies,
+    QuantisedCopy,
+    adapter_summary,
+    best_samples,
+    host_rewards,
+    measured_latencies,
+    quantised_copy,
+)
 from meshwright.planner.plan.evaluate import Task, ranks_of, resident_bytes, tasks
 from meshwright.planner.plan.evaluate import items as items_of
 from meshwright.planner.plan.evaluate import task_name_of as task_name
-from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan, Pool
-from meshwright.profiles.cluster import max_usable_bytes
+from meshwright.planner.plan.reward_workers import host_seconds
+from meshwright.profiles.hardware import max_usable_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

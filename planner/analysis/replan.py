@@ -1,41 +1,48 @@
 """Re-planning of a running job: the best plan from here, the cost of moving to it, and when that is paid back.
 
-    facts    = facts of the plan, with the lengths that the run observed and without lost nodes
-    seconds  = predicted seconds of a stage x (its measured / predicted seconds in the run, at the observed lengths)
-    moving   = seconds to move weights of copies that no refit brings, optimizer states, and sequences in flight
-    earned   = moving / (seconds of a step with the old plan - with the new plan), in steps
+facts    = facts of the plan, with the lengths that the run observed and without lost nodes seconds  = predicted
+seconds of a stage x (its measured / predicted seconds in the run, at the observed lengths) moving   = seconds to move
+weights of copies that no refit brings, optimizer states, and sequences in flight earned   = moving / (seconds of a
+step with the old plan - with the new plan), in steps
 
 Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint over links
-that are assumed as fast. The start of processes is not counted.
+that are assumed as fast. The start of processes is not counted. Observations come from the directory of a run; one
+that changed to another plan keeps the earlier plan with its trace (`profiles/run_logs.py`).
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from meshwright.cost_models.cost import WEIGHTS, Cost, Term
-from meshwright.cost_models.question import Call, CostModel, DelegatingCostModel, LayoutCosts, Move, TotalCosts
-from meshwright.planner.analysis.correct_table import Calibration
+from meshwright.cost_models.protocol import Call, CostModel, DelegatingCostModel, LayoutCosts, Move, TotalCosts
+from meshwright.planner.analysis.calibration import Calibration, calibrate
 from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.pins import Pin
-from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.search.near import best_plan_nearby
-from meshwright.planner.search.progress import ProgressCallback
-from meshwright.planner.search.start import start_from
+from meshwright.planner.plan.pins import Pin, parse_pins
+from meshwright.planner.plan.plan import Placement, Plan, read_plan
+from meshwright.planner.search.neighbourhood import best_plan_nearby
+from meshwright.planner.search.re_evaluate import re_evaluate, start_from
+from meshwright.planner.search.search_control import ProgressCallback
+from meshwright.planner.simulation.sampled_durations import Sampled
+from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import digest
-from meshwright.profiles.environment.seen_lengths import lengths_of_workload, workload_with_lengths
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.run_logs import former_plans
 from meshwright.profiles.stages import GENERATE, Stage
 from meshwright.profiles.table import Table
-from meshwright.profiles.trace import Span
+from meshwright.profiles.trace import Span, read_last_spans
+from meshwright.profiles.workload import lengths_of_workload, workload_with_lengths
 
 _OPTIMIZER_TERMS = ("main weights", "moments")
 """The cost terms of the optimizer state of a training stage."""
@@ -110,10 +117,10 @@ class PacedCostModel(DelegatingCostModel):
     factors: Mapping[str, float]
     layout_factors: Mapping[tuple[str, Layout], float] = field(default_factory=dict)
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         return super().lower_bound_seconds(stage, model, num_ranks, part) * self._least_factor(stage)
 
-    def least_generation_seconds(self, call: Call) -> float:
+    def generation_lower_bound(self, call: Call) -> float:
         return super().generation_lower_bound(call) * self._factor(call)
 
     def seconds(self, call: Call) -> Cost:
@@ -277,3 +284,112 @@ def _bytes_in_flight(plan: Plan) -> float:
     sequences = (schedule.batches_in_flight - 1) * batch_size + schedule.overcommit
     transferred_bytes = max((edge.bytes for edge in plan.edges if edge.producer == GENERATE), default=0.0)
     return transferred_bytes / batch_size * sequences
+
+
+RECENT_STEPS = 20
+"""The number of last steps that are observed; earlier ones may be out of date."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedRun:
+    """The facts of a plan as its run observed them, and the measured / predicted ratio of each stage: `factors` for its
+    current layout, and `in_layouts` for every layout that the run has used.
+
+    `off_by` is the relative error of the plan's period against its prediction with these factors, at the lengths that
+    it was made for; 0 for the first plan of a run, which was made before any speed was known.
+    """
+
+    facts: Facts
+    factors: Mapping[str, float]
+    layout_factors: Mapping[tuple[str, Layout], float]
+    relative_error: float
+    table: Table | None
+
+    def cost_model_for(self, facts: Facts) -> PacedCostModel:
+        """The cost model of any facts, scaled by these factors."""
+        return PacedCostModel(cost_model_of(facts, self.table), self.factors, self.layout_factors)
+
+    @property
+    def model(self) -> PacedCostModel:
+        """The cost model of the observed facts, scaled by these factors."""
+        return self.cost_model_for(self.facts)
+
+
+def observed_run(
+    plan: Plan, directory: Path, table: Table | None = None, *, facts: Facts | None = None, lost_nodes: int = 0
+) -> ObservedRun:
+    """Return the observations of the plan's run, applied to the plan's facts or to `facts`.
+
+    `table` is the one that the plan was made with, if any. Raises BadInput for a directory of another plan, for a run
+    that is too short, and like `facts_from`.
+    """
+    if read_plan(directory / "plan.json") != plan:
+        raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
+    spans, earlier_plans = _last_steps(directory / "trace.jsonl"), tuple(_earlier_plans(directory, table))
+    observed_facts, factors = (
+        facts_of_run(plan, facts or plan.facts, spans, lost_nodes=lost_nodes),
+        _factors(plan, spans, table),
+    )
+    in_layouts: dict[tuple[str, Layout], float] = {}
+    for one, plan_factors in (*earlier_plans, (plan, factors)):
+        in_layouts |= {(p.stage, p.layout): plan_factors[p.stage] for p in one.placements if p.stage in plan_factors}
+    predicted_again = re_evaluate(
+        plan, plan.facts, PacedCostModel(cost_model_of(plan.facts, table), factors)
+    ).period_seconds
+    off_by = abs(predicted_again - plan.period_seconds) / predicted_again if earlier_plans else 0.0
+    return ObservedRun(
+        facts=observed_facts, factors=factors, layout_factors=in_layouts, relative_error=off_by, table=table
+    )
+
+
+def replan_from_run(
+    plan: Plan,
+    directory: Path,
+    table: Table | None = None,
+    *,
+    facts: Facts | None = None,
+    lost_nodes: int = 0,
+    limits: Limits | None = None,
+) -> Replanned:
+    """Find the best plan from the observations of the plan's run. Raises BadInput like `shown_by` and `replan`."""
+    return _replanned(plan, observed_run(plan, directory, table, facts=facts, lost_nodes=lost_nodes), limits)
+
+
+def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None) -> Replanned:
+    """Re-plan like `replan_as_shown`; if the new plan is predicted to be faster, both plans are also simulated with the
+    same sampled lengths. Raises BadInput like `replan_as_shown`."""
+    shown = observed_run(plan, directory, table)
+    replanned = _replanned(plan, shown, None)
+    if replanned.kept_seconds is None or replanned.payback_steps_with_pause(0.0) is None:
+        return replanned
+    kept, new = (
+        simulate(one, Sampled(one, shown.cost_model_for, seed=0), steps=RECENT_STEPS).steps.mean
+        for one in (re_evaluate(plan, shown.facts, shown.model), replanned.plan)
+    )
+    return replace(replanned, simulated=Simulated(kept_seconds=kept, seconds=new))
+
+
+def _replanned(plan: Plan, shown: ObservedRun, limits: Limits | None) -> Replanned:
+    model = shown.model
+    replanned = replan(plan, shown.facts, model, pins=parse_pins(plan.pins, plan.graph), limits=limits)
+    return replace(replanned, plan=with_run_records(replanned.plan, model, shown.table), off_by=shown.relative_error)
+
+
+def _last_steps(trace: Path) -> tuple[Span, ...]:
+    """The spans of the observed steps and of one step before them; an observation leaves out its first step."""
+    return read_last_spans(trace, RECENT_STEPS + 1)
+
+
+def _factors(plan: Plan, spans: tuple[Span, ...], table: Table | None) -> dict[str, float]:
+    return pace_factors(calibrate(plan, spans, table, date=datetime.date.today().isoformat()))
+
+
+def _earlier_plans(directory: Path, table: Table | None) -> Iterator[tuple[Plan, dict[str, float]]]:
+    """Each earlier plan of the run with its factors, without plans that were left too soon to know them."""
+    for left_plan in former_plans(directory):
+        plan = read_plan(left_plan.plan)
+        try:
+            factors = _factors(plan, _last_steps(left_plan.trace), table)
+        except BadInput:
+            continue
+        yield plan, factors

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit
-from meshwright.profiles.cluster import AnyCluster
+from meshwright.profiles.hardware import AnyCluster
 
 _BISECTIONS = 60
 """Bisection steps after which a time is as exact as a float."""

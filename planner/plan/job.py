@@ -15,9 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from meshwright.planner.environment.measured_latency import from_plan
-from meshwright.planner.environment.rewards import Reward, RewardLoad, require_unique_names
-from meshwright.planner.environment.tool import Tool
+from meshwright.planner.environment.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
 from meshwright.planner.plan.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
@@ -31,31 +29,27 @@ from meshwright.planner.plan.algorithm_rules import (
     require_synchronous_selection,
     require_teacher_weights,
 )
-from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
-from meshwright.planner.plan.distill_settings import Distill
-from meshwright.planner.plan.job_cluster import AnyClusterSpec, ClusterSpec
-from meshwright.planner.plan.job_data import Data
+from meshwright.planner.plan.algorithm_settings import GRPO, PPO, RLOO, Distill, LearningSettings, Reinforce
+from meshwright.planner.plan.custom_graph import OwnGraph
 from meshwright.planner.plan.job_limits import position_violations, require_within_limits
-from meshwright.planner.plan.learning_settings import LearningSettings
-from meshwright.planner.plan.model_files import (
+from meshwright.planner.plan.job_sections import (
+    AnyClusterSpec,
+    ClusterSpec,
+    Data,
     Models,
     require_heads,
     require_one_tokenizer,
     require_one_vocabulary,
 )
-from meshwright.planner.plan.own_graph import OwnGraph
-from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.cluster import AnyCluster
-from meshwright.profiles.differences import differences
-from meshwright.profiles.documents import Document, digest, read_yaml, without_defaults
-from meshwright.profiles.environment.seen_lengths import lengths_of_workload, workload_with_lengths
+from meshwright.profiles.documents import Document, differences, digest, read_yaml, without_defaults
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import EAGER, EngineName, own_engine, require_graph_support
-from meshwright.profiles.model_parts.eight_bit_floats import GenerationWeights, require_quantisable
+from meshwright.profiles.hardware import AnyCluster
+from meshwright.profiles.model_parts.fp8_weights import GenerationWeights, require_quantisable
 from meshwright.profiles.model_shape import ModelSpec, read_model
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
-from meshwright.profiles.workload import Workload
+from meshwright.profiles.workload import Workload, lengths_of_workload, workload_with_lengths
 
 _SCALAR_HEAD_ROLES = (Role.CRITIC, Role.REWARD)
 _CONTROLLERS = "let chunk sizes and the overcommit follow the run (OPPO), at most as large as the plan chose them"

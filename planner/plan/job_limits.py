@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.profiles.cluster import AnyCluster, Cluster, Link
 from meshwright.profiles.errors import require_none
+from meshwright.profiles.hardware import AnyCluster, Cluster, Link
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.workload import Workload

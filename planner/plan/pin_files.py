@@ -8,7 +8,7 @@ from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Stage, StageGraph
-from meshwright.profiles.values import read_text
+from meshwright.profiles.untrusted_text import read_text
 
 _MAX_BYTES = 2**20
 """The size limit of a file of pins; a plan may be larger."""

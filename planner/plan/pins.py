@@ -15,7 +15,7 @@ from meshwright.profiles.errors import BadInput, suggestion
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule, WhileWaiting
 from meshwright.profiles.stages import GENERATE, StageGraph
-from meshwright.profiles.values import whole_number
+from meshwright.profiles.untrusted_text import whole_number
 
 
 @dataclass(frozen=True, order=True)

@@ -16,18 +16,18 @@ from typing import Any, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.cost_models.cost import Cost
-from meshwright.planner.environment.rewards import HostWorkers
+from meshwright.planner.environment.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.job import Facts, Job, require_job
 from meshwright.planner.plan.job_limits import require_within_limits
 from meshwright.planner.plan.pins import Ranks, Value, value_of
-from meshwright.profiles.cluster import replicas_of_parts
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import replicas_of_parts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.packing import ReplicaAssignment
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Role, Stage, StageGraph
-from meshwright.profiles.values import MAX_JSON_BYTES, json_value, read_text
+from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, json_value, read_text
 
 SCHEMA_VERSION: Final = 2
 """The schema version of plans that are read and written; a plan of another version is refused."""

@@ -17,11 +17,11 @@ from meshwright.planner.plan.evaluate import (
     task_name_of,
     tasks,
 )
-from meshwright.planner.plan.host_workers import worker_violations
+from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, layout_rules, schedule_rules
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.pools import overlap_violations, pool_violations
-from meshwright.planner.plan.rules import available_bytes, layout_rules, schedule_rules
+from meshwright.planner.plan.pool_rules import overlap_violations, pool_violations
+from meshwright.planner.plan.reward_workers import worker_violations
 from meshwright.planner.plan.steps_ahead import staleness_of, steps_ahead_patterns, steps_ahead_violations
 from meshwright.profiles.errors import BadInput, require_none, suggestion
 from meshwright.profiles.layout import Layout, layers_per_stage

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, replace
 
+from meshwright.planner.plan.layout_and_schedule_rules import CHUNKS
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import CHUNKS
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT

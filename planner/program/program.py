@@ -1,14 +1,10 @@
 """The program of one period: the plan lowered to instructions in one order that every rank follows.
 
 In period n an instruction that is `a` steps ahead works on step n + a. Periods run from minus the largest `a` to the
-last step, and an instruction is skipped if its step is outside the run: the first periods only fill the pipeline of
-stages that work ahead.
-
-A stage that streams reads chunks while their producer is running: it runs at the same time, and receives the whole
-output after its own run. Chunks are not instructions, since their number is only known once they are sampled.
-
-Host workers score responses while ranks continue; only the stages that read the scores wait for them. The ranks that
-generated send the scores when they are ready, by a send after the generation.
+last step, and an instruction is skipped if its step is outside the run. A stage that streams runs at the same time as
+its producer, and receives the whole output after its own run; chunks are not instructions. Host workers score
+responses while ranks continue; the ranks that generated send the scores when they are ready. With dynamic sampling or
+best-of-n, the instructions that sample and score are repeated for every wave of prompts.
 
 A rank executes the instructions that include it and skips the others. Sends never wait, and a receive comes after its
 send, in the same period or a later one, so ranks that follow the order never deadlock.
@@ -21,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
+from meshwright.cost_models.sampling_waves import processes_all_samples
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Placement, Plan, Refit
-from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS, Role
 from meshwright.profiles.trace import instruction_name
 
 
@@ -329,3 +326,42 @@ def _deliveries(plan: Plan, tasks: Sequence[Placement]) -> list[_Delivery]:
                     )
                 )
     return deliveries
+
+
+_RESPONSE_FIELDS = ("truncated", RESPONSE_LENGTHS, SEQUENCE_DIGESTS)
+"""Fields of the responses that the reward of a sample depends on, besides its score."""
+
+
+def split_waves(program: Program, plan: Plan) -> Program:
+    """Return the program with its waves split off; the same program if a step trains on all of its samples."""
+    if not plan.facts.workload.selects_samples:
+        return program
+    repeated = [instruction for instruction in program.instructions if _is_repeated(instruction, plan)]
+    ranks = tuple(sorted({rank for one in repeated if isinstance(one, RunStage) for rank in one.ranks}))
+    first = program.instructions.index(repeated[0])
+    return replace(
+        program,
+        instructions=tuple(one for one in program.instructions if one not in repeated),
+        waves=Waves((*repeated, *_score_exchange(plan, ranks)), first),
+    )
+
+
+def _is_repeated(instruction: Instruction, plan: Plan) -> bool:
+    """Return True if the instruction samples, scores, or transfers samples to be scored."""
+    match instruction:
+        case RunStage(stage=stage):
+            return processes_all_samples(plan.stage(stage))
+        case Send(producer=producer, consumer=consumer) | Receive(producer=producer, consumer=consumer):
+            return producer == GENERATE and processes_all_samples(plan.stage(consumer))
+        case _:
+            return False
+
+
+def _score_exchange(plan: Plan, ranks: tuple[int, ...]) -> Iterator[Instruction]:
+    """Yield the sends and receives that give all ranks of the waves everything that decides the samples' rewards."""
+    responses = (GENERATE, _RESPONSE_FIELDS)
+    scored = [(stage.name, stage.writes) for stage in plan.graph.stages if stage.role is Role.REWARD]
+    for name, fields in (responses, *scored, *((host.name, host.writes) for host in plan.graph.host_stages)):
+        owner_ranks = output_owners(plan, name)
+        yield Send(producer=name, consumer=GENERATE, fields=fields, ranks=owner_ranks, targets=ranks)
+        yield Receive(producer=name, consumer=GENERATE, fields=fields, ranks=ranks, owners=owner_ranks)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from meshwright.planner.proof.enumeration import AMOUNTS, ChoiceSubset, Space
+from meshwright.planner.proof.space import AMOUNTS, ChoiceSubset, Space
 from meshwright.profiles.stages import GENERATE
 
 Pair: TypeAlias = frozenset[str]

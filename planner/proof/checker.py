@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split
-from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
+from meshwright.planner.proof.space import AMOUNTS, Enumeration, Space
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, suggestion
 

@@ -13,12 +13,12 @@ from itertools import combinations, count
 
 import numpy as np
 
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.cases import Case
 from meshwright.planner.proof.checker import all_search_cases, proven_seconds, split
 from meshwright.planner.proof.document import Closed, Meeting, Node, Proof, Split, Tree
-from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration
+from meshwright.planner.proof.space import AMOUNTS, Enumeration
 from meshwright.profiles.documents import digest
 
 MAX_SPLITS = 2000

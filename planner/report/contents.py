@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.report.learned_chart import TrainingCurves
+from meshwright.planner.report.training_curves import TrainingCurves
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.profiles.trace import Run
 

@@ -1,9 +1,15 @@
-"""HTML building blocks. Markup has its own type, `Html`; any other text is escaped when it enters a page."""
+"""HTML building blocks and the frame of every page: a single file that includes its styles and loads no other
+resource. Markup has its own type, `Html`; any other text is escaped when it enters a page.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+
+from meshwright.planner.report import formatting
 
 _VOID = ("meta", "rect", "line", "circle")
 
@@ -64,3 +70,44 @@ def badge(text: str) -> Html:
 
 def _attribute_text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+_CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_COLOURS = (*formatting.COLOURS, "c-refit", "c-other")
+
+
+def page(title: str, *content: str) -> str:
+    """Return the text of an HTML file with this title and content."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_CONTENT_SECURITY_POLICY),
+        tag("title", title),
+        tag("style", Html(_style())),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', _patterns(), tag('main', *content)), lang='en')}\n"
+
+
+@cache
+def _style() -> str:
+    return files("meshwright.planner.report").joinpath("style.css").read_text(encoding="utf-8")
+
+
+def _patterns() -> Html:
+    """Hatch patterns in every colour, for the charts of the page."""
+    return tag("svg", tag("defs", *(_pattern(colour) for colour in _COLOURS)), class_="patterns", width="0", height="0")
+
+
+def _pattern(colour: str) -> Html:
+    return tag(
+        "pattern",
+        tag("rect", width="7", height="7", class_="ground"),
+        tag("line", x1="0", x2="0", y1="0", y2="7", class_="stripe"),
+        id=f"hatch-{colour}",
+        class_=colour,
+        width="7",
+        height="7",
+        patternUnits="userSpaceOnUse",
+        patternTransform="rotate(45)",
+    )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.whatif import outlook
+from meshwright.planner.plan.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import fullest_rank
-from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.report import words
-from meshwright.planner.report.compared import predicted_and_observed
+from meshwright.planner.report import formatting
 from meshwright.planner.report.contents import Contents
-from meshwright.planner.report.facts import facts, proof
-from meshwright.planner.report.glance import overview
-from meshwright.planner.report.html import Html, badge, tag
-from meshwright.planner.report.idle import idle
-from meshwright.planner.report.learned_chart import training_section
-from meshwright.planner.report.memory_chart import memory
-from meshwright.planner.report.page import page
-from meshwright.planner.report.sizes_chart import sizes
-from meshwright.planner.report.terms import terms
-from meshwright.planner.report.timeline_chart import timelines
-from meshwright.planner.report.turn import period_timeline
+from meshwright.planner.report.html import Html, badge, page, tag
+from meshwright.planner.report.inputs_section import facts, proof
+from meshwright.planner.report.predicted_and_observed import predicted_and_observed
+from meshwright.planner.report.resource_sections import idle, memory, terms
+from meshwright.planner.report.timelines import overview, period_timeline, timelines
+from meshwright.planner.report.training_curves import training_section
+from meshwright.planner.report.whatif_pages import sizes
 
 _SECTIONS = (
     ("glance", "The plan at a glance"),
@@ -64,7 +59,7 @@ def _title(plan: Plan) -> str:
 
 def _head(contents: Contents) -> Html:
     models = contents.plan.facts.models
-    roles = ", ".join(f"{role} {words.parameters(spec.num_params)}" for role, spec in models.by_name.items())
+    roles = ", ".join(f"{role} {formatting.parameters(spec.num_params)}" for role, spec in models.by_name.items())
     links = (tag("a", heading, href=f"#{name}") for name, heading in _SECTIONS)
     return tag(
         "header",
@@ -82,12 +77,14 @@ def _cards(contents: Contents) -> list[Html]:
     peak, usable = plan.peak_bytes_per_rank[fullest], plan.facts.cluster.usable_bytes(fullest)
     staleness = "synchronous" if not plan.staleness else f"at most {plan.facts.staleness} allowed"
     return [
-        _card(words.seconds(plan.period_seconds), "a step, predicted"),
-        _card(words.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"),
-        _card(words.count(plan_outlook.tokens_per_second), "response tokens/s, predicted"),
-        _card(words.percent(plan_outlook.idle_share), "of the ranks' time idle, predicted"),
-        _card(words.size(peak), f"on the fullest rank, of {words.size(usable)}"),
-        _card(words.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
+        _card(formatting.seconds(plan.period_seconds), "a step, predicted"),
+        _card(
+            formatting.seconds(simulation.steps.mean), badge("SIMULATED"), f"a step, {simulation.durations} durations"
+        ),
+        _card(formatting.count(plan_outlook.tokens_per_second), "response tokens/s, predicted"),
+        _card(formatting.percent(plan_outlook.idle_share), "of the ranks' time idle, predicted"),
+        _card(formatting.size(peak), f"on the fullest rank, of {formatting.size(usable)}"),
+        _card(formatting.percent(plan.solver.gap), f"gap, {plan.solver.status}"),
         _card(str(plan.staleness), f"staleness, {staleness}"),
     ]
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.precision import element_bytes
-from meshwright.cost_models.question import Call, CostModel, Move
-from meshwright.planner.plan.calls import Choice, query_for_choice
-from meshwright.planner.plan.edges import StageTransfer
+from meshwright.cost_models.kernels import element_bytes
+from meshwright.cost_models.protocol import Call, CostModel, Move
+from meshwright.planner.plan.cost_queries import Choice, StageTransfer, query_for_choice
 from meshwright.planner.plan.evaluate import evaluate, task_name_of
-from meshwright.planner.plan.host_workers import with_workers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
+from meshwright.planner.plan.reward_workers import with_workers
 from meshwright.planner.plan.steps_ahead import StepsAhead, max_deferral, staleness_of, synchronous
 from meshwright.profiles.layout import unequal_layers_per_stage
 from meshwright.profiles.stages import GENERATE, Stage

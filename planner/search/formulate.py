@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from meshwright.cost_models.question import CostModel, Move
-from meshwright.planner.plan.edges import StageTransfer
+from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.planner.plan.cost_queries import StageTransfer
 from meshwright.planner.plan.evaluate import refit_name
-from meshwright.planner.plan.host_workers import reward_readers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.pools import first_ranks, pool_sizes, pool_step
+from meshwright.planner.plan.pool_rules import first_ranks, pool_sizes, pool_step
+from meshwright.planner.plan.reward_workers import reward_readers
 from meshwright.planner.plan.steps_ahead import StepsAhead, synchronous
-from meshwright.planner.search.candidates import Candidate
-from meshwright.planner.search.frontier import Frontier
+from meshwright.planner.search.choice_costs import Candidate
+from meshwright.planner.search.frontiers import Frontier
 from meshwright.planner.solver.problem import (
     MAX_SUM,
     CallOptions,
@@ -33,7 +33,7 @@ from meshwright.planner.solver.problem import (
     Problem,
     Transfer,
 )
-from meshwright.profiles.cluster import AnyCluster, max_usable_bytes
+from meshwright.profiles.hardware import AnyCluster, max_usable_bytes
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.stages import GENERATE, Role, StageGraph
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshwright.planner.program.instruction_durations import StepWork, TransferDelays
+from meshwright.planner.program.durations import StepWork, TransferDelays
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, is_active
 from meshwright.profiles.stages import ENVIRONMENT
 

@@ -1,8 +1,9 @@
-"""The sequences in flight on one replica, and the rules by which a period of generation ends.
+"""The sequences in flight on one replica: the slot groups in which they decode, and the rules by which a period of
+generation ends.
 
-A period delivers some of the sequences that have ended. The others stay in flight: live in their slots, or ended and
-not delivered yet. Every rule depends only on counts of this replica's own sequences, so all of its ranks decide alike,
-without messages and independent of wall-clock time, and a simulation decides as they do.
+A replica's slots are divided into groups, one for each pipeline stage. A period delivers some of the sequences that
+have ended; the others stay in flight. Groups and rules depend only on counts of this replica's own sequences, so all
+of its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do.
 """
 
 from __future__ import annotations
@@ -11,10 +12,39 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from itertools import pairwise
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from meshwright.planner.simulation.slot_groups import SlotGroup
 from meshwright.profiles.errors import BadInput
+
+S = TypeVar("S")
+Waiting = TypeVar("Waiting")
+
+
+class SlotGroup(Generic[S]):
+    """Slots [first_slot, first_slot + num_slots) whose live sequences decode together, one token each in a round.
+
+    Live sequences are in the order in which they took their slots.
+    """
+
+    def __init__(self, first_slot: int, num_slots: int) -> None:
+        self.first_slot, self.num_slots = first_slot, num_slots
+        self.live: list[S] = []
+
+    @classmethod
+    def split(cls, num_slots: int, num_stages: int) -> tuple[Self, ...]:
+        """Return contiguous groups of nearly equal size: one for each pipeline stage, or fewer if slots run out."""
+        num_groups = min(num_stages, num_slots)
+        bounds = [num_slots * i // num_groups for i in range(num_groups + 1)]
+        return tuple(cls(a, b - a) for a, b in pairwise(bounds))
+
+    def _next(self, waiting: deque[Waiting]) -> list[Waiting]:
+        """Remove and return as many sequences from the front of `waiting` as there are free slots."""
+        return [waiting.popleft() for _ in range(min(self.num_slots - len(self.live), len(waiting)))]
+
+    def _keep(self, kept: Iterable[bool]) -> None:
+        """Remove the live sequences that are not kept."""
+        self.live = list(itertools.compress(self.live, kept))
 
 
 class Queued(Protocol):
@@ -118,7 +148,7 @@ class Flight(Generic[W, G, E]):
         self.waiting.extend(waiting)
         live = [*(sequence for group in self.groups for sequence in group.live), *paused]
         self.num_unfinished = Counter(sequence.step for sequence in (*live, *self.waiting))
-        self.num_live = Counter(sequence.first_turn for sequence in live)
+        self.num_live = Counter(sequence.first_period for sequence in live)
 
     def add_started(self, begun: Started) -> None:
         """Count a sequence that was started elsewhere and is held by the caller while it is paused."""

@@ -13,11 +13,11 @@ from meshwright.planner.plan.evaluate import resident_bytes
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.controllers import Setting, setting_facts
-from meshwright.planner.program.instruction_durations import Durations, Planned, StepWork, transfer_delays
+from meshwright.planner.program.durations import Durations, Planned, StepWork, transfer_delays
 from meshwright.planner.program.program import Program, Receive, RunStage, lower
-from meshwright.planner.simulation.cache_use import combined_use
-from meshwright.planner.simulation.deferral import ramp_up_steps
 from meshwright.planner.simulation.events import RankProgram, Record, Replica, group_ranks, simulate_events
+from meshwright.planner.simulation.pacing import ramp_up_steps
+from meshwright.planner.simulation.simulated_flight import combined_use
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.packing import rows_per_replica
 from meshwright.profiles.stages import GENERATE

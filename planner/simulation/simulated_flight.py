@@ -1,6 +1,9 @@
-"""The sequences of one replica in simulated generation: when each is admitted, ends and is delivered.
+"""Simulated generation of one replica: when each sequence is admitted, ends and is delivered, the seconds of its
+decode rounds and prefills, and the KV blocks that it holds.
 
-The rules are those of `flight`, which the runtime uses too. Passes in which no sequence starts or ends are combined.
+The rules are those of `flight`, which the runtime uses too; passes in which no sequence starts or ends are combined.
+Seconds are looked up on a grid for which the cost model is asked about small batches of equal lengths. Sequences never
+wait for a KV block here, so they may hold more blocks than the plan has.
 """
 
 from __future__ import annotations
@@ -8,19 +11,141 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.cache_use import held_blocks, weighted_use
-from meshwright.planner.simulation.flight import DeliveryRule, Flight
-from meshwright.planner.simulation.round_times import RoundTimes
-from meshwright.planner.simulation.slot_groups import SlotGroup
+from meshwright.cost_models.protocol import Call
+from meshwright.planner.plan.cost_queries import CostModelBuilder
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.program.durations import HeldBlocks
+from meshwright.planner.simulation.flight import DeliveryRule, Flight, SlotGroup
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.packing import BLOCK_TOKENS
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.workload import Workload
+
+Numbers = NDArray[np.float64]
+
+_NUM_RATIOS, _NUM_STEPS = 6, 24
+"""Numbers of grid points of the lengths, geometrically and linearly spaced up to the longest sequence."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Seconds over rows and tokens, both ascending; linear between the points and constant beyond them."""
+
+    rows: Numbers
+    tokens: Numbers
+    seconds: Numbers  # [rows, tokens]
+
+    def __call__(self, rows: Numbers, tokens: Numbers) -> Numbers:
+        row, across = _place(self.rows, rows)
+        column, along = _place(self.tokens, tokens)
+        low = self.seconds[row, column] * (1 - along) + self.seconds[row, column + 1] * along
+        high = self.seconds[row + 1, column] * (1 - along) + self.seconds[row + 1, column + 1] * along
+        interpolated: Numbers = low * (1 - across) + high * across
+        return interpolated
+
+
+def _place(points: Numbers, values: Numbers) -> tuple[NDArray[np.intp], Numbers]:
+    """Return for each value the index of the point below it, and its relative position towards the next one."""
+    below = np.minimum(np.maximum(np.searchsorted(points, values, side="right") - 1, 0), len(points) - 2)
+    share = (values - points[below]) / (points[below + 1] - points[below])
+    return below, np.minimum(np.maximum(share, 0.0), 1.0)  # np.clip takes several times as long for so few
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTimes:
+    """Seconds on one replica: `prefill` by rows and tokens on an empty pipeline, and a decode round (`round_`) of all
+    groups by live sequences and cached tokens."""
+
+    prefill: Grid
+    round_: Grid
+
+
+def round_times(facts: Facts, call: Call, remodel: CostModelBuilder) -> RoundTimes:
+    """Return the seconds by the cost model of `facts`, on a grid of lengths and rows, up to twice the call's slots."""
+    slots = call.schedule.generation_slots
+    rows = sorted({*(2**k for k in range(slots.bit_length())), slots, 2 * slots})
+    longest = max(2, facts.workload.max_tokens)
+    points = (*np.geomspace(1, longest, _NUM_RATIOS), *np.linspace(1, longest, _NUM_STEPS))
+    lengths = sorted({round(n) for n in points})
+    prefills, rounds = np.empty((len(rows), len(lengths))), np.empty((len(rows), len(lengths)))
+    for i, num_rows in enumerate(rows):
+        grid_call = replace(call, schedule=Schedule(generation_slots=num_rows), max_deferral=0)
+        for j, length in enumerate(lengths):
+            first, third = (remodel(_with(facts, call, num_rows, length, n)).seconds(grid_call).total for n in (1, 3))
+            prefills[i, j], rounds[i, j] = first, (third - first) / 2
+    axes = np.array(rows, dtype=float), np.array(lengths, dtype=float)
+    return RoundTimes(prefill=Grid(*axes, prefills), round_=Grid(*axes, rounds))
+
+
+def _with(facts: Facts, call: Call, num_rows: int, prompt: int, response: int) -> Facts:
+    """Return the facts with `num_rows` sequences of equal lengths on each replica."""
+    workload = Workload(
+        batch_size=num_rows * call.layout.dp,
+        prompt=LengthSpec(max=prompt, fixed=prompt),
+        response=LengthSpec(max=response, fixed=response),
+    )
+    return facts.model_copy(update={"workload": workload})
+
+
+Integers = NDArray[np.int64]
+
+
+def held_blocks(
+    prompts: Integers, starts: Integers, ends: Integers, read_until: Integers, num_rounds: int
+) -> NDArray[np.float64]:
+    """Return the blocks held in each round from 0 to `num_rounds` by sequences that are live in rounds [start, end).
+
+    A start is negative if tokens were sampled before round 0, and an end exceeds `num_rounds` if a sequence stays in
+    flight. Another row of the same prompt holds the prompt's blocks until `read_until`.
+    """
+    first, after = np.maximum(starts, 0), np.minimum(ends, num_rounds)
+    before = prompts - starts  # the tokens of a round are these and its number
+    counted = np.maximum(first, starts + 1)
+    last = np.maximum(after - 1, counted)
+    size = (num_rounds // BLOCK_TOKENS + 3) * BLOCK_TOKENS
+
+    def next_block(rounds: Integers) -> Integers:
+        """Return the first round after these in which a sequence needs another block."""
+        return rounds + 1 + -(before + rounds) % BLOCK_TOKENS
+
+    # From its first one on, a sequence takes a block every BLOCK_TOKENS rounds.
+    begin, stop = (np.bincount(next_block(rounds), minlength=size) for rounds in (counted, last))
+    taken = (begin - stop).reshape(-1, BLOCK_TOKENS).cumsum(axis=0).ravel()
+    shared, until = prompts // BLOCK_TOKENS, np.minimum(np.maximum(read_until, first), after)
+    changes = -(-(before + counted) // BLOCK_TOKENS) - shared, shared, -(before + last) // BLOCK_TOKENS
+    rounds, blocks = np.concatenate([first, until, after]), np.concatenate(changes)
+    held: NDArray[np.float64] = (taken + np.bincount(rounds, weights=blocks, minlength=size)).cumsum()
+    return held[:num_rounds]
+
+
+def weighted_use(
+    held: NDArray[np.float64], first: Integers, after: Integers, seconds: NDArray[np.float64]
+) -> HeldBlocks:
+    """Return the use over runs of rounds [first, after), weighted by their seconds (by rounds if those are 0).
+
+    Runs may overlap.
+    """
+    sums = np.zeros(len(held) + 1)
+    held.cumsum(out=sums[1:])
+    total = float(seconds.sum())
+    mean = (sums[after] - sums[first]) / (after - first) @ seconds / total if total else held.mean()
+    return HeldBlocks(mean=float(mean), peak=int(held.max()))
+
+
+def combined_use(held: Iterable[HeldBlocks], seconds: Iterable[float]) -> HeldBlocks:
+    """Return the combined use of several replicas or generations, weighted by their seconds."""
+    means, most = zip(*held, strict=True)
+    weights = np.fromiter(seconds, dtype=np.float64)
+    return HeldBlocks(mean=float(np.average(means, weights=weights if weights.any() else None)), peak=max(most))
+
 
 _MOST_PASSES = 256
 """Most passes that are costed together, at their midpoint."""

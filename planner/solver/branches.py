@@ -16,8 +16,8 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.solver.linear_relaxation import OptionBounds, OptionMask, SpreadRelaxation
 from meshwright.planner.solver.problem import CallOptions, Option, Place, Problem, Transfer
-from meshwright.planner.solver.spread import OptionBounds, OptionMask, SpreadRelaxation
 
 _MAX_MEAN_SHARE = 0.7
 """If a branch has on average more than this share of the options of all branches together, the problem is not split."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.planner.solver import block_search, place_search
-from meshwright.planner.solver.block_model import rank_range_memory_model
-from meshwright.planner.solver.place_model import fixed_ranks_memory_model, run_cp_sat
+from meshwright.planner.solver import fixed_ranks_search, rank_range_search
+from meshwright.planner.solver.cp_sat import fixed_ranks_memory_model, run_cp_sat
 from meshwright.planner.solver.problem import Problem
+from meshwright.planner.solver.rank_range_model import rank_range_memory_model
 from meshwright.planner.solver.result import Effort, Limits, Progress, Result
 
 
@@ -13,7 +13,7 @@ def solve(problem: Problem, limits: Limits, progress: Progress | None = None, ef
     """Return the best answer within the limits and the proven lower bound; the work is added to `effort`."""
     if any(not call.options for call in problem.calls):
         return Result(status="infeasible", answer=None, objective=None, bound=0)
-    search = block_search.search if problem.anywhere else place_search.search
+    search = rank_range_search.search if problem.anywhere else fixed_ranks_search.search
     return search(problem, limits, progress or _ignore_progress, effort or Effort())
 
 
@@ -22,8 +22,8 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
     if any(not call.options for call in problem.calls):
         return None
     if problem.anywhere:
-        return block_search.first_answer(problem, limits, effort)
-    return place_search.first_answer(problem, limits)
+        return rank_range_search.first_answer(problem, limits, effort)
+    return fixed_ranks_search.first_answer(problem, limits)
 
 
 def least_memory(problem: Problem, limits: Limits) -> int | None:

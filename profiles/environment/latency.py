@@ -1,16 +1,17 @@
-"""Latency distributions of one call of a reward or a tool, in seconds."""
+"""Latency distributions of one call of a reward or a tool, in seconds, stated by a job or measured by timed calls."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from meshwright.profiles.documents import Document
 
@@ -145,3 +146,37 @@ def _truncated(pairs: tuple[tuple[float, float], ...], longest: float | None) ->
     total = math.fsum(weights.values())
     kept = sorted((s, w / total) for s, w in weights.items())
     return Latencies(tuple(s for s, _ in kept), tuple(p for _, p in kept))
+
+
+CallKind: TypeAlias = Literal["reward", "tool"]
+
+
+class CallKey(Document):
+    """The key of timed calls: the callee and the samples per call, independent of the name that a job gives it."""
+
+    kind: CallKind
+    target: str = Field(min_length=1, description="a function, or the URL of a judge")
+    batch_size: int = Field(default=1, gt=0)
+
+
+class TimedCalls(Document):
+    """Seconds of each successful call, ascending, and the number of failed calls."""
+
+    called: CallKey
+    seconds: tuple[float, ...] = Field(min_length=1, max_length=1024)
+    num_failed: int = Field(default=0, ge=0)
+    date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$")
+
+    @field_validator("seconds")
+    @classmethod
+    def _ascending(cls, seconds: tuple[float, ...]) -> tuple[float, ...]:
+        if min(seconds) < 0:
+            raise ValueError("a call takes 0 seconds or more")
+        return tuple(sorted(seconds))
+
+    @property
+    def latency(self) -> LatencySpec:
+        """Empirical distribution of the calls, all equally likely."""
+        weights = Counter(self.seconds)
+        measured = MeasuredCalls(num_calls=len(self.seconds), num_failed=self.num_failed, date=self.date)
+        return LatencySpec(histogram=tuple((s, float(n)) for s, n in sorted(weights.items())), measured=measured)

@@ -1,49 +1,47 @@
-"""The best plan of a job, and analyses of a plan without running it."""
+"""The best plan of a job, analyses of a plan without running it, and re-planning of a running job."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count as counting
+from pathlib import Path
 from typing import TypeAlias
 
-from meshwright.planner.analysis.alternatives import alternatives
-from meshwright.planner.analysis.binding import memory_limited
+from meshwright.planner.analysis.alternatives import alternatives, memory_limited, runners_up
+from meshwright.planner.analysis.cluster_sizing import Fit, pareto
+from meshwright.planner.analysis.cluster_sizing import fit as fitted
 from meshwright.planner.analysis.explain import explain as explanation
-from meshwright.planner.analysis.fit import Fit
-from meshwright.planner.analysis.fit import fit as fitted
-from meshwright.planner.analysis.leading import main_influences
-from meshwright.planner.analysis.oversampling import best_wave, plan_chooses_wave, with_average_wave
-from meshwright.planner.analysis.pareto import pareto
-from meshwright.planner.analysis.runners_up import runners_up
-from meshwright.planner.analysis.sensitivity import sensitivities
-from meshwright.planner.analysis.structures import (
+from meshwright.planner.analysis.full_explanation import FullExplanation
+from meshwright.planner.analysis.plan_comparison import PlanComparison, compare_plans
+from meshwright.planner.analysis.plan_structures import (
     Ranked,
     SubspaceSearch,
     best_structures,
     ranked_by_simulation,
     whole_space_search,
 )
-from meshwright.planner.analysis.two_plans import PlanComparison, compare_plans
+from meshwright.planner.analysis.replan import Replanned, replan_from_run
+from meshwright.planner.analysis.sensitivity import main_influences, sensitivities
+from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, with_average_wave
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
-from meshwright.planner.analysis.why import FullExplanation
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import CostModelBuilder
+from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import Setting
 from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.search.progress import ProgressCallback as SearchProgress
-from meshwright.planner.search.refusal import NoPlan
-from meshwright.planner.search.start import start_from
+from meshwright.planner.plan.whatif_settings import Setting
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.search.search_control import ProgressCallback as SearchProgress
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import digest
-from meshwright.profiles.environment.seen_lengths import ObservedLengths, workload_with_lengths
 from meshwright.profiles.table import Table
-from meshwright.runtime.api.given import cost_model_builder, limits_of, require_number
-from meshwright.runtime.device.garbage import no_garbage_collection
+from meshwright.profiles.workload import ObservedLengths, workload_with_lengths
+from meshwright.runtime.api.arguments import Pathname, cost_model_builder, limits_of, require_number
+from meshwright.runtime.device.garbage_collection import no_garbage_collection
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is searched for, the number of searches that are done, and their total."""
@@ -249,3 +247,27 @@ def _counted(progress: Progress | None, what: str, total: int) -> Callable[[], N
     report, done = progress, counting(1)
     report(what, 0, total)
     return lambda: report(what, next(done), total)
+
+
+def replan(
+    plan: Plan,
+    run: Pathname,
+    table: Table | None = None,
+    *,
+    facts: Facts | None = None,
+    lost_nodes: int = 0,
+    limits: Limits | None = None,
+) -> Replanned:
+    """The best plan for the rest of a run of `plan`, by the last steps that it measured, on the remaining nodes.
+
+    Lengths and speeds are those of these steps; a layout that the run used earlier is as slow as it was then. `run` is
+    the directory of the run, and `table` the one that the plan was made with, if any. `facts` are those of another job
+    to continue with. The answer is found in the neighbourhood of the plan, without a bound; with `limits` a full search
+    starts from it. The answer also has the seconds of moving to the new plan, and after how many steps they are
+    regained.
+    Raises BadInput for a plan that breaks a rule, a run of another plan, a trace that was not measured, and where no
+    plan fits what is left.
+    """
+    require_valid(plan)
+    search_limits = limits_of(limits) if limits else None
+    return replan_from_run(plan, Path(run), table, facts=facts, lost_nodes=lost_nodes, limits=search_limits)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.runtime.environment.algebra import NoValueError
-from meshwright.runtime.environment.maths_notation import MAX_CHARACTERS, are_equal, parse_answer
+from meshwright.runtime.environment.maths_notation import MAX_CHARACTERS, NoValueError, are_equal, parse_answer
 from meshwright.runtime.environment.samples import RewardSample
 
 _NUMBER = re.compile(

@@ -11,17 +11,16 @@ from typing import TypeAlias
 
 import torch
 
-from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.rewards_and_tools import Reward
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS
-from meshwright.runtime.environment.crew import RewardAnswer, RewardCaller, RewardWorkers
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError, RewardSample
 from meshwright.runtime.environment.unit_tests import describe_sandbox
 from meshwright.runtime.environment.worker import Worker
-from meshwright.runtime.messages.experience import Experience
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.environment.worker_pool import RewardAnswer, RewardCaller, RewardWorkers
+from meshwright.runtime.messages.experience import Experience, StepExperience
 
 _Rows: TypeAlias = Mapping[int, tuple[Future[RewardAnswer], ...]]
 """For each row of a batch, one future of each reward."""

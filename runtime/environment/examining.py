@@ -1,7 +1,7 @@
 """Runs code and its tests in two processes: the tests call what the code defines through remote calls.
 
 The verdict is decided in the process of the tests. There the code is known only as plain values and object numbers
-(`remote.py`), so that it passes a comparison with a value only by returning that value.
+(`remote_objects.py`), so that it passes a comparison with a value only by returning that value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, BinaryIO
 
-from meshwright.runtime.environment.remote import Peer
+from meshwright.runtime.environment.remote_objects import Peer
 
 _TESTS = "tests"
 """Name of the module that the classes of the tests belong to."""
@@ -58,7 +58,7 @@ def serve_code(code: str, incoming: BinaryIO, outgoing: BinaryIO) -> None:
     peer.serve()
 
 
-def tests_pass(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
+def passes_tests(tests: str, incoming: BinaryIO, outgoing: BinaryIO) -> bool:
     """True if the tests have at least one statement and run to their end with the names that the other side offers."""
     try:
         tree = ast.parse(tests, _TESTS)

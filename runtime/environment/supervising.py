@@ -20,7 +20,7 @@ from typing import BinaryIO, NoReturn
 
 from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.runtime.environment import examining, sandbox
-from meshwright.runtime.environment.keeping import descendants, kill_all
+from meshwright.runtime.environment.process_tree import descendants, kill_all
 
 PASSED, FAILED, UNSUPPORTED = 93, 94, 95
 """Exit codes: the tests passed, they did not, or this machine lacks one of the requested sandbox measures."""
@@ -98,7 +98,7 @@ def _offer(code: str, other: socket.socket, seconds: float, with_filter: bool) -
 
 def _examine(tests: str, other: socket.socket, seconds: float, with_filter: bool) -> int:
     incoming, outgoing = _confined_streams(other, seconds, with_filter)
-    return PASSED if examining.tests_pass(tests, incoming, outgoing) else FAILED
+    return PASSED if examining.passes_tests(tests, incoming, outgoing) else FAILED
 
 
 def _confined_streams(other: socket.socket, seconds: float, with_filter: bool) -> tuple[BinaryIO, BinaryIO]:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from meshwright.planner.program.deadlines import IMPORT_SECONDS
+from meshwright.planner.program.durations import IMPORT_SECONDS
 from meshwright.runtime.environment.samples import RewardError, RewardSample, printable_reason, validate_scores
-from meshwright.runtime.environment.serve import FunctionKind
+from meshwright.runtime.environment.worker_process import FunctionKind
 
 _END_SECONDS = 5.0
 _READ_BYTES = 2**16
@@ -71,7 +71,7 @@ class Worker:
                     pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        module_and_arguments = "meshwright.runtime.environment.serve", self._function, self._kind
+        module_and_arguments = "meshwright.runtime.environment.worker_process", self._function, self._kind
         command = [sys.executable, "-m", *module_and_arguments, str(os.getpid())]
         try:
             process = self._process = subprocess.Popen(

@@ -8,9 +8,9 @@ from pathlib import Path
 from meshwright.planner.plan.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed import require_allowed_rewards, require_allowed_tool
-from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.environment.allowed_functions import require_allowed_rewards, require_allowed_tool
 from meshwright.runtime.launch.rendezvous import Rendezvous
+from meshwright.runtime.rollout.prompts import PromptData, read_data
 
 
 def require_nodes(plan: Plan, rendezvous: Rendezvous) -> None:

@@ -1,10 +1,12 @@
 """The executor runs a program on one rank, period by period, and records a span for every instruction.
 
-It is the only code that orders work. A run and a rehearsal differ in their device, nowhere else.
+It is the only code that orders work. A run and a rehearsal differ in their device, nowhere else. Spans are timed by a
+wall clock that changes of the system clock during the process do not affect.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,10 +24,15 @@ from meshwright.planner.program.program import (
 )
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from meshwright.profiles.trace import Span
-from meshwright.runtime.execution.steady_clock import steady_now
-from meshwright.runtime.messages.experience import Experience, ExperienceTransport
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import InstructionResult, PeriodResult
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport, StepExperience
+from meshwright.runtime.records.results import InstructionResult, PeriodResult
+
+_BEGAN = time.time() - time.monotonic()
+
+
+def steady_now() -> float:
+    """Return seconds since 1970, evenly increasing even if the system clock is set forward or back."""
+    return _BEGAN + time.monotonic()
 
 
 class RankDevice(Protocol):

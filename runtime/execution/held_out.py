@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.planner.plan.distill_settings import Distill
+from meshwright.planner.plan.algorithm_settings import Distill
 from meshwright.planner.plan.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.records.record import EvaluationRecord
 from meshwright.runtime.records.version_gap import Gap
 from meshwright.runtime.training.versions import generator_gap

@@ -20,18 +20,16 @@ from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
-from meshwright.runtime.device.lost_partner import lost_rank_error
+from meshwright.runtime.device.process_groups import lost_rank_error
 from meshwright.runtime.execution.resume import latest_checkpoint
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.adapter_files import save_adapter
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import ModelChunks, build_model, model_chunks_of
-from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.records.run_file import read_run_file
+from meshwright.runtime.model.weights import load_weights, save_adapter, save_weights
+from meshwright.runtime.records.run_directory import read_run_file
 from meshwright.runtime.training.checkpoint import sharded_model_state
-from meshwright.runtime.training.copies import DTYPES
-from meshwright.runtime.training.manifest import find_damage
-from meshwright.runtime.training.plain_pickles import require_safe_pickles
+from meshwright.runtime.training.checkpoint_integrity import find_damage, require_safe_pickles
+from meshwright.runtime.training.weight_copies import DTYPES
 
 ADAPTER = "adapter"
 """Directory in that of a model for its adapter alone."""

@@ -15,19 +15,18 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Durations
+from meshwright.planner.plan.reward_workers import host_seconds
+from meshwright.planner.program.durations import Durations
 from meshwright.planner.program.program import MoveWeights
-from meshwright.planner.simulation.sampled import sample_lengths
+from meshwright.planner.simulation.sampled_durations import sample_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import GENERATE, Stage, field_type
 from meshwright.profiles.trace import instruction_name
-from meshwright.runtime.messages.barriers import Barriers
-from meshwright.runtime.messages.chunk_transport import Streaming, TokenChunk
-from meshwright.runtime.messages.experience import Experience, assigned_rows, generation_rows
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import InstructionResult
+from meshwright.runtime.messages.experience import Experience, StepExperience, assigned_rows, generation_rows
+from meshwright.runtime.messages.streaming import Streaming, TokenChunk
+from meshwright.runtime.messages.transport import Barriers
+from meshwright.runtime.records.results import InstructionResult
 
 
 class RehearsalDevice:

@@ -9,19 +9,19 @@ from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.execution.resume import checkpoint_of, saved_steps
-from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import PLAIN
+from meshwright.runtime.model.kernel_choice import PLAIN
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.records.replayed import BatchReplay, UpdateReplay
-from meshwright.runtime.records.run_file import read_run_file
+from meshwright.runtime.records.results import BatchReplay, UpdateReplay
+from meshwright.runtime.records.run_directory import read_run_file
+from meshwright.runtime.rollout.prompts import read_data
 from meshwright.runtime.training.bad_steps import SkippedBatch, non_finite_metric, read_skipped
-from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.copies import DTYPES, build_trainer, sampling_spec
-from meshwright.runtime.training.learning import TrainingBatch, minibatches, training_loss
+from meshwright.runtime.training.trainer import Trainer
+from meshwright.runtime.training.training_batch import TrainingBatch, minibatches, training_loss
+from meshwright.runtime.training.weight_copies import DTYPES, build_trainer, sampling_spec
 
 
 def replay_batch(path: Path) -> BatchReplay:

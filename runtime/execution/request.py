@@ -5,30 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.planner.analysis.correct_table import require_calibratable
+from meshwright.planner.analysis.calibration import require_calibratable
 from meshwright.planner.plan.job import SETTINGS_KEYS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound
-from meshwright.planner.program.in_waves import split_waves
-from meshwright.planner.program.program import Program, lower
+from meshwright.planner.program.program import Program, lower, split_waves
 from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.frameworks import require_own_engine
-from meshwright.profiles.model_parts.planned_only import run_violations
+from meshwright.profiles.model_shape import run_violations
 from meshwright.profiles.table import Table
 from meshwright.runtime.device import host
 from meshwright.runtime.execution.early_checks import require_data, require_node_rank
-from meshwright.runtime.execution.resume import latest_step
-from meshwright.runtime.execution.resume_rules import changes
-from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.launch.joining import LaunchedRank
+from meshwright.runtime.execution.resume import changes, latest_step
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.model.model_check import require_weights
-from meshwright.runtime.records.lock import require_unlocked
+from meshwright.runtime.launch.torchrun import LaunchedRank
+from meshwright.runtime.model.weight_check import require_weights
 from meshwright.runtime.records.outputs import require_directory
-from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.run_directory import RunFile, read_run_file, require_unlocked
 from meshwright.runtime.records.run_lines import ended_after
+from meshwright.runtime.rollout.prompts import PromptData
 
 
 @dataclass(frozen=True, kw_only=True)

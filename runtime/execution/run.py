@@ -1,7 +1,7 @@
 """One rank of a run.
 
-Its part of the plan is built once and executed period by period. Between periods the rank records metrics, evaluates,
-checkpoints and exports.
+Its part of the plan is built once and executed period by period. Between periods the rank records metrics and sample
+responses, evaluates, checkpoints and exports.
 """
 
 from __future__ import annotations
@@ -17,51 +17,69 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import failing_call_seconds
-from meshwright.planner.program.in_waves import split_waves
-from meshwright.planner.program.program import MoveWeights, Program, lower, output_owners
+from meshwright.planner.program.durations import failing_call_seconds
+from meshwright.planner.program.program import MoveWeights, Program, lower, output_owners, split_waves
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.profiles.trace import Span
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
-from meshwright.runtime.device.patience import collective_timeout
+from meshwright.runtime.device.capabilities import device_capabilities
+from meshwright.runtime.device.process_groups import collective_timeout
 from meshwright.runtime.device.used_memory import bytes_in_use
 from meshwright.runtime.environment.environment import build_environment, require_scores, startup_notes
-from meshwright.runtime.environment.tools import ToolWorkers
-from meshwright.runtime.execution.actions import StageRunner
-from meshwright.runtime.execution.agreement import Consensus, RankRequest
-from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.filling import GroupSampling
+from meshwright.runtime.environment.worker_pool import ToolWorkers
+from meshwright.runtime.execution.consensus import Consensus, RankRequest
+from meshwright.runtime.execution.executor import Executor, steady_now
 from meshwright.runtime.execution.held_out import EVALUATED_FIELDS, HeldOutPart, evaluation_of
-from meshwright.runtime.execution.keeping_responses import sample_responses
-from meshwright.runtime.execution.megatron_device import MegatronDevice
+from meshwright.runtime.execution.megatron_device import MegatronDevice, StageRunner
 from meshwright.runtime.execution.model_export import TrainedModel, write_models
-from meshwright.runtime.execution.next_plan import NextPlan
+from meshwright.runtime.execution.replanning import NextPlan
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.resume import LoadedState, ResumePolicy, load_step, save_step
-from meshwright.runtime.execution.resume_rules import changes, sampling_digests
-from meshwright.runtime.execution.run_watch import RunWatch
-from meshwright.runtime.execution.sample_filter import SampleFilter
-from meshwright.runtime.execution.steady_clock import steady_now
-from meshwright.runtime.generation.control import RunControllers
-from meshwright.runtime.generation.in_flight_state import InFlightState
-from meshwright.runtime.generation.prompts import PromptData, read_data
+from meshwright.runtime.execution.resume import (
+    LoadedState,
+    ResumePolicy,
+    changes,
+    load_step,
+    sampling_digests,
+    save_step,
+)
+from meshwright.runtime.execution.sample_selection import GroupSampling, SampleFilter
+from meshwright.runtime.execution.watchdog import RunWatch
+from meshwright.runtime.inference.in_flight import InFlightState
 from meshwright.runtime.launch.interruption import stop_requested
-from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.experience import ExperienceTransport
-from meshwright.runtime.messages.reports import Reports
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import Transport
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, agree_on_kernels, choose_kernels
-from meshwright.runtime.records.kept_responses import drop_samples, write_samples
-from meshwright.runtime.records.outcome import PeriodResult
+from meshwright.runtime.messages.experience import ExperienceTransport, StepExperience
+from meshwright.runtime.messages.streaming import Streaming
+from meshwright.runtime.messages.transport import Reports, Transport
+from meshwright.runtime.model.kernel_choice import ChosenKernels, agree_on_kernels, choose_kernels
+from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse, drop_samples, write_samples
 from meshwright.runtime.records.record import Recorder, RunSummary, evaluations
-from meshwright.runtime.records.run_file import RunFile, read_run_file
+from meshwright.runtime.records.restarts import Stopped
+from meshwright.runtime.records.results import PeriodResult
+from meshwright.runtime.records.run_directory import RunFile, read_run_file
 from meshwright.runtime.records.run_lines import elapsed_seconds, observation, observations
-from meshwright.runtime.records.stopped import Stopped
-from meshwright.runtime.training.copies import build_copies, build_refits, restore_versions
+from meshwright.runtime.rollout.controllers import RunControllers
+from meshwright.runtime.rollout.prompts import PromptData, read_data
+from meshwright.runtime.training.checkpoint import Saver
 from meshwright.runtime.training.offload import OffloadedStages
-from meshwright.runtime.training.saving import Saver
+from meshwright.runtime.training.weight_copies import build_copies, build_refits, restore_versions
+
+
+def sample_responses(batch: StepExperience, data: PromptData) -> tuple[KeptResponse, ...]:
+    """Return the first rows of a batch that this rank holds in full; with groups they answer one prompt."""
+    return tuple(_sample(batch, data, row) for row in batch.rows[:SAMPLES_PER_STEP])
+
+
+def _sample(batch: StepExperience, data: PromptData, row: int) -> KeptResponse:
+    tokens, first = batch.experience.get("tokens", row).tolist(), batch.prompt_length(row)
+    return KeptResponse(
+        step=batch.step,
+        row=row,
+        prompt=data.text(tokens[:first]),
+        response=data.text(tokens[first:]),
+        score=float(batch.score(row)),
+        response_tokens=len(tokens) - first,
+        truncated=bool(batch.experience.get("truncated", row)),
+    )
+
 
 T = TypeVar("T")
 

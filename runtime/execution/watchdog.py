@@ -1,8 +1,8 @@
 """The watchdog ends a run that hangs, and names the rank that the others wait for.
 
 Every rank writes its current instruction to the store of the run, once a second and at each change. A rank whose
-instruction exceeds its deadline (`planner.program.deadlines`) has all ranks dump their stacks, finds the ranks that are
-silent or furthest behind, and ends the run with an error. Time for which a process was suspended does not count.
+instruction exceeds its deadline (`planner.program.deadlines`) has all ranks dump their stacks, finds the ranks that
+are silent or furthest behind, and ends the run with an error. Time for which a process was suspended does not count.
 """
 
 from __future__ import annotations
@@ -11,15 +11,81 @@ import faulthandler
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
-from meshwright.runtime.execution.waiting import main_thread_location
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import _get_default_store
+
+from meshwright.cost_models.sampling_waves import processes_all_samples
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.durations import Deadlines, max_waves_ratio
+from meshwright.planner.program.program import Instruction
+from meshwright.runtime.launch import failure_records
+
+_COLLECTIVES = ("torch/distributed/distributed_c10d.py",)
+_MESSAGES = (
+    "runtime/messages/",
+    "runtime/training/refit.py",
+    "megatron/core/pipeline_parallel/",
+    "megatron/core/distributed/",
+)
+"""Files and folders in which a rank waits for another one outside torch's collective calls."""
+_PEERS = ("source", "src", "dst", "peer")
+"""Argument names for the other rank in functions that send and receive."""
+
+
+class CodeLocation(NamedTuple):
+    """The place in the code where a thread is, and whether it waits there for another rank."""
+
+    description: str
+    waits_for_others: bool
+
+
+def main_thread_location() -> CodeLocation:
+    """Return where the main thread of this process is."""
+    ident = threading.main_thread().ident
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    return location_of(frame) if frame is not None else CodeLocation("nowhere", waits_for_others=False)
+
+
+def location_of(frame: FrameType) -> CodeLocation:
+    """Return where the thread is whose innermost frame this is."""
+    place = f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+    stack, outer = [frame], frame
+    while outer.f_back is not None:
+        outer = outer.f_back
+        stack.append(outer)
+    # Collectives of objects call other collectives, so the outermost call is the one to name.
+    calls = [one for one in stack if one.f_code.co_filename.endswith(_COLLECTIVES)]
+    if calls:
+        return CodeLocation(f"{calls[-1].f_code.co_name} {_partners(calls[-1])}", waits_for_others=True)
+    message = next((one for one in stack[:2] if any(part in one.f_code.co_filename for part in _MESSAGES)), None)
+    if message:
+        return CodeLocation(f"{place} {_partners(message)}".strip(), waits_for_others=True)
+    return CodeLocation(place, waits_for_others=False)
+
+
+def _partners(frame: FrameType) -> str:
+    """Return the other ranks of a call as far as its arguments name them, else an empty string."""
+    peer = next((value for name in _PEERS if isinstance(value := frame.f_locals.get(name), int)), None)
+    if peer is not None:
+        return f"with rank {peer}"
+    group = frame.f_locals.get("group") or dist.group.WORLD
+    try:
+        ranks = dist.get_process_group_ranks(group)
+    except (ValueError, KeyError, RuntimeError, AttributeError):
+        return ""
+    return f"of ranks {', '.join(map(str, ranks))}" if len(ranks) <= 16 else f"of {len(ranks)} ranks from {ranks[0]} on"
+
 
 STACKS = "stacks"
 """Directory in that of the run for the stacks of a run that hung, a file for each rank."""
@@ -215,3 +281,60 @@ def _state(one: RankActivity) -> str:
         return "gone"
     state = next((line for line in status if line.startswith("State:")), "")
     return state.partition("(")[2].rstrip(")") if "(" in state else ""
+
+
+_MEETING_SECONDS = 1800.0
+"""Deadline of work that no plan predicts: a checkpoint takes this long only if something hangs."""
+
+
+class RunWatch:
+    """Starts the watchdog of this rank and gives it deadlines.
+
+    Collective over the world. All ranks pass the same `began`, which no other run of these processes has.
+    """
+
+    def __init__(self, plan: Plan, out: Path, start_seconds: float, *, timeout_seconds: float = 0.0) -> None:
+        """`away_seconds` are added to the deadlines that follow from the plan and from measured periods."""
+        self._deadlines = Deadlines(plan, timeout_seconds)
+        self._batch_size = plan.facts.workload.batch_size
+        # Ranks that see waves run each as instructions of its own; the others wait in one until all are sampled.
+        self._default_factor = 1.0 if dist.get_rank() in _wave_ranks(plan) else max_waves_ratio(plan)
+        self._deadline_factor = self._default_factor
+        store = PrefixStore(f"watch/{start_seconds}", _get_default_store())
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        self._watchdog = Watchdog(store, out, rank=rank, num_ranks=num_ranks, end=failure_records.end_process)
+
+    def instruction(self, instruction: Instruction, place: int, period: int, step: int) -> AbstractContextManager[None]:
+        """Context in which an instruction runs; `place` is its index in the program."""
+        allowed = self._deadline_factor * self._deadlines.allowed_seconds()
+        return self._watchdog.doing(f"{instruction.name} of step {step}", period, allowed, place)
+
+    def waiting(self, what: str, period: int) -> AbstractContextManager[None]:
+        """Context in which this rank waits until others have ended the same period."""
+        return self._watchdog.doing(what, period, self._deadlines.allowed_seconds())
+
+    def collective(self, what: str, period: int) -> AbstractContextManager[None]:
+        """Context of a collective action after a period, whose duration no plan predicts."""
+        return self._watchdog.doing(what, period, max(_MEETING_SECONDS, self._deadlines.allowed_seconds()))
+
+    @contextmanager
+    def evaluation(self, num_prompts: int) -> Iterator[None]:
+        """Context in which deadlines are longer by the ratio of `num_prompts` to the batch size."""
+        self._deadline_factor = max(1.0, num_prompts / self._batch_size)
+        yield
+        self._deadline_factor = self._default_factor
+
+    def record_period(self, seconds: float) -> None:
+        """Record how long a period took."""
+        self._deadlines.record_period(seconds)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watchdog.close()
+
+
+def _wave_ranks(plan: Plan) -> set[int]:
+    """Return the ranks that generate or score waves."""
+    return {
+        rank for stage in plan.graph.stages if processes_all_samples(stage) for rank in plan.pool_of(stage.name).ranks
+    }

@@ -26,11 +26,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from meshwright.planner.search.child_process import end_with_process
 from meshwright.planner.search.parent_death import end_with_parent
 from meshwright.profiles.errors import BadInput, MeshwrightError, RunFailed
-from meshwright.runtime.device.patience import collective_timeout, set_collective_timeout
-from meshwright.runtime.launch import failing
-from meshwright.runtime.launch.gathering import BACKEND
+from meshwright.runtime.device.process_groups import collective_timeout, set_collective_timeout
+from meshwright.runtime.launch import failure_records
 from meshwright.runtime.launch.interruption import forwarded_signals, listen, shield_helpers, unblock_signals
 from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous, interface_of, route_address
+from meshwright.runtime.launch.rendezvous_handler import BACKEND
 from meshwright.runtime.launch.scratch import scratch_directory
 
 T = TypeVar("T")
@@ -181,11 +181,11 @@ def _rank_main(launcher: _Launcher, preparation: ProcessSetup, entry: Callable[.
         unblock_signals()
     end_with_parent(os.getppid())  # the launcher, or the fork server, which itself ends with the launcher
     end_with_process(launcher.pid)
-    failing.set_record_path(launcher.failures / f"{os.environ['RANK']}.json")
+    failure_records.set_record_path(launcher.failures / f"{os.environ['RANK']}.json")
     try:
         return run_in_group(preparation, entry, args, reachable_host=launcher.towards)
     except BaseException as error:
-        failing.write_record(error)
+        failure_records.write_record(error)
         if isinstance(error, RuntimeError):
             time.sleep(_STAY_SECONDS)
         raise

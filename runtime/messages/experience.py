@@ -1,4 +1,4 @@
-"""The experience of one step on one rank, and its transfer between ranks.
+"""The experience of one step on one rank, its transfer between ranks, and the batch that it belongs to.
 
 Experience is fields by row: a row is one sequence, and each field of a row is a one-dimensional tensor on the host.
 Messages are safetensors bytes over a gloo group, on any device; each field is one tensor in them, its rows
@@ -7,18 +7,29 @@ concatenated, and received tensors are views of the message.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from safetensors.numpy import save
 from torch import Tensor
 
 from meshwright.planner.program.program import Receive, Send
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.packing import ReplicaAssignment, micro_batches_by_rows, micro_batches_by_tokens, replica_rows
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.messages.packed_tensors import safetensors_bytes
+from meshwright.profiles.stages import REWARDS, SCORE_SIZES, SEQUENCE_DIGESTS, TOOL_TOKEN_VERSION, TOTAL_SCORES
 from meshwright.runtime.messages.transport import Transport
+
+
+def safetensors_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The safetensors bytes of tensors [...] by name, of dtypes that numpy has, with `metadata` in the header."""
+    arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
+    content: bytes = save(arrays, metadata and dict(metadata))
+    return content
+
 
 _ROWS = ".rows"
 """Suffix of the tensor that has the numbers and lengths of a field's rows, [2, R]."""
@@ -65,11 +76,11 @@ class Experience:
         """The tensors of a message: each field [N] of all its rows concatenated, their numbers and lengths [2, R], and
         the step [1]."""
         tensors = {_STEP: torch.tensor([step])}
-        for field in fields:
-            if rows := self.rows(field):
-                values = [self.get(field, row) for row in rows]
-                tensors[field] = torch.cat(values)
-                tensors[field + _ROWS] = torch.tensor([rows, [len(row_values) for row_values in values]])
+        for name in fields:
+            if rows := self.rows(name):
+                values = [self.get(name, row) for row in rows]
+                tensors[name] = torch.cat(values)
+                tensors[name + _ROWS] = torch.tensor([rows, [len(row_values) for row_values in values]])
         return tensors
 
     def pack(self, fields: Iterable[str], step: int) -> Tensor:
@@ -82,10 +93,10 @@ class Experience:
 
     def put_tensors(self, tensors: Mapping[str, Tensor]) -> int:
         """Stores every row of the result of `tensors`, as views of its [N] per field; returns its step."""
-        for field, values in tensors.items():
-            if field != _STEP and not field.endswith(_ROWS):
-                rows, lengths = tensors[field + _ROWS].view(2, -1).tolist()
-                self._rows.setdefault(field, {}).update(zip(rows, values.split(lengths), strict=True))
+        for name, values in tensors.items():
+            if name != _STEP and not name.endswith(_ROWS):
+                rows, lengths = tensors[name + _ROWS].view(2, -1).tolist()
+                self._rows.setdefault(name, {}).update(zip(rows, values.split(lengths), strict=True))
         return int(tensors[_STEP])
 
 
@@ -169,3 +180,84 @@ def micro_batches(rows: Sequence[int], lengths: Mapping[int, int], schedule: Sch
         else micro_batches_by_rows(row_lengths, schedule.micro_batch_size)
     )
     return tuple(tuple(rows[index] for index in indices) for indices in batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepExperience:
+    """A batch whose experience is filled as the stages of its step write it.
+
+    A held-out batch is scored and never trained on. Some groups of a wave of dynamic sampling are trained on, as rows
+    of another batch.
+    """
+
+    step: int
+    rows: range
+    held_out: bool = False
+    is_wave: bool = False
+    experience: Experience = field(default_factory=Experience)
+
+    @property
+    def key(self) -> int:
+        """The step, or a negative key for a held-out batch or a wave, of which there is one at a time."""
+        if self.is_wave:
+            return -2
+        return -1 if self.held_out else self.step
+
+    def prompt_length(self, row: int) -> int:
+        """Number of tokens of the prompt."""
+        return int(self.experience.get("prompt_lengths", row))
+
+    def length(self, row: int) -> int:
+        """Number of tokens of prompt and response together."""
+        return len(self.experience.get("tokens", row))
+
+    def score(self, row: int) -> Tensor:
+        """The score of a sequence [1]: the total of all rewards if there is one, else the reward model's score."""
+        totals = self.experience.fields().get(TOTAL_SCORES, {})
+        return totals[row] if row in totals else self.experience.get("scores", row)
+
+    def score_size(self, row: int) -> Tensor:
+        """The size of the largest term of a sequence's score [1], whose rounding error is that of the score."""
+        sizes = self.experience.fields().get(SCORE_SIZES, {})
+        return sizes[row] if row in sizes else self.score(row).abs()
+
+    def sampled_values(self, field: str, row: int) -> Tensor:
+        """The values [N] of a per-token field at the predictions of sampled tokens, without tool tokens."""
+        first = self.prompt_length(row) - 1
+        values, versions = (self.experience.get(name, row)[first:-1] for name in (field, "versions"))
+        return values[versions != TOOL_TOKEN_VERSION]
+
+    def share_scores_of_duplicates(self) -> None:
+        """Gives identical sequences the same reward model score, that of the first of them.
+
+        Their scores from different micro-batches differ by rounding, which is large in low precision and for scores
+        near zero, and must not become an advantage.
+        """
+        scores = self.experience.fields().get("scores", {})
+        score_of_digest: dict[int, Tensor] = {}
+        for row in sorted(scores):
+            self.experience.put("scores", row, score_of_digest.setdefault(self._digest(row), scores[row]))
+
+    def _digest(self, row: int) -> int:
+        digests = self.experience.fields().get(SEQUENCE_DIGESTS, {})
+        return int(digests[row]) if row in digests else digest_of(self.experience.get("tokens", row))
+
+    def sum_rewards(self, weights: Sequence[float], model_weight: float) -> None:
+        """Sets the total score of every sequence: the weighted sum of its host rewards and of the reward model's score,
+        if it has one."""
+        scores = self.experience.fields().get("scores", {})
+        for row in self.rows:
+            terms = self.experience.get(REWARDS, row).double() * torch.tensor(weights, dtype=torch.float64)
+            if row in scores:
+                terms = torch.cat([terms, model_weight * scores[row].double()])
+            self.experience.put(TOTAL_SCORES, row, terms.sum().view(1).float())
+            self.experience.put(SCORE_SIZES, row, terms.abs().max().view(1).float())
+
+    def lengths(self) -> dict[int, int]:
+        """Number of tokens of every row; this rank must have the tokens of all rows."""
+        return {row: self.length(row) for row in self.rows}
+
+
+def digest_of(tokens: Tensor) -> int:
+    """A 63-bit hash of tokens [N]."""
+    return int.from_bytes(hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).digest()) >> 1

@@ -1,10 +1,9 @@
-"""Point-to-point messages of bytes between ranks over gloo, on any device. Sends do not wait.
+"""Messages between ranks over gloo, on any device: point-to-point bytes, reports to rank 0, and barriers. Sends do not
+wait.
 
 A message's first part has a fixed size, so that its receive can be posted before the message is needed: gloo transfers
-nothing before the receive is posted, and both sides react slowly while they compute.
-
-A process may hold several ranks, one per thread: messages within a process stay in it, and messages between processes
-have both ranks in their tag.
+nothing before the receive is posted, and both sides react slowly while they compute. A process may hold several ranks,
+one per thread: messages within a process stay in it, and messages between processes have both ranks in their tag.
 """
 
 from __future__ import annotations
@@ -13,11 +12,15 @@ import pickle
 import queue
 import threading
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from meshwright.runtime.device.process_groups import collective_timeout
+from meshwright.runtime.records.results import PeriodResult
 
 
 def pack(value: object) -> Tensor:
@@ -156,3 +159,72 @@ class _PendingSends:
             except RuntimeError as error:
                 self._error = error
             del send
+
+
+_BARRIER_TIMEOUT_SECONDS = 900.0
+"""A barrier that takes longer than this has lost a rank."""
+
+
+class Barriers:
+    """Barriers of fixed sets of ranks, which are threads, `ranks_per_process` of them in each process."""
+
+    def __init__(self, sets: Iterable[tuple[int, ...]], ranks_per_process: int) -> None:
+        """Collective over the processes, which pass the same sets in the same order; one object for all threads."""
+        process = dist.get_rank()
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._threads: dict[tuple[int, ...], threading.Barrier] = {}
+        for ranks in dict.fromkeys(sets):
+            processes = sorted({rank // ranks_per_process for rank in ranks})
+            group = (
+                dist.new_group(processes, backend="gloo", timeout=collective_timeout()) if len(processes) > 1 else None
+            )
+            self._groups[ranks] = group if process in processes else None
+            num_local = sum(rank // ranks_per_process == process for rank in ranks)
+            if num_local:
+                self._threads[ranks] = threading.Barrier(num_local, timeout=_BARRIER_TIMEOUT_SECONDS)
+
+    def wait(self, ranks: tuple[int, ...]) -> None:
+        """Waits until all ranks of the set call it: first the threads of this process, then the processes."""
+        is_leader = self._threads[ranks].wait() == 0
+        group = self._groups[ranks]
+        if group is None:
+            return
+        if is_leader:
+            dist.barrier(group=group)
+        self._threads[ranks].wait()
+
+    def close(self) -> None:
+        """Destroys the process groups, once no rank will wait again."""
+        for group in self._groups.values():
+            if group is not None:
+                dist.destroy_process_group(group)
+
+
+class Reports:
+    """Sends outcomes to rank 0, which takes them period by period."""
+
+    def __init__(self, transport: Transport, *, num_ranks: int) -> None:
+        """`transport` carries nothing else."""
+        self._transport, self._num_ranks = transport, num_ranks
+        self._local: deque[PeriodResult] = deque()
+
+    def send(self, outcome: PeriodResult) -> None:
+        """Sends the outcome of a period to rank 0, or stores it on rank 0. Does not wait."""
+        if self._transport.rank == 0:
+            self._local.append(outcome)
+        else:
+            self._transport.send(pack(outcome), 0, 0)
+
+    def take(self, *, behind: int = 0) -> tuple[PeriodResult, ...]:
+        """All ranks' outcomes of the oldest period not yet taken, on rank 0; empty unless more than `behind` are left.
+
+        Waits for the other ranks' outcomes of that period.
+        """
+        if len(self._local) <= behind:
+            return ()
+        others = (unpack(self._transport.receive(rank, 0)) for rank in range(1, self._num_ranks))
+        return (self._local.popleft(), *others)
+
+    def flush(self) -> None:
+        """Waits until all sent outcomes have arrived."""
+        self._transport.flush()

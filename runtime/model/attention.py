@@ -1,30 +1,89 @@
-"""The core attention of every model: rotary embedding by per-token positions, then scaled dot-product attention.
+"""The core attention of every model: rotary embedding by per-token positions, then causal attention over packed rows.
 
 It replaces Megatron's core attention module, whose input is this rank's heads of the whole sequence of packed rows.
 Adjacent rows of equal lengths form a batch, which takes one SDPA call; one call for rows of different lengths would
-compute scores between rows too. With a variable-length kernel all rows that start in the pass take one call.
+compute scores between rows too. With torch's variable-length kernel, which runs on a GPU only, all rows that start in
+the pass take one call: https://docs.pytorch.org/docs/2.12/nn.attention.varlen.html
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 
-from meshwright.profiles.model_parts.rope import RopeScaling
+from meshwright.profiles.model_parts.hf_config import RopeScaling
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.model.context_parallel import Gathered, SequenceShard
-from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
-from meshwright.runtime.model.kv_cache import ContinuedRows
-from meshwright.runtime.model.varlen_attention import RowBounds, VarlenKernel, attend_rows
+from meshwright.runtime.model.kv_cache import ContinuedRows, EqualRows, group_equal_rows
+
+_CAUSAL = (-1, 0)
+"""The window with which torch's kernel is causal."""
+
+
+class VarlenKernel(Protocol):
+    """The used part of the signature of `torch.nn.attention.varlen.varlen_attn`."""
+
+    def __call__(  # noqa: PLR0917 - torch's signature
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        window_size: tuple[int, int],
+        enable_gqa: bool,
+    ) -> Tensor:
+        """The output [T, heads, D] for packed query [T, heads, D], key and value [T, kv_heads, D].
+
+        `cu_seq_q` and `cu_seq_k` [N + 1] int32 are the cumulative lengths of rows; `max_q` and `max_k` the longest.
+        """
+
+
+@dataclass(frozen=True)
+class RowBounds:
+    """The offsets of packed rows."""
+
+    offsets: Tensor
+    """Offset of each row, and the end, [N + 1] int32."""
+    max_length: int
+    """Number of tokens of the longest row."""
+
+
+def torch_varlen_kernel() -> VarlenKernel:
+    """Torch's variable-length kernel. Up to version 2.11 it has no `enable_gqa` argument and always groups heads."""
+    # Imported here because the import takes seconds, which processes on a CPU do not need.
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+
+    kernel: Any = varlen_attn  # returns only the output by default
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        return kernel
+
+    def without_enable_gqa(*args: Any, window_size: tuple[int, int], **_: Any) -> Tensor:
+        output: Tensor = kernel(*args, window_size=window_size)
+        return output
+
+    return without_enable_gqa
+
+
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, rows: RowBounds, kernel: VarlenKernel) -> Tensor:
+    """The output [T, 1, heads, D] for packed query [T, 1, heads, D], key and value [T, 1, kv_heads, D]."""
+    begins, longest, grouped = rows.offsets, rows.max_length, query.shape[2] > key.shape[2]
+    query, key, value = (heads.squeeze(1).contiguous() for heads in (query, key, value))
+    attended = kernel(query, key, value, begins, begins, longest, longest, window_size=_CAUSAL, enable_gqa=grouped)
+    return attended.unsqueeze(1)
 
 
 @dataclass(frozen=True)

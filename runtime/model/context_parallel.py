@@ -175,4 +175,4 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.parts.scattered(gradient), None
+        return ctx.parts.reduce_scatter(gradient), None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import MAX_CONFIG_BYTES
-from meshwright.profiles.values import json_value, read_text
+from meshwright.profiles.untrusted_text import json_value, read_text
 
 if TYPE_CHECKING:  # records use this module too, and are shown without tokenizers installed
     from tokenizers import Tokenizer

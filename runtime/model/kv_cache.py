@@ -1,21 +1,47 @@
 """The paged KV cache: keys and values of sequences of different lengths, in blocks that are allocated as rows grow.
 
 The cache has a fixed number of blocks, so its size is as planned whatever the lengths are; the scheduler decides which
-rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, block tables and shared prefixes).
+rows wait (Kwon et al., arXiv:2309.06180, section 4: blocks, block tables and shared prefixes). Adjacent rows of equal
+lengths are grouped into runs, each of which is one attention call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
-from meshwright.runtime.model.cache_blocks import BlockTables
-from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
+from meshwright.runtime.model.block_tables import BlockTables
+
+
+class EqualRows(NamedTuple):
+    """Adjacent rows in adjacent slots, each of `length` new tokens after `cached` tokens in the cache."""
+
+    first_slot: int
+    cached: int
+    length: int
+    num_rows: int = 1
+
+    @property
+    def num_keys(self) -> int:
+        """Number of keys that the last token of each row sees."""
+        return self.cached + self.length
+
+
+def group_equal_rows(rows: Iterable[tuple[int, int, int]]) -> tuple[EqualRows, ...]:
+    """Groups rows, each given as (slot, cached tokens, length), into as few runs as possible."""
+    runs: list[EqualRows] = []
+    for slot, cached, length in rows:
+        if runs and (slot, cached, length) == (runs[-1].first_slot + runs[-1].num_rows, *runs[-1][1:3]):
+            runs[-1] = runs[-1]._replace(num_rows=runs[-1].num_rows + 1)
+        else:
+            runs.append(EqualRows(slot, cached, length))
+    return tuple(runs)
 
 
 class PagedCache:

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from meshwright.profiles.model_parts.adapter import Linear
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
-from meshwright.runtime.model.attention import CoreAttention, Rotate
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
+from meshwright.runtime.model.adapters import AdaptedColumnParallelLinear, AdaptedRowParallelLinear, linear_class
+from meshwright.runtime.model.attention import CoreAttention, Rotate, torch_varlen_kernel
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
-from meshwright.runtime.model.varlen_attention import torch_varlen_kernel
 
 
 def block_of_layers(spec: ModelSpec, layers: range, kernels: ChosenKernels = PLAIN) -> TransformerBlockSubmodules:
@@ -72,7 +71,7 @@ def _attention(spec: ModelSpec, first_layer: int, kernels: ChosenKernels) -> Mod
 
 
 def _rotary_kernel() -> Rotate:
-    from meshwright.runtime.kernels.rotary import rotate  # noqa: PLC0415 - needs Triton
+    from meshwright.runtime.kernels.layer_ops import rotate  # noqa: PLC0415 - needs Triton
 
     return rotate
 
@@ -169,7 +168,7 @@ class _FusedGates(nn.Module):
     """The fused gated activation, in place of Transformer Engine's."""
 
     def __init__(self, config: TransformerConfig) -> None:  # noqa: ARG002 - megatron passes it
-        from meshwright.runtime.kernels.gates import silu_and_mul  # noqa: PLC0415 - needs Triton
+        from meshwright.runtime.kernels.layer_ops import silu_and_mul  # noqa: PLC0415 - needs Triton
 
         super().__init__()
         self._gated = silu_and_mul

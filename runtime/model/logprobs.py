@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.runtime.device.abilities import runs_triton_kernels
+from meshwright.runtime.device.capabilities import runs_triton_kernels
 
 CHUNK_ELEMENTS = 2**25
 """Number of logits that are converted to fp32 at once: 128 MiB."""
@@ -96,7 +96,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, entropies and the logarithms of the normalizers, [N] each, by a Triton kernel."""
-    from meshwright.runtime.kernels.token_logprobs import softmax_sums  # noqa: PLC0415 - needs Triton
+    from meshwright.runtime.kernels.vocabulary import softmax_sums  # noqa: PLC0415 - needs Triton
 
     highest, sums = softmax_sums(logits, targets, shard.num_tokens, shard.temperature)
     if shard.group.size() > 1:
@@ -120,7 +120,7 @@ def _reduce_sums(local_highest: Tensor, sums: Tensor, shard: _VocabShard, target
 
 
 def _gradient_by_kernel(logits: Tensor, targets: Tensor, shard: _VocabShard, row_gradients: _RowGradients) -> Tensor:
-    from meshwright.runtime.kernels.token_logprobs import logits_gradient  # noqa: PLC0415 - needs Triton
+    from meshwright.runtime.kernels.vocabulary import logits_gradient  # noqa: PLC0415 - needs Triton
 
     grad_logprobs, grad_entropies, normalizers, entropies = row_gradients
     grad_entropies = grad_entropies if shard.with_entropy else torch.zeros_like(grad_logprobs)

@@ -15,7 +15,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.device import host
-from meshwright.runtime.device.patience import collective_timeout
+from meshwright.runtime.device.process_groups import collective_timeout
 
 _GROUPS: dict[tuple[dist.ProcessGroup, tuple[int, ...]], dist.ProcessGroup] = {}
 """Groups created so far, by their world and ranks; the keys are the same on every rank, member or not."""

@@ -1,4 +1,7 @@
-"""One rank's shard of a model: a Megatron GPTModel with the layers of its family, and a vocabulary or scalar head."""
+"""One rank's shard of a model: a Megatron GPTModel with the layers of its family, and a vocabulary or scalar head.
+
+Pipeline stages may have unequal numbers of layers.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,51 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import make_tp_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 
 from meshwright.profiles.errors import require_none
-from meshwright.profiles.layout import Layout, chunk_layers, layout_violations
-from meshwright.profiles.model_parts.planned_only import run_violations
-from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.layout import Layout, chunk_layers, layout_violations, unequal_layers_per_stage
+from meshwright.profiles.model_shape import ModelSpec, run_violations
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import is_adapter_parameter
+from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.attention import Packing, Rotary
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
 from meshwright.runtime.model.context_parallel import num_padding_tokens, sequence_shard
-from meshwright.runtime.model.dealt_layers import unequal_layer_layout
-from meshwright.runtime.model.hf_mapping import global_name
+from meshwright.runtime.model.hf_checkpoint import global_name
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import ContinuedRows
 from meshwright.runtime.model.layers import RMSNorm, ScalarHead, block_of_layers, has_fused_gates, keep_tokens_apart
 from meshwright.runtime.model.mesh import Mesh
+
+
+class UnequalLayerLayout(PipelineParallelLayerLayout):
+    """The number of layers of every stage, for a rank whose stage is given and not taken from global state.
+
+    Megatron's own class ignores a given stage and reads its global state:
+    https://github.com/NVIDIA/Megatron-LM/blob/core_v0.16.1/megatron/core/transformer/transformer_layer.py#L51
+    """
+
+    def __init__(self, counts: Sequence[int], pp_rank: int) -> None:
+        stages = [["decoder"] * count for count in counts]
+        stages[0].insert(0, "embedding")
+        stages[-1].append("loss")
+        super().__init__(stages, len(counts))
+        self._pp_rank = pp_rank
+
+    def get_num_layers_to_build(self, *args: Any, **kwargs: Any) -> int:
+        return int(super().get_num_layers_to_build(*args, **{**kwargs, "pp_rank": self._pp_rank}))
+
+    def get_layer_offset(self, *args: Any, **kwargs: Any) -> int:
+        return int(super().get_layer_offset(*args, **{**kwargs, "pp_rank": self._pp_rank}))
+
+
+def unequal_layer_layout(spec: ModelSpec, mesh: Mesh) -> UnequalLayerLayout | None:
+    """The layer layout of a model with unequal stages; None if all stages have equally many layers."""
+    counts = unequal_layers_per_stage(spec, mesh.layout.pp)
+    return UnequalLayerLayout(counts, mesh.pp_rank) if counts else None
+
 
 Recompute = Literal["none", "selective", "full"]
 """The activations that the backward pass recomputes: none, those of core attention, or those of whole layers."""

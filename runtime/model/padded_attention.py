@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import DecodeRows
-from meshwright.runtime.model.cache_blocks import Numbers
+from meshwright.runtime.model.block_attention import DecodeRows
+from meshwright.runtime.model.block_tables import Numbers
 from meshwright.runtime.model.kv_cache import PagedCache
 
 _CACHED_BYTES = 2**20

@@ -15,21 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.planner.plan.algorithm_settings import PPO
 from meshwright.profiles.harness import DeviceState, TimingResult, failed_measurement, measure, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import num_blocks_for
 from meshwright.profiles.table import Measurement, Point, TimedPass
 from meshwright.runtime.device import host
 from meshwright.runtime.device.instruments import Instruments, is_finite, why_failed
-from meshwright.runtime.generation.engine import Generator
+from meshwright.runtime.inference.engine import Generator
 from meshwright.runtime.messages.experience import Experience
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.training.copies import DTYPES
-from meshwright.runtime.training.learning import training_loss
+from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs, forward_scalars
+from meshwright.runtime.training.training_batch import training_loss
+from meshwright.runtime.training.weight_copies import DTYPES
 
 T = TypeVar("T")
 

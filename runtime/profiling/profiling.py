@@ -22,22 +22,32 @@ import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from meshwright.planner.plan.job import Facts
-from meshwright.profiles.cluster import Cluster, require_uniform
-from meshwright.profiles.devices import device_names
-from meshwright.profiles.environment.timed_calls import TimedCalls
+from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster, device_names, require_uniform
 from meshwright.profiles.harness import exchanges, merge_measurements, points
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.partial import PartialTable, missing_keys, partial_path, resume_table
-from meshwright.profiles.table import Collective, Exchange, Measurement, Point, Provenance, Table, write_table
+from meshwright.profiles.table import (
+    Collective,
+    Exchange,
+    Measurement,
+    PartialTable,
+    Point,
+    Provenance,
+    Table,
+    missing_keys,
+    partial_path,
+    resume_table,
+    write_table,
+)
 from meshwright.runtime.device import host
-from meshwright.runtime.device.abilities import device_capabilities
+from meshwright.runtime.device.capabilities import device_capabilities
 from meshwright.runtime.device.instruments import instruments, query_device
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import ChosenKernels, choose_kernels
+from meshwright.runtime.model.kernel_choice import ChosenKernels, choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import Bench
-from meshwright.runtime.profiling.exchanging import measure_exchange
+from meshwright.runtime.profiling.collective_benchmarks import measure_exchange
 
 _SWEEPS = 3
 """Sweeps through the whole grid, so that the repeats of a point lie some time apart."""

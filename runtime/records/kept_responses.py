@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.profiles.segments import append_lines, log_files
+from meshwright.profiles.run_logs import append_lines, log_files
 from meshwright.runtime.records.run_lines import keep_steps_before, read_lines
 
 SAMPLES = "samples.jsonl"

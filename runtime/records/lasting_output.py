@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from meshwright.profiles.printable import printable
+from meshwright.profiles.untrusted_text import printable
 
 _READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 """Errors of a pipe or a terminal without a reader, and of a closed descriptor."""

@@ -14,12 +14,10 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshwright.planner.analysis.compare import Comparison, MeasuredSteps
+from meshwright.planner.analysis.trace_analysis import Comparison, MeasuredSteps
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.documents import remove_temporary_files, write_atomically
-from meshwright.profiles.left_plans import next_former_plan
-from meshwright.profiles.segments import SEGMENT_BYTES, log_files, rename_log
+from meshwright.profiles.run_logs import SEGMENT_BYTES, log_files, next_former_plan, rename_log
 from meshwright.profiles.stages import GENERATE, StageGraph
 from meshwright.profiles.trace import (
     MAX_SPANS,
@@ -29,18 +27,18 @@ from meshwright.profiles.trace import (
     NUM_SAMPLES,
     Run,
     Span,
+    chrome_trace,
     group_by_step,
     iter_spans,
     write_spans,
 )
 from meshwright.runtime.model.end_tokens import StopConditions
-from meshwright.runtime.records.boards import MetricWriter, open_metric_writers
-from meshwright.runtime.records.outcome import PeriodResult
+from meshwright.runtime.records.metric_writers import MetricWriter, open_metric_writers
 from meshwright.runtime.records.resource_use import MemoryUse, ResourceUse
-from meshwright.runtime.records.restarts import Restart, read_restarts
-from meshwright.runtime.records.run_file import RunFile, write_run_file
+from meshwright.runtime.records.restarts import NEXT_PLAN, Restart, read_restarts
+from meshwright.runtime.records.results import PeriodResult
+from meshwright.runtime.records.run_directory import RunFile, write_run_file
 from meshwright.runtime.records.run_lines import append_line, keep_steps_before, read_lines
-from meshwright.runtime.records.stopped import NEXT_PLAN
 from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PROB_ERROR, Gap
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshwright.planner.analysis.compare import Comparison
+from meshwright.planner.analysis.trace_analysis import Comparison
 from meshwright.planner.plan.evaluate import resident_bytes
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.profiles.schedule import Offload

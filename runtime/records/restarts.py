@@ -1,4 +1,4 @@
-"""The restarts of a run: why it was restarted, how many steps were lost, and under which plan it continued."""
+"""Stops and restarts of a run: the cause, the number of lost steps, and the plan under which it continued."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.printable import printable
-from meshwright.profiles.segments import log_files, read_log_lines
-from meshwright.profiles.values import json_value, read_text
+from meshwright.profiles.run_logs import log_files, read_log_lines
+from meshwright.profiles.untrusted_text import json_value, printable, read_text
+
+STOPPED = 75
+"""Exit code of a run that stopped on request and continues with --resume; EX_TEMPFAIL of sysexits(3)."""
+
+NEXT_PLAN = "next_plan.json"
+"""File in the directory of a run with the plan for which it has stopped, and under which it continues."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A run that has stopped before its last step."""
+
+    done: int
+    """Number of updates after which it stopped."""
+    saved: int | None
+    """Number of updates in its newest checkpoint."""
+    continues: bool = False
+    """True if it stopped by itself, to continue under the plan in `NEXT_PLAN`."""
+
 
 _RESTARTS, _METRICS = "restarts.jsonl", "metrics.jsonl"
 

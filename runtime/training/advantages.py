@@ -1,18 +1,112 @@
-"""Advantages from scores: the reward of each token, GAE, and whitening.
+"""Rewards and advantages from scores: scale, clip and penalties, GAE and whitening, and baselines from groups.
 
 These are pure functions of tensors that know no model, process or layout. A batch is right-padded, [B, S], and index i
 of every per-token array concerns the prediction of token i + 1: `logprobs[i] = log p(token[i+1] | token[..i])`,
 `values[i]` is the critic's output after token i, and `mask[i]` is true if token i + 1 belongs to the response (its
-end-of-sequence token included). A row's response is one contiguous run; the last column is never part of it. Entries
-outside the mask, NaN and infinity included, do not change a single bit of a result.
+end-of-sequence token included). A row's response is one contiguous run, except for tool tokens; the last column is
+never part of it. Entries outside the mask, NaN and infinity included, do not change a single bit of a result. The rows
+of a batch are the groups of its prompts in order, so [B] is [prompts, group_size]. A group whose samples all have the
+same reward, by `differ`, gets exactly 0 from every comparison.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from meshwright.runtime.training.payments import RELATIVE_TOLERANCE, SMALLEST_SIZE
+from meshwright.planner.plan.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce, RewardedSettings
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
+
+RELATIVE_TOLERANCE = 1e-5
+"""Amounts that differ by at most this share of their size are equal: about 80 units in the last place of float32, the
+rounding error of a forward pass and a sum of rewards. A difference that a reward function intends is larger."""
+
+SMALLEST_SIZE = torch.finfo(torch.float32).tiny
+"""Lower bound on the size of an amount: the smallest normal float32."""
+
+
+class ResponseRewards(NamedTuple):
+    """The reward of each response, and the size of the largest term that it was computed from: float64 [B] each."""
+
+    amounts: Tensor
+    sizes: Tensor
+
+
+def compute_rewards(
+    scores: Tensor,
+    truncated: Tensor,
+    settings: RewardedSettings,
+    *,
+    sizes: Tensor | None = None,
+    num_tokens: Tensor | None = None,
+    max_response: int = 0,
+) -> ResponseRewards:
+    """The reward of each response, from its score [B], the size of the score [B] and if it was truncated [B].
+
+    The reward of a complete response is its score, times `reward_scale` and then clipped to +-`reward_clip`. With
+    terminal `truncation` a truncated response gets the same, unless the settings have a score or a penalty for a
+    missing end (`missing_eos_penalty` of TRL), which are neither scaled nor clipped. With bootstrap it gets 0: its
+    return is estimated by the critic. A penalty for length, if the settings have one, is subtracted from all rewards;
+    `num_tokens` [B] are the tokens after the prompt, and `max_response` is their maximum.
+    """
+    ended = scores.double() * settings.reward_scale
+    ended_sizes = (scores if sizes is None else sizes).double().abs() * settings.reward_scale
+    if settings.reward_clip is not None:
+        ended_sizes = torch.where(ended.abs() > settings.reward_clip, settings.reward_clip, ended_sizes)
+        ended = ended.clamp(-settings.reward_clip, settings.reward_clip)
+    if not settings.rewards_truncated:
+        unended = unended_sizes = torch.zeros_like(ended)
+    elif settings.missing_end_score is not None:
+        unended = torch.full_like(ended, settings.missing_end_score)
+        unended_sizes = unended.abs()
+    else:
+        unended = ended - settings.missing_end_penalty
+        unended_sizes = ended_sizes.clamp(min=settings.missing_end_penalty)
+    is_truncated = truncated.bool()
+    amounts, sizes = (
+        torch.where(is_truncated, unended, ended),
+        torch.where(is_truncated, unended_sizes, ended_sizes),
+    )
+    if not isinstance(settings, CriticFreeSettings) or not settings.overlong_tokens:
+        return ResponseRewards(amounts, sizes)
+    assert num_tokens is not None, "a penalty for length needs lengths"
+    penalties = overlong_penalties(num_tokens, max_response, settings)
+    return ResponseRewards(amounts - penalties, torch.maximum(sizes, penalties))
+
+
+def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFreeSettings) -> Tensor:
+    """The penalty for length [B]: 0 up to `overlong_tokens` before the longest response, then rising linearly to
+    `overlong_penalty` at it (soft overlong punishment of DAPO, arXiv:2503.14476, section 3.4).
+
+    `num_tokens` [B] and `max_response` count all tokens after the prompt, tool tokens included, since the length limit
+    applies to both.
+    """
+    beyond = (num_tokens.double() - (max_response - settings.overlong_tokens)) / max(1, settings.overlong_tokens)
+    return settings.overlong_penalty * beyond.clamp(0.0, 1.0)
+
+
+def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
+    """True [P] for groups [P, N] whose samples have different rewards.
+
+    That is if the largest and the smallest amount differ by more than `SAME_SHARE` of the largest size. An amount that
+    is not finite always differs, so that it is not hidden and the update is skipped.
+    """
+    spread = amounts.amax(1) - amounts.amin(1)
+    return ~((spread <= RELATIVE_TOLERANCE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
+
+
+def groups_that_differ(paid: ResponseRewards, group_size: int) -> Tensor:
+    """`differ` for rows [B] that are consecutive groups: bool [B / group_size]."""
+    return differ(*(values.view(-1, group_size) for values in paid))
+
+
+def share_with_signal(paid: ResponseRewards, group_size: int) -> float:
+    """The share of groups whose samples have different rewards; other groups have no advantage to learn from."""
+    return float(groups_that_differ(paid, group_size).double().mean())
+
 
 _VARIANCE_FLOOR = 1e-8
 """Added to the variance, as `masked_whiten` of TRL and verl does."""
@@ -100,3 +194,104 @@ def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None, *, size: float
 def _shift_left(x: Tensor) -> Tensor:
     """`x` [B, S] shifted left by one column; zero (False) in the last column."""
     return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], dim=1)
+
+
+def sampled_mask(response: Tensor, versions: Tensor) -> Tensor:
+    """The mask [B, S] of the predictions of sampled tokens, from that of all response tokens: without tool tokens."""
+    return response.bool() & (versions != TOOL_TOKEN_VERSION)
+
+
+class SampledColumns:
+    """An order of columns without holes: sampled tokens, columns after the response, then prompt and tool tokens."""
+
+    def __init__(self, response: Tensor, sampled: Tensor) -> None:
+        """Takes the masks [B, S] of the predictions of response tokens, and of sampled tokens (`drawn`)."""
+        is_after = response.bool().flip(1).cumsum(1).flip(1) == 0
+        rank = torch.where(sampled.bool(), 0, torch.where(is_after, 1, 2))
+        self._order = rank.argsort(dim=1, stable=True)
+        self._back = self._order.argsort(dim=1)
+
+    def compact(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Fields [B, S] with their columns in this order, without holes."""
+        return {name: values.gather(1, self._order) for name, values in fields.items()}
+
+    def restore(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Fields [B, S] with their columns in the original order."""
+        return {name: values.gather(1, self._back) for name, values in fields.items()}
+
+
+def critic_free_advantages(
+    *,
+    response_rewards: ResponseRewards,
+    logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    mask: Tensor,
+    settings: CriticFreeSettings,
+    group_size: int,
+) -> Tensor:
+    """Advantages [B, S] of a whole batch, zero outside the mask.
+
+    `paid` are the rewards of its rows from `payments.pay`; `logprobs` and `ref_logprobs` [B, S] are those of the policy
+    before the update and of the reference, if there is one.
+    """
+    if isinstance(settings, GRPO):
+        advantages = relative_to_group(
+            response_rewards.amounts, group_size, by_std=settings.normalise_by_std, sizes=response_rewards.sizes
+        )
+        return _per_token(advantages, mask, logprobs.dtype)
+    beta = 0.0 if ref_logprobs is None else settings.kl_coefficient
+    policy = logprobs.double()
+    reference = policy if ref_logprobs is None else ref_logprobs.double()
+    if isinstance(settings, RLOO):
+        penalties = token_rewards(
+            torch.zeros_like(response_rewards.amounts), policy, reference, mask, kl_coefficient=beta
+        ).sum(1)
+        advantages = leave_one_out(response_rewards.amounts, group_size, sizes=response_rewards.sizes) + leave_one_out(
+            penalties, group_size
+        )
+        return _per_token(advantages, mask, logprobs.dtype)
+    assert isinstance(settings, Reinforce)
+    amounts = response_rewards.amounts
+    if settings.group_baseline:
+        amounts = relative_to_group(amounts, group_size, by_std=False, sizes=response_rewards.sizes)
+    rewards = token_rewards(amounts, policy, reference, mask, kl_coefficient=beta)
+    return whiten(returns_to_go(rewards, mask), mask, size=float(response_rewards.sizes.max())).to(logprobs.dtype)
+
+
+def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: Tensor | None = None) -> Tensor:
+    """Each sample's reward minus the mean of its group, float64 [B]; with `by_std` divided by the group's sample
+    standard deviation (GRPO, arXiv:2402.03300, section 4.1.2; without it Dr. GRPO, arXiv:2503.20783, section 3.2).
+
+    `sizes` [B] are those of `payments.Paid`, by default the absolute amounts. No epsilon is added to the deviation: a
+    group for which it would matter has no differing samples, and gets 0.
+    """
+    groups = amounts.double().view(-1, group_size)
+    differences = groups - groups.mean(1, keepdim=True)
+    if by_std:
+        differences = differences / groups.std(1, keepdim=True)
+    return _zero_if_equal(differences, amounts, sizes)
+
+
+def leave_one_out(rewards: Tensor, group_size: int, *, sizes: Tensor | None = None) -> Tensor:
+    """Each sample's reward minus the mean of the other samples of its group, float64 [B] (RLOO, arXiv:2402.14740; Kool
+    et al., Buy 4 REINFORCE samples, get a baseline for free, 2019). `sizes` [B] are as in `relative_to_group`."""
+    groups = rewards.double().view(-1, group_size)
+    baselines = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
+    return _zero_if_equal(groups - baselines, rewards, sizes)
+
+
+def _zero_if_equal(differences: Tensor, amounts: Tensor, sizes: Tensor | None) -> Tensor:
+    """The differences [P, N] as [B], exactly 0 for groups whose samples all have the same reward."""
+    paid = ResponseRewards(amounts.double(), (amounts if sizes is None else sizes).double().abs())
+    return torch.where(groups_that_differ(paid, differences.shape[1])[:, None], differences, 0.0).reshape(-1)
+
+
+def returns_to_go(rewards: Tensor, mask: Tensor) -> Tensor:
+    """The sum of each token's reward and of the rewards after it [B, S] (REINFORCE++, arXiv:2501.03262)."""
+    values = torch.zeros_like(rewards)
+    return generalized_advantages(rewards, values, mask, torch.zeros(len(rewards)), gamma=1.0, gae_lambda=1.0)
+
+
+def _per_token(row_values: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Each row's value [B] at all of its response tokens, [B, S]."""
+    return torch.where(mask.bool(), row_values[:, None], 0.0).to(dtype)

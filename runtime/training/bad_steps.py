@@ -15,14 +15,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from meshwright.planner.plan.algorithm_settings import LearningSettings
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, settings_key
-from meshwright.planner.plan.learning_settings import LearningSettings
 from meshwright.profiles.documents import parse, write_bytes_atomically
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.profiles.values import json_value, require_file
-from meshwright.runtime.messages.experience import Experience
-from meshwright.runtime.messages.packed_tensors import safetensors_bytes
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.profiles.untrusted_text import json_value, require_file
+from meshwright.runtime.messages.experience import Experience, StepExperience, safetensors_bytes
 
 SKIPPED = "skipped"
 """The directory of skipped batches, in the directory of a run."""

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.distill_settings import Distill
+from meshwright.planner.plan.algorithm_settings import Distill
 from meshwright.profiles.stages import TEACHER_LOGPROBS, TOTAL_SCORES
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.records.version_gap import KL_TO_TEACHERS
 
 

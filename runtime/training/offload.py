@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.schedule import Offload
 from meshwright.runtime.device import host
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.copies import WeightCopy
+from meshwright.runtime.training.trainer import Trainer
+from meshwright.runtime.training.weight_copies import WeightCopy
 
 
 class OffloadedState(Protocol):

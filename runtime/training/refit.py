@@ -24,11 +24,11 @@ from megatron.core.resharding.utils import TransferOp
 from torch import Tensor, nn
 
 from meshwright.runtime.device import host
-from meshwright.runtime.model.adapted import is_adapter_parameter
-from meshwright.runtime.model.hf_mapping import EMBEDDING, OUTPUT, expert_of
+from meshwright.runtime.model.adapters import is_adapter_parameter
+from meshwright.runtime.model.fp8_linears import named_quantised_weights, quantise_received
+from meshwright.runtime.model.hf_checkpoint import EMBEDDING, OUTPUT, expert_of
 from meshwright.runtime.model.mesh import Mesh, group_of
 from meshwright.runtime.model.model_shard import ModelChunks, model_chunks_of, named_global_parameters
-from meshwright.runtime.model.quantised import named_quantised_weights, quantise_received
 from meshwright.runtime.training.versions import Version
 
 BUCKET_BYTES = 64 * 2**20

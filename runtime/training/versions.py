@@ -19,11 +19,10 @@ from torch import Tensor
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.device import host
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.model.mesh import Mesh
 from meshwright.runtime.records.version_gap import AGE_ROWS, AGE_SCORE, Gap
-from meshwright.runtime.training.advantages import response_mask
-from meshwright.runtime.training.told_tokens import sampled_mask
+from meshwright.runtime.training.advantages import response_mask, sampled_mask
 
 _REMEDY = "run again with --resume to go on from the last checkpoint."
 

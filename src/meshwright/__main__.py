@@ -1,6 +1,6 @@
 """Entry point of `python -m meshwright`: the command line."""
 
-from meshwright.runtime.cli import main
+from meshwright.runtime.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -34,7 +34,7 @@ def test_every_function_names_the_types_that_it_takes_and_returns(name: str) -> 
     assert signature.return_annotation is not inspect.Signature.empty
 
 
-@pytest.mark.parametrize("module", ["meshwright.api", "meshwright.runtime.cli"])
+@pytest.mark.parametrize("module", ["meshwright.api", "meshwright.runtime.cli.main"])
 def test_neither_torch_nor_a_solver_is_loaded_before_a_function_needs_it(module: str) -> None:
     script = f"import sys, {module}; print(sorted({{'torch', 'megatron', 'ortools'}} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -23,13 +23,12 @@ from benchmarks.accelerator.profiles import against
 from benchmarks.accelerator.repeats import digest_of
 from benchmarks.accelerator.shares import shares
 from benchmarks.accelerator.world import World
-from meshwright.cost_models.measurements.imported import imported_points, imported_table
+from meshwright.cost_models.imported_operators import imported_points, imported_table
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster, require_uniform
-from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster, device_named, require_uniform
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import model_from_config
 from meshwright.profiles.table import Point

@@ -12,9 +12,9 @@ from benchmarks.search.mapping import allocations, auto_mapping, partitions
 from benchmarks.search.mcmc import walk
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.solver.greedy import Greedy
+from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.solver.greedy_schedule import Greedy
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.stages import Role

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fidelity.pretraining import Iteration, iteration_seconds
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Recompute, Schedule

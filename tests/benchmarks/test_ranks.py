@@ -110,7 +110,7 @@ def _in_a_staged_world(cases: list[Case], directory: Path) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     file = directory / "rendezvous"
-    backend = OnOneDevice("cpu").make_ready()
+    backend = OnOneDevice("cpu").set_up()
     dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=size)
     rows_of(cases, directory, tiny=True)
     return dist.get_backend()

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.fidelity.serving import MeasuredEngine, Serving
 from meshwright.cost_models.kernels import Kernels
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import TimingResult, record_collective
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from benchmarks.search.random_graphs import FEWEST_STAGES, MOST_STAGES, MOST_TRAINED, random_job
 from benchmarks.search.tried_whole import report, tried
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call, DelegatingCostModel, LayoutCosts, Move, TotalCosts
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.cost_models.protocol import Call, DelegatingCostModel, LayoutCosts, Move, TotalCosts
+from meshwright.planner.plan.cost_queries import cost_model_of
 from tests.seeds import cases, seeds
 
 

@@ -16,9 +16,9 @@ from benchmarks.truncation.treatments import (
     targets_paid_twice,
     treated,
 )
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.runtime.training import learning
-from meshwright.runtime.training.ppo import ppo_targets
+from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.runtime.training import training_batch
+from meshwright.runtime.training.losses import ppo_targets
 from tests.runtime.checkpoints import expected_scores, tokens, write_checkpoint
 
 BEFORE, TERMINAL, BOOTSTRAP = TREATMENTS
@@ -50,8 +50,8 @@ def test_rows_that_ended_are_treated_alike() -> None:
 
 def test_runs_learn_from_the_treatment_and_from_todays_targets_again_after_it() -> None:
     with treated(BEFORE):
-        assert learning.ppo_targets is targets_paid_twice
-    assert learning.ppo_targets is ppo_targets
+        assert training_batch.ppo_targets is targets_paid_twice
+    assert training_batch.ppo_targets is ppo_targets
 
 
 def test_the_constant_reward_says_one_whatever_it_reads(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.hardware import Cluster, device_named, network_named
 from meshwright.profiles.harness import exchanges, points, record, record_collective
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.question import Call
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.protocol import Call
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.workload import Workload
 
 

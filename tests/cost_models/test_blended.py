@@ -8,10 +8,10 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel, cost_model
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import points, record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
@@ -170,7 +170,7 @@ def test_traffic_takes_its_factor_and_what_a_run_took_beyond_it(
     asked = {
         Traffic.COLLECTIVE: lambda m: m.seconds(call("actor_train", "dp16", 4, model=model)),
         Traffic.REFIT: lambda m: m.move_seconds(Move(model=model, source=Layout(tp=2), target=Layout(dp=2), overlap=0)),
-        Traffic.TRANSFER: lambda m: m.handover_seconds(1e9),
+        Traffic.TRANSFER: lambda m: m.transfer_seconds(1e9),
     }
     for kind, ask in asked.items():
         if kind is not traffic:

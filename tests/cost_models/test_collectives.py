@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.cost_models.collectives import (
+from meshwright.cost_models.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     REDUCE_SCATTER,
@@ -12,8 +12,8 @@ from meshwright.cost_models.collectives import (
     groups_of,
 )
 from meshwright.cost_models.cost import Source
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import Protocol, efficiency_of
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 
 OPERATIONS = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECEIVE)

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.profiles.cluster import Cluster, Device
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.hardware import Cluster, Device
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
 

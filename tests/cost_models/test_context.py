@@ -7,13 +7,13 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel
-from meshwright.cost_models.collectives import ALL_GATHER, REDUCE_SCATTER, Group, Network, groups_of
+from meshwright.cost_models.communication import ALL_GATHER, REDUCE_SCATTER, Group, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.context import ContextShard, context_parallel_tokens
 from meshwright.cost_models.cost import Cost, Source
-from meshwright.cost_models.question import Call, Move
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.micro_batches import ContextShard, context_parallel_tokens
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.efficiency import efficiency_of
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import record
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec

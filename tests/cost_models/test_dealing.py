@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from meshwright.cost_models import dealing
-from meshwright.cost_models.dealing import MicroBatches, capped_micro_batches, micro_batches
+from meshwright.cost_models import micro_batches as module
+from meshwright.cost_models.micro_batches import MicroBatches, capped_micro_batches, micro_batches
 from meshwright.profiles.lengths import Histogram
 from meshwright.profiles.packing import micro_batches_by_rows, micro_batches_by_tokens
 from meshwright.profiles.workload import Workload
@@ -38,7 +38,7 @@ def test_no_row_is_forgotten_and_no_token_is_added(num_rows: int, size: int) -> 
 def test_of_many_rows_a_part_stands_for_all(long_tail: Workload, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = long_tail.sequence_lengths
     found = micro_batches(lengths, 16384, size)
-    monkeypatch.setattr(dealing, "_MAX_SPLIT_ROWS", 2**20)
+    monkeypatch.setattr(module, "_MAX_SPLIT_ROWS", 2**20)
     every = micro_batches(lengths, 16384, size)
 
     def amounts(batches: tuple[MicroBatches, ...]) -> list[float]:
@@ -92,5 +92,5 @@ def test_batches_that_are_dealt_together_are_dealt_as_one_by_one(
 ) -> None:
     asked = long_tail.sequence_lengths, num_rows, times * long_tail.max_tokens
     together = capped_micro_batches(*asked)
-    monkeypatch.setattr(dealing, "_MIN_TOGETHER", 2**20)
+    monkeypatch.setattr(module, "_MIN_TOGETHER", 2**20)
     assert capped_micro_batches(*asked) == together

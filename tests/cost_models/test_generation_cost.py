@@ -5,11 +5,11 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.generation_cost import generation_work
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.cost_models.rounds import Prefill, Rounds, RoundWindow, batch_rounds
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass

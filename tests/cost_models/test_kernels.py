@@ -3,9 +3,9 @@
 import pytest
 
 from meshwright.cost_models.kernels import Heads, Kernels
-from meshwright.profiles.devices import device_named
 from meshwright.profiles.efficiency import Efficiency, efficiency_of
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.hardware import device_named
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 
 DEVICES = ("a100-80gb", "h100-sxm", "h200")
 HEADS = Heads(32, 8, 128)

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
-from meshwright.planner.search.space import legal_choices_by_layout
+from meshwright.planner.search.legal_choices import legal_choices_by_layout
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import critic_free_facts, mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts

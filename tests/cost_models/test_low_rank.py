@@ -9,14 +9,13 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.low_rank import LowRank
+from meshwright.cost_models.kernels import Kernels, LowRank
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.question import Call, Move
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import ATTENTION_LINEARS, Adapter
 from meshwright.profiles.model_shape import ModelSpec

@@ -8,12 +8,12 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Memory
 from meshwright.cost_models.memory_cost import offloaded_state, optimizer_state, weight_copy
 from meshwright.cost_models.params import StagePart
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

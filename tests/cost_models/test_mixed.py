@@ -7,9 +7,8 @@ import pytest
 
 from meshwright.cost_models.blended import BlendedModel, cost_model
 from meshwright.cost_models.mixed import MixedModel, homogeneous_cluster
-from meshwright.cost_models.question import Call, CostModel, Move
-from meshwright.profiles.cluster import Cluster, Link, MixedCluster
-from meshwright.profiles.devices import device_named
+from meshwright.cost_models.protocol import Call, CostModel, Move
+from meshwright.profiles.hardware import Cluster, Link, MixedCluster, device_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec

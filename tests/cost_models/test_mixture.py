@@ -8,15 +8,14 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.mixture import Mixture
+from meshwright.cost_models.kernels import Kernels, Mixture
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts, LatentAttention
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import BLOCK_TOKENS
 from meshwright.profiles.schedule import Schedule

@@ -6,8 +6,8 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost, Source
 from meshwright.cost_models.pipeline import BUBBLE, MESSAGES
-from meshwright.cost_models.question import Call
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.protocol import Call
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec

@@ -6,13 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.cost_models.precision import PRECISIONS, element_bytes, precision_named
-from meshwright.profiles.cluster import Cluster, Device
-from meshwright.profiles.devices import device_named, local_cluster
+from meshwright.cost_models.kernels import PRECISIONS, element_bytes, precision_named
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import framework_named
-from meshwright.profiles.model_parts.eight_bit_floats import linears_of
+from meshwright.profiles.hardware import Cluster, Device, device_named, local_cluster
+from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
 

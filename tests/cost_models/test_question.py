@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshwright.cost_models.question import Call, DelegatingCostModel, Memo, Move
+from meshwright.cost_models.protocol import Call, DelegatingCostModel, Memo, Move
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
@@ -84,8 +84,11 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
         stage=PPO_GRAPH.by_name["actor_train"], model=facts.models.actor, layout=Layout(dp=2), schedule=Schedule()
     )
     move = Move(model=facts.models.actor, source=Layout(), target=Layout(dp=2), overlap=1)
-    assert (model.memory_is_monotone, model.seconds_are_monotone) == (other.memory_grows, other.seconds_grow)
+    assert (model.memory_is_monotone, model.seconds_are_monotone) == (
+        other.memory_is_monotone,
+        other.seconds_are_monotone,
+    )
     assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.least_seconds(call.stage, call.model, 2, 0)
     assert (model.seconds(call), model.tail_seconds(call)) == (other.seconds(call), other.tail_seconds(call))
     assert (model.memory(call), model.move_seconds(move)) == (other.memory(call), other.move_seconds(move))
-    assert model.transfer_seconds(1e6) == other.handover_seconds(1e6)
+    assert model.transfer_seconds(1e6) == other.transfer_seconds(1e6)

@@ -11,10 +11,10 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.cost_models.rollout_cost import TOOLS
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.environment.turns import ToolTurns
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import WhileWaiting
 from meshwright.profiles.workload import Workload

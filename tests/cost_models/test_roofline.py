@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.roofline import rank_seconds_lower_bound
-from meshwright.planner.plan.calls import cost_model_of, query_for_choice
+from meshwright.cost_models.lower_bounds import rank_seconds_lower_bound
+from meshwright.planner.plan.cost_queries import cost_model_of, query_for_choice
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.pools import pool_sizes
+from meshwright.planner.plan.pool_rules import pool_sizes
 from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
-from meshwright.planner.search.frontier import frontier
-from meshwright.planner.search.space import legal_choices
+from meshwright.planner.search.frontiers import frontier
+from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.stages import GENERATE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -7,13 +7,13 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.compute import AnalyticShard
+from meshwright.cost_models.micro_batches import Chunks, all_chunks, last_chunks, streaming_passes
 from meshwright.cost_models.pipeline import MicroBatches
-from meshwright.cost_models.question import Call
-from meshwright.cost_models.streaming_cost import Chunks, all_chunks, last_chunks, streaming_passes
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload

@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.cost_models.communication import loader_refit_seconds
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call, Move
-from meshwright.cost_models.transfer import loader_refit_seconds
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import engine_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.eight_bit_floats import linears_of
+from meshwright.profiles.model_parts.fp8_weights import linears_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Offload
 from meshwright.profiles.workload import Workload

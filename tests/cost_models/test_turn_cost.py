@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.cost_models.rounds import Batch, batch_rounds, ordered_batches
-from meshwright.cost_models.turn_cost import Overlap, SteadyState, simulate_periods, whole_steps
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.steady_state import Overlap, SteadyState, simulate_periods, whole_steps
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.workload import Workload
 
 BATCHES = [Overlap(batches_in_flight=b) for b in (1, 2, 3, 5)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.cost_models import turn_cost
+from meshwright.cost_models import steady_state
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.turn_cost import Overlap, SteadyState, simulate_periods
-from meshwright.cost_models.turn_ends import PeriodEnds, period_bounds
+from meshwright.cost_models.steady_state import Overlap, PeriodEnds, SteadyState, period_bounds, simulate_periods
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 
@@ -65,7 +64,7 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
 
 def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
     for plays in ("play", "bounds_of"):
-        monkeypatch.setattr(turn_cost, plays, lambda *_, **__: pytest.fail("a replica was played"))
+        monkeypatch.setattr(steady_state, plays, lambda *_, **__: pytest.fail("a replica was played"))
     for num_replicas in (4, 16):
         fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=32 * num_replicas)
         assert SteadyState(fixed).rounds(32, 8, Overlap()).num_rounds == 4 * 64
@@ -76,13 +75,13 @@ def test_replicas_are_played_until_they_are_as_slow_as_is_enough(
     monkeypatch: pytest.MonkeyPatch, overlap: Overlap
 ) -> None:
     played = _counting_plays(monkeypatch)
-    shares = turn_cost.sampled_responses(
+    shares = steady_state.sampled_responses(
         _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=256), 32
     )
 
     def slowest(enough: float) -> tuple[float, int]:
         played.clear()
-        return turn_cost._slowest_rounds(shares, 8, 24, overlap, enough), len(played)
+        return steady_state._slowest_rounds(shares, 8, 24, overlap, enough), len(played)
 
     whole, num_whole = slowest(np.inf)
     one, num_one = slowest(0.0)
@@ -105,8 +104,8 @@ def test_an_overcommit_of_a_whole_batch_plays_its_half_and_what_is_half_of_that(
 def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8192)
     all_played = SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds
-    monkeypatch.setattr(turn_cost, "_MOST_SEQUENCES", 2048)
-    assert turn_cost.sampled_responses(workload, 32).shape == (8, 64, 32)
+    monkeypatch.setattr(steady_state, "_MOST_SEQUENCES", 2048)
+    assert steady_state.sampled_responses(workload, 32).shape == (8, 64, 32)
     assert SteadyState(workload).rounds(32, 16, Overlap(batches_in_flight=2)).num_rounds == pytest.approx(
         all_played, rel=0.03
     )
@@ -115,7 +114,7 @@ def test_of_very_many_replicas_a_sample_stands_for_all(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("num_rows", "num_replicas"), [(8, 1), (4, 2), (3, 3), (2, 4)])
 def test_replicas_that_are_played_hold_a_whole_batch(num_rows: int, num_replicas: int) -> None:
     workload = _workload(response=LengthSpec(max=512, median=60, p99=500), batch_size=8)
-    assert turn_cost.sampled_responses(workload, num_rows).shape[1:] == (num_replicas, num_rows)
+    assert steady_state.sampled_responses(workload, num_rows).shape[1:] == (num_replicas, num_rows)
 
 
 def _counting_plays(monkeypatch: pytest.MonkeyPatch) -> list[Overlap]:
@@ -124,11 +123,11 @@ def _counting_plays(monkeypatch: pytest.MonkeyPatch) -> list[Overlap]:
 
     def counted(
         batches: tuple[Batch, ...], num_slots: int, num_turns: int, overlap: Overlap
-    ) -> turn_cost.SimulatedPeriods:
+    ) -> steady_state.SimulatedPeriods:
         played.append(overlap)
         return simulate_periods(batches, num_slots, num_turns, overlap)
 
-    monkeypatch.setattr(turn_cost, "simulate_periods", counted)
+    monkeypatch.setattr(steady_state, "simulate_periods", counted)
     return played
 
 

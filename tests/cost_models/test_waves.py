@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call
-from meshwright.cost_models.waves import WAVE_REWARDS, WavesModel, slowest_seconds
+from meshwright.cost_models.protocol import Call
+from meshwright.cost_models.sampling_waves import WAVE_REWARDS, WavesModel, slowest_seconds
 from meshwright.profiles.algorithms import graph_of
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.environment.latency import LatencySpec
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.schedule import Schedule

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer.main
 
-from meshwright.runtime.cli import app
+from meshwright.runtime.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))

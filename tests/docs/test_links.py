@@ -41,7 +41,7 @@ def test_what_does_not_exist_is_found(text: str, found: str) -> None:
     "text",
     [
         "[there](docs/results.md#the-demo), [elsewhere](https://example.org/gone.md)",
-        "`runtime/` and `runtime/cli.py` and `job.py`",
+        "`runtime/` and `runtime/cli/main.py` and `job.py`",
         "`plan.json`, `out/plan.json`, `examples/tiny/build/plan.json`",
         "`STAGES`, `_PARSERS`, `RankRun`, `a plain word`, `layout_rules`",
         "`python -m benchmarks.host --out DIR`, `meshwright.planner.plan`, `meshwright.planner.plan.job`",

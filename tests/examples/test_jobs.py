@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.rules import workload_violations
+from meshwright.planner.plan.layout_and_schedule_rules import workload_violations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOBS = {

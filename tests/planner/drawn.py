@@ -8,10 +8,10 @@ import itertools
 import numpy as np
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.round_times import Grid, RoundTimes
+from meshwright.planner.simulation.simulated_flight import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts

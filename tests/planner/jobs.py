@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call, LayoutCosts, Move, TotalCosts
+from meshwright.cost_models.protocol import Call, LayoutCosts, Move, TotalCosts
+from meshwright.planner.plan.custom_graph import MODES, OwnGraph, OwnStage
 from meshwright.planner.plan.job import Facts, RoleModels
-from meshwright.planner.plan.own_graph import MODES, OwnGraph, OwnStage
 from meshwright.profiles.algorithms import Algorithm
-from meshwright.profiles.cluster import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.hardware import Cluster, Device, Link, MixedCluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
@@ -165,22 +165,22 @@ class ToyModel:
     """A cost model by simple formulas: work divides over ranks, tp and pp lose a little, memory divides by tp x pp."""
 
     facts: Facts
-    memory_grows = True
-    seconds_grow = True
+    memory_is_monotone = True
+    seconds_are_monotone = True
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """Without what is lost."""
         del part
         workload = self.facts.workload
         tokens = workload.batch_size * (workload.prompt.max + workload.response.max)
         return model.num_params * tokens * 1e-10 * (3 if stage.trains else 1) / num_ranks
 
-    def least_generation_seconds(self, call: Call) -> float:
+    def generation_lower_bound(self, call: Call) -> float:
         """Not told apart."""
         del call
         return 0.0
 
-    def dealt(self, call: Call) -> Schedule:
+    def with_row_split(self, call: Call) -> Schedule:
         return call.schedule
 
     def seconds(self, call: Call) -> Cost:
@@ -218,7 +218,7 @@ class ToyModel:
             return Cost()
         return Cost((Term("transfer", move.model.num_params * 2 / 1e9 * (1 if move.overlap else 2)),))
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
+    def transfer_seconds(self, num_bytes: float) -> Cost:
         return Cost((Term("handover", 1e-5 + num_bytes / 1e10),))
 
 
@@ -231,22 +231,22 @@ class RandomModel:
 
     seed: int
     memory_scale: float
-    memory_grows = True
-    seconds_grow = False
+    memory_is_monotone = True
+    seconds_are_monotone = False
 
-    def least_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
         """As seconds are drawn."""
         del stage, model, part
         return 1 / num_ranks**0.7
 
-    def least_generation_seconds(self, call: Call) -> float:
+    def generation_lower_bound(self, call: Call) -> float:
         """As seconds are drawn."""
         return 1 / call.layout.num_ranks**0.7
 
     def _draw(self, *parts: object) -> float:
         return random.Random(f"{self.seed} {parts}").random()
 
-    def dealt(self, call: Call) -> Schedule:
+    def with_row_split(self, call: Call) -> Schedule:
         return call.schedule
 
     def seconds(self, call: Call) -> Cost:
@@ -284,5 +284,5 @@ class RandomModel:
         )
         return Cost((Term("transfer", 0.2 * self._draw("m", move.model.name, *told)),))
 
-    def handover_seconds(self, num_bytes: float) -> Cost:
+    def transfer_seconds(self, num_bytes: float) -> Cost:
         return Cost((Term("handover", 0.01 * self._draw("h", num_bytes)),))

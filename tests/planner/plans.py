@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import refit_name
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import rows_per_update
 from meshwright.planner.plan.plan import Plan, Solver
-from meshwright.planner.plan.rules import rows_per_update
 from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, synchronous
 from meshwright.planner.search.assemble import Origin, Pick, assemble
-from meshwright.planner.search.space import legal_choices, pools
-from meshwright.profiles.cluster import replicas_of_parts
+from meshwright.planner.search.legal_choices import legal_choices, pools
+from meshwright.profiles.hardware import replicas_of_parts
 from meshwright.profiles.stages import GENERATE, Stage, StageGraph
 from tests.planner.jobs import RandomModel, small_facts
 

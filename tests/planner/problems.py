@@ -18,7 +18,7 @@ from meshwright.planner.solver.problem import (
     Problem,
     Transfer,
 )
-from meshwright.planner.solver.symmetry import swaps
+from meshwright.planner.solver.rank_ranges import swaps
 
 
 def random_blocks(seed: int, *, num_ranks: int, num_calls: int, num_options: int, step: int = 0) -> Problem:

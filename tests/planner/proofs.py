@@ -8,8 +8,8 @@ from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import refusals
-from meshwright.planner.proof.enumeration import Enumeration
 from meshwright.planner.proof.prover import prove
+from meshwright.planner.proof.space import Enumeration
 from tests.planner.drawn import model_of
 from tests.planner.jobs import mixed_facts, mixture_facts, small_facts
 from tests.planner.plans import long_facts

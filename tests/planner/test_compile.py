@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json, parse

@@ -2,8 +2,7 @@
 
 import pytest
 
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import local_cluster
+from meshwright.profiles.hardware import Cluster, local_cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.stages import Role

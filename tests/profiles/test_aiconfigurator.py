@@ -21,8 +21,8 @@ from meshwright.profiles.aiconfigurator import (
     read_experts,
     read_operators,
 )
-from meshwright.profiles.devices import device_names
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import device_names
 
 pytest.importorskip("pyarrow")
 if package_version() is None:

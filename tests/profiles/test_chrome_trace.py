@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.chrome_trace import chrome_trace
-from meshwright.profiles.trace import Run, Span
+from meshwright.profiles.trace import Run, Span, chrome_trace
 
 
 def at(kind: str, instruction: str, rank: int, start: float, end: float, **facts: float) -> Span:

@@ -4,17 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.profiles.cluster import (
+from meshwright.profiles.documents import canonical_json, parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import (
     Cluster,
     Link,
     MixedCluster,
+    cpu_device,
+    device_named,
     max_usable_bytes,
     replicas_of_parts,
     require_uniform,
 )
-from meshwright.profiles.devices import cpu_device, device_named
-from meshwright.profiles.documents import canonical_json, parse
-from meshwright.profiles.errors import BadInput
 
 NEAR, FAR = Link(seconds=1e-6, bytes_per_second=1e11), Link(seconds=1e-5, bytes_per_second=1e10)
 

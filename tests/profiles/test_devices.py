@@ -1,6 +1,7 @@
 import pytest
 
-from meshwright.profiles.devices import (
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import (
     cpu_device,
     device_named,
     device_names,
@@ -9,7 +10,6 @@ from meshwright.profiles.devices import (
     network_names,
     network_source,
 )
-from meshwright.profiles.errors import BadInput
 
 WANTED = "a100-40gb a100-80gb a800 h100-sxm h100-pcie h800 h200 h20 l40s l4 rtx-4090 rtx-6000-pro b200 gb200 mi300x"
 

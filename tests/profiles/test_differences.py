@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.profiles.cluster import Link
-from meshwright.profiles.differences import Difference, differences
-from meshwright.profiles.documents import Document
+from meshwright.profiles.documents import Difference, Document, differences
+from meshwright.profiles.hardware import Link
 
 
 class _Pair(Document):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwright.profiles.devices import device_names
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import device_names
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

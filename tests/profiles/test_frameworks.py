@@ -4,7 +4,6 @@ from typing import get_args
 
 import pytest
 
-from meshwright.profiles.devices import device_named, device_names
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import (
@@ -16,6 +15,7 @@ from meshwright.profiles.frameworks import (
     own_framework,
     require_graph_support,
 )
+from meshwright.profiles.hardware import device_named, device_names
 
 
 @pytest.mark.parametrize(

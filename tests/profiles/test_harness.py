@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import (
     DEPTHS,
     TimingResult,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.profiles.left_plans import former_plans, next_former_plan
+from meshwright.profiles.run_logs import former_plans, next_former_plan
 
 
 def test_each_plan_has_a_name_of_its_own_beside_that_of_its_trace(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.rope import RopeScaling
+from meshwright.profiles.model_parts.hf_config import RopeScaling
 from meshwright.profiles.model_shape import ModelSpec, model_from_config, read_model
 
 LLAMA_2_7B: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
 from meshwright.profiles.packing import (
     ReplicaAssignment,
     assign_to_replicas,

@@ -3,13 +3,22 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import TimingResult, exchanges, failed_measurement, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.partial import PartialTable, missing_keys, partial_path, resume_table
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import Point, Provenance, Table, read_table, write_table
+from meshwright.profiles.table import (
+    PartialTable,
+    Point,
+    Provenance,
+    Table,
+    missing_keys,
+    partial_path,
+    read_table,
+    resume_table,
+    write_table,
+)
 from meshwright.profiles.workload import Workload
 
 SAMPLE = TimingResult(median_seconds=0.5, spread_seconds=0.1, repeats=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.profiles.printable import has_control_characters, printable
+from meshwright.profiles.untrusted_text import has_control_characters, printable
 
 
 @given(st.text())

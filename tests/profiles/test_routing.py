@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.profiles.routing import Routing, routing
+from meshwright.profiles.experts import Routing, routing
 
 TOKENS, PICKED = 16384, 8
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.profiles import segments
+from meshwright.profiles import run_logs
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import Line, append_lines, drop_lines, log_files, read_log_lines, rename_log
+from meshwright.profiles.run_logs import Line, append_lines, drop_lines, log_files, read_log_lines, rename_log
 
 SMALL = 64
 """Bytes of a segment here."""
@@ -97,7 +97,7 @@ def test_a_log_may_have_any_name_and_no_line_of_it_without_end(tmp_path: Path, m
     for name in ("in", "**", "a[1].jsonl"):
         assert log_files(tmp_path / name) == ()
     assert log_files(tmp_path / "missing" / "trace.jsonl") == ()
-    monkeypatch.setattr(segments, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(run_logs, "MAX_LINE_BYTES", 100)
     path = tmp_path / "trace.jsonl"
     path.write_text("x" * 99 + "\n" + "y" * 500)
     with pytest.raises(BadInput, match=r"trace.jsonl: line \d is longer than 100 bytes"):

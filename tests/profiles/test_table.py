@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.documents import canonical_json, parse
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import TimingResult, failed_measurement, points, record, record_collective
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role

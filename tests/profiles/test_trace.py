@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import log_files
+from meshwright.profiles.run_logs import log_files
 from meshwright.profiles.trace import (
     MAX_STEPS_AHEAD,
     Endpoints,

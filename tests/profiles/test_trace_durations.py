@@ -6,8 +6,8 @@ import pytest
 
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
+from meshwright.profiles.observations import refit_seconds, stage_seconds
 from meshwright.profiles.trace import Span
-from meshwright.profiles.trace_durations import refit_seconds, stage_seconds
 
 
 def span(rank: int, start: float, end: float, name: str = "actor_train", kind: str = "stage") -> Span:

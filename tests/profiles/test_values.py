@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.values import json_value, read_text, require_file, yaml_value
+from meshwright.profiles.untrusted_text import json_value, read_text, require_file, yaml_value
 
 
 @pytest.mark.parametrize("number", ["25e-2", "0.25", "2.5E-1", "+25e-2"])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.model.adapted import init_adapter
+from meshwright.runtime.model.adapters import init_adapter
 from tests.reference import low_rank
 from tests.runtime.observed import Observed
 from tests.runtime.refereed import Distances

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from meshwright.runtime.cli import main
+from meshwright.runtime.cli.main import main
 
 
 @dataclass(frozen=True)

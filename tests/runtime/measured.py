@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import require_uniform
+from meshwright.profiles.hardware import require_uniform
 from meshwright.profiles.harness import TimingResult, points, record
 from meshwright.profiles.table import Provenance, Table, write_table
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.model.weights import save_weights
-from meshwright.runtime.training.bodies import MicroBatch
+from meshwright.runtime.training.trainer import MicroBatch
 from tests.runtime.ranks import run_on_ranks
 
 Held = dict[str, dict[int, Tensor]]

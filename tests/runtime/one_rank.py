@@ -11,15 +11,15 @@ import torch.distributed as dist
 from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.execution.actions import StageRunner
-from meshwright.runtime.generation.control import RunControllers
-from meshwright.runtime.generation.generation_stage import GenerationStage
-from meshwright.runtime.generation.prompts import PromptData, read_data
-from meshwright.runtime.messages.chunk_transport import Streaming
+from meshwright.runtime.execution.megatron_device import StageRunner
+from meshwright.runtime.messages.streaming import Streaming
 from meshwright.runtime.messages.transport import Transport
-from meshwright.runtime.model.chosen_kernels import PLAIN
-from meshwright.runtime.training.copies import WeightCopy, build_copies
+from meshwright.runtime.model.kernel_choice import PLAIN
+from meshwright.runtime.rollout.controllers import RunControllers
+from meshwright.runtime.rollout.prompts import PromptData, read_data
+from meshwright.runtime.rollout.stage import GenerationStage
 from meshwright.runtime.training.offload import OffloadedStages
+from meshwright.runtime.training.weight_copies import WeightCopy, build_copies
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
 

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright.runtime.commands.listed import COMMANDS
+from meshwright.runtime.cli.main import COMMANDS
 from tests.runtime.command import Call
 
 
 def test_a_plan_is_made_and_explained_without_torch(job: Path, tmp_path: Path) -> None:
     script = (
         "import sys\n"
-        "from meshwright.runtime.cli import main\n"
+        "from meshwright.runtime.cli.main import main\n"
         "for words in sys.argv[1].split(';'):\n"
         "    sys.argv = words.split()\n"
         "    try: main()\n"

@@ -15,13 +15,13 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec, read_model
-from meshwright.runtime.model.adapted import init_adapter
+from meshwright.runtime.model.adapters import init_adapter
 from meshwright.runtime.model.logprobs import token_logprobs
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.training.bodies import MicroBatch, Trainer
-from meshwright.runtime.training.ppo import LossShare
+from meshwright.runtime.training.losses import LossShare
+from meshwright.runtime.training.trainer import MicroBatch, Trainer
 from tests.runtime.checkpoints import tokens
 from tests.runtime.ranks import run_on_ranks
 

@@ -22,8 +22,8 @@ from unittest import mock
 
 import typer
 
-from meshwright.runtime import cli
-from meshwright.runtime.records.lock import locked
+from meshwright.runtime.cli import main
+from meshwright.runtime.records.run_directory import locked
 from tests.runtime.wrong_inputs import BAD_JOBS, BAD_MODELS, BAD_PLANS, prepare
 
 _WORKERS = 2
@@ -294,9 +294,9 @@ def work(where: str, number: int) -> None:
     os.chdir(directory)
     signal.signal(signal.SIGALRM, _hangs)
     tell = os.fdopen(os.dup(1), "w")
-    command = typer.main.get_command(cli.app)
+    command = typer.main.get_command(main.app)
     mine = list(dict.fromkeys(invocations()))[number::_WORKERS]
-    with mock.patch.object(cli, "app", command):
+    with mock.patch.object(main, "app", command):
         for arguments in mine:
             tell.write(json.dumps(asdict(_called(arguments))) + "\n")
             tell.flush()
@@ -314,7 +314,7 @@ def _called(arguments: tuple[str, ...]) -> Ended:
     try:
         redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
         with mock.patch.object(sys, "argv", ["meshwright", *arguments]), redirected[0], redirected[1]:
-            cli.main()
+            main.main()
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException as error:

@@ -38,34 +38,27 @@ device can use.
 In the examples of the functions, `facts` and `plan` are these.
 """
 
-from meshwright.planner.analysis.correct_table import Calibration
-from meshwright.planner.analysis.fit import Fit
+from meshwright.planner.analysis.calibration import Calibration
+from meshwright.planner.analysis.cluster_sizing import Fit
+from meshwright.planner.analysis.full_explanation import FullExplanation
+from meshwright.planner.analysis.plan_comparison import PlanComparison
+from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.analysis.structures import Ranked
-from meshwright.planner.analysis.two_plans import PlanComparison
 from meshwright.planner.analysis.whatif import WhatIf
-from meshwright.planner.analysis.why import FullExplanation
-from meshwright.planner.export.exported import Exported
-from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.proof.document import Proof
-from meshwright.planner.search.refusal import NoPlan
+from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.simulation.simulate import Simulation
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.environment.seen_lengths import ObservedLengths
+from meshwright.planner.trainers.exporter import Exported
+from meshwright.planner.trainers.importer import Imported
 from meshwright.profiles.errors import BadInput, Infeasible, MeshwrightError, RunFailed
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import Run
-from meshwright.runtime.api.checking import prove, verify
-from meshwright.runtime.api.clocks import rehearse, simulate
-from meshwright.runtime.api.drawing import fit_plot, plot, report, timeline
-from meshwright.runtime.api.elsewhere import export_plan, import_configuration, plan_for, structures_for
-from meshwright.runtime.api.importing import import_operators
-from meshwright.runtime.api.measuring import calibrate, num_missing, profile
-from meshwright.runtime.api.planning import compare, explain, fit, plan, structures, whatif, with_observed_lengths
-from meshwright.runtime.api.reading import (
+from meshwright.profiles.workload import ObservedLengths
+from meshwright.runtime.api.files import (
     read_job,
     read_learned,
     read_plan,
@@ -73,21 +66,32 @@ from meshwright.runtime.api.reading import (
     read_run,
     read_table,
     resolve,
+    watch,
     write_plan,
     write_proof,
     write_table,
 )
-from meshwright.runtime.api.replanning import replan
-from meshwright.runtime.api.replaying import replay
-from meshwright.runtime.api.running import export_models, export_scripts, run
-from meshwright.runtime.api.starting import agent_workload, first_job, known_hardware, observed_lengths
-from meshwright.runtime.api.watching import watch
+from meshwright.runtime.api.job_inputs import agent_workload, first_job, known_hardware, observed_lengths
+from meshwright.runtime.api.measurements import calibrate, import_operators, num_missing, profile
+from meshwright.runtime.api.planning import (
+    compare,
+    explain,
+    fit,
+    plan,
+    replan,
+    structures,
+    whatif,
+    with_observed_lengths,
+)
+from meshwright.runtime.api.reports import fit_plot, plot, report, timeline
+from meshwright.runtime.api.runs import export_models, export_scripts, rehearse, replay, run, simulate
+from meshwright.runtime.api.trainers import export_plan, import_configuration, plan_for, structures_for
+from meshwright.runtime.api.verification import prove, verify
 from meshwright.runtime.launch.rendezvous import Rendezvous
 from meshwright.runtime.records.record import RunSummary
-from meshwright.runtime.records.rehearsal import Rehearsal
-from meshwright.runtime.records.replayed import BatchReplay
-from meshwright.runtime.records.run_standing import RunStatus
-from meshwright.runtime.records.stopped import Stopped
+from meshwright.runtime.records.restarts import Stopped
+from meshwright.runtime.records.results import BatchReplay, Rehearsal
+from meshwright.runtime.records.run_status import RunStatus
 
 __all__ = [
     "BadInput",

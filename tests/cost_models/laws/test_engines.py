@@ -6,9 +6,9 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.frameworks import EngineName, engine_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import Workload
 

@@ -6,20 +6,18 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.collectives import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, Group, Network, groups_of
+from meshwright.cost_models.communication import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, Group, Network, groups_of
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.mixture import Mixture
+from meshwright.cost_models.kernels import Kernels, Mixture
 from meshwright.cost_models.params import stage_parts
-from meshwright.cost_models.question import Call, Move
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.efficiency import Protocol, efficiency_of
-from meshwright.profiles.experts import Experts
+from meshwright.profiles.experts import Experts, routing
 from meshwright.profiles.frameworks import framework_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.routing import routing
 from meshwright.profiles.table import TimedPass
 from meshwright.profiles.workload import Workload
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from meshwright.cost_models.compute import AnalyticShard
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import device_named
 from meshwright.profiles.efficiency import efficiency_of
 from meshwright.profiles.frameworks import framework_named, own_framework
+from meshwright.profiles.hardware import Cluster, device_named
 from meshwright.profiles.model_shape import ModelSpec, model_from_config
 from meshwright.profiles.table import Measurement, TimedPass, read_table
 

@@ -6,17 +6,15 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.collectives import ALL_TO_ALL, Group, Network, groups_of
+from meshwright.cost_models.communication import ALL_TO_ALL, Group, Network, groups_of
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.kernels import Kernels
-from meshwright.cost_models.mixture import Mixture
-from meshwright.cost_models.question import Call, Move
-from meshwright.profiles.cluster import Cluster
+from meshwright.cost_models.kernels import Kernels, Mixture
+from meshwright.cost_models.protocol import Call, Move
 from meshwright.profiles.efficiency import efficiency_of
-from meshwright.profiles.experts import Experts
+from meshwright.profiles.experts import Experts, routing
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.profiles.routing import routing
 from meshwright.profiles.workload import Workload
 
 NUM_EXPERTS, PICKED = 8, 2

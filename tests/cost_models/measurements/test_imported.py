@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost_models.blended import BlendedModel
-from meshwright.cost_models.collectives import ALL_REDUCE, Group, Network
+from meshwright.cost_models.communication import ALL_REDUCE, Group, Network
 from meshwright.cost_models.compute import AnalyticShard
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.measurements.imported import BODIES, imported_points, imported_table
-from meshwright.cost_models.measurements.measured import MeasuredShard
-from meshwright.cost_models.measurements.operators import MeasuredKernels
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.imported_operators import BODIES, MeasuredKernels, imported_points, imported_table
+from meshwright.cost_models.measured import MeasuredShard
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.aiconfigurator import Operators
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.frameworks import engine_named
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role
 from meshwright.profiles.table import Exchange, TimedPass

@@ -1,7 +1,7 @@
 """Curves and surfaces go through what was measured, straight between, and on beyond."""
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.measurements.interpolation import Curve, Surface
+from meshwright.cost_models.measured import Curve, Surface
 
 
 def test_a_curve_meets_its_points_and_says_when_it_leaves_them() -> None:

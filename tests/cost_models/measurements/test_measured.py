@@ -1,7 +1,7 @@
 import pytest
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.measurements.measured import MeasuredShard
+from meshwright.cost_models.measured import MeasuredShard
 from meshwright.profiles.harness import failed_measurement, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.cost_models.imported_operators import MeasuredKernels
 from meshwright.cost_models.kernels import Heads, Kernels
-from meshwright.cost_models.measurements.operators import MeasuredKernels
 from meshwright.profiles.aiconfigurator import Attention, Gemm, Operators
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from tests.cost_models.measurements.operators import EFFICIENCY, HEADS, decode, prompt
 
 

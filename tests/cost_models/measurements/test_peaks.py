@@ -10,10 +10,10 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.blended import BlendedModel
 from meshwright.cost_models.cost import Source, Term
-from meshwright.cost_models.measurements.peaks import MEASURED
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.measured import MEASURED
+from meshwright.cost_models.protocol import Call
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.harness import failed_measurement, points, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role

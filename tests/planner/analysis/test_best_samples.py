@@ -7,19 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.waves import WAVE_REWARDS
-from meshwright.planner.analysis.best_samples import best_samples
+from meshwright.cost_models.sampling_waves import WAVE_REWARDS
 from meshwright.planner.analysis.explain import explain
-from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.optional_features import best_samples, host_rewards
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.plan.calls import cost_model_of, query_for_placement
-from meshwright.planner.plan.host_workers import host_seconds
+from meshwright.planner.plan.cost_queries import cost_model_of, query_for_placement
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.job_limits import require_within_limits
+from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import schedule_rules
+from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.binding import memory_limited
+from meshwright.planner.analysis.alternatives import memory_limited
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.compare import compare, step_ends, step_seconds
+from meshwright.planner.analysis.trace_analysis import compare, step_ends, step_seconds
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call
-from meshwright.planner.analysis.correct_table import Calibration, StageRow, calibrate, read_run
+from meshwright.cost_models.protocol import Call
+from meshwright.planner.analysis.calibration import Calibration, StageRow, calibrate, read_run
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
@@ -16,15 +16,7 @@ from meshwright.profiles.documents import digest
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.harness import TimingResult, points, record
 from meshwright.profiles.stages import Role
-from meshwright.profiles.table import (
-    Provenance,
-    Table,
-    TimedPass,
-    Traffic,
-    TrafficCorrection,
-    read_table,
-    write_table,
-)
+from meshwright.profiles.table import Provenance, Table, TimedPass, Traffic, TrafficCorrection, read_table, write_table
 from meshwright.profiles.trace import Span, write_spans
 from meshwright.profiles.workload import Workload
 from tests.planner.jobs import small_facts

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.fit import fit
+from meshwright.planner.analysis.cluster_sizing import fit
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import ToyModel, small_facts
 from tests.seeds import cases

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.analysis.explain import explain
-from meshwright.planner.analysis.host_rewards import host_rewards
+from meshwright.planner.analysis.optional_features import host_rewards
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.analysis.leading import main_influences
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.analysis.sensitivity import main_influences
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.recost import re_evaluate
+from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.frameworks import EngineName
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

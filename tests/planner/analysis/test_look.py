@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.analysis.look import BackgroundSearch
-from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.analysis.shown import replan_and_simulate
+from meshwright.planner.analysis.background_search import BackgroundSearch
+from meshwright.planner.analysis.replan import Replanned, replan_and_simulate
 from meshwright.planner.plan.plan import write_plan
 from tests.planner.analysis.test_shown import OTHER, PLAN, run_of_two_plans, write_steps
 

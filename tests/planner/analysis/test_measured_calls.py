@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from meshwright.planner.analysis.measured_calls import measured_latencies
-from meshwright.planner.environment.rewards import RewardLoad
+from meshwright.planner.analysis.optional_features import measured_latencies
+from meshwright.planner.environment.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.job import Facts
-from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from tests.planner.jobs import small_facts
 
 CALLS = TimedCalls(called=CallKey(kind="reward", target="mine:style"), seconds=(0.1, 0.3), date="2026-11-25")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.compare import step_ends
-from meshwright.planner.analysis.measured_use import BETWEEN_INSTRUCTIONS, measured_use
+from meshwright.planner.analysis.trace_analysis import BETWEEN_INSTRUCTIONS, measured_use, step_ends
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulate import TimeUse, simulate

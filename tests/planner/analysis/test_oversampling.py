@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.analysis.oversampling import (
+from meshwright.planner.analysis.wave_size import (
     best_wave,
     candidate_wave_sizes,
     plan_chooses_wave,
@@ -15,10 +15,10 @@ from meshwright.planner.analysis.oversampling import (
     with_wave,
 )
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import schedule_rules
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling

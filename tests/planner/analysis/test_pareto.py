@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.pareto import SizePoint, pareto
+from meshwright.planner.analysis.cluster_sizing import SizePoint, pareto
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput

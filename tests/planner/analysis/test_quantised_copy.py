@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.analysis.quantised_copy import quantised_copy
+from meshwright.planner.analysis.optional_features import quantised_copy
 from tests.planner.drawn import model_of
 from tests.planner.jobs import quantised_facts, small_facts
 from tests.planner.plans import random_plan

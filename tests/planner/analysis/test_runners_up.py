@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.analysis.runners_up import LIMITS, RunnerUp, runners_up
+from meshwright.planner.analysis.alternatives import LIMITS, RunnerUp, runners_up
 from meshwright.planner.compile import best_plan, compile_plan
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.sensitivity import Sensitivity, rate_sensitivities, sensitivities
 from meshwright.planner.plan.job import Facts
 from meshwright.profiles.lengths import LengthSpec

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.analysis.shown import RECENT_STEPS, observed_run, replan_and_simulate, replan_from_run
-from meshwright.planner.analysis.stated import mismatched_costs
+from meshwright.planner.analysis.recorded_costs import mismatched_costs
+from meshwright.planner.analysis.replan import RECENT_STEPS, observed_run, replan_and_simulate, replan_from_run
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import cost_model_of, query_for_placement
+from meshwright.planner.plan.cost_queries import cost_model_of, query_for_placement
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.profiles.errors import BadInput

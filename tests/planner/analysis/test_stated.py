@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.analysis.stated import mismatched_costs
+from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.plan.plan import Plan
 from tests.planner.jobs import ToyModel, small_facts
 from tests.planner.plans import random_plan

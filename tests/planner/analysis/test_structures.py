@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from meshwright.planner.analysis.structures import best_structures, whole_space_search
+from meshwright.planner.analysis.plan_structures import best_structures, whole_space_search
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
-from meshwright.planner.analysis.trained_share import adapter_summary
+from meshwright.planner.analysis.optional_features import adapter_summary
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report

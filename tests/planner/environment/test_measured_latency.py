@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.environment.measured_latency import from_plan, from_table, unstated_calls
-from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.environment.tool import Tool
-from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.planner.environment.rewards_and_tools import Reward, Tool, from_plan, from_table, unstated_calls
+from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload

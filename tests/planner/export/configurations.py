@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from meshwright.planner.export.trainer import ConfigValue, ExportInput, OtherTrainer
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.ways import DeploymentMode
-from meshwright.planner.export.within import best_expressible_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.deployment_modes import DeploymentMode
+from meshwright.planner.trainers.exporter import best_expressible_plan
+from meshwright.planner.trainers.registry import TRAINERS
+from meshwright.planner.trainers.trainer import ConfigValue, ExportInput, OtherTrainer
 from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import best, facts_of

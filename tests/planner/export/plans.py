@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import TrainerPlan, best_expressible_plan
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.exporter import TrainerPlan, best_expressible_plan
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts

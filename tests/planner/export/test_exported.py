@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.export.exported import export
-from meshwright.planner.export.trainers import TRAINERS
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import re_evaluate
+from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.exporter import export
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.trainers.config_keys import known_keys
+from meshwright.planner.trainers.registry import TRAINERS
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.export.exported import Exported, export
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import best_expressible_plan
-from meshwright.planner.imports.readers import READERS
+from meshwright.planner.environment.rewards_and_tools import Reward
 from meshwright.planner.plan.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.exporter import Exported, best_expressible_plan, export
+from meshwright.planner.trainers.registry import READERS, TRAINERS
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import facts_of

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshwright.planner.export.shares import (
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.trainers.export_settings import (
     engine_memory_share,
     megatron_degrees,
     mini_batch,
@@ -14,8 +16,6 @@ from meshwright.planner.export.shares import (
     token_budget_origin,
     uneven_stage_layers,
 )
-from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.drawn import model_of

@@ -6,8 +6,8 @@ import subprocess
 
 import yaml
 
-from meshwright.planner.export.texts import flags, nested_yaml, overrides, script
-from meshwright.planner.export.trainer import KeyValue
+from meshwright.planner.trainers.export_settings import flags, nested_yaml, overrides, script
+from meshwright.planner.trainers.trainer import KeyValue
 
 FOUND = (
     KeyValue("a.b", 2, "layout.tp"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from meshwright.planner.export.exported import export
-from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.trainers.exporter import export
+from meshwright.planner.trainers.registry import TRAINERS
 from tests.planner.drawn import model_of
 from tests.planner.export.configurations import configuration, plan_ahead
 from tests.planner.export.plans import best

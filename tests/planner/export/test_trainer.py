@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.export.trainer import ExportInput
-from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.environment.rewards_and_tools import Reward
+from meshwright.planner.plan.algorithm_settings import PPO
 from meshwright.planner.plan.job import read_job
-from meshwright.planner.plan.ppo_settings import PPO
+from meshwright.planner.trainers.registry import TRAINERS
+from meshwright.planner.trainers.trainer import ExportInput
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.export.ways import DeploymentMode, EqualChoice, no_overlap, pool_divisions
 from meshwright.planner.plan.pins import Ranks
-from meshwright.planner.plan.pools import pool_violations
-from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.pool_rules import pool_violations
+from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.trainers.deployment_modes import DeploymentMode, EqualChoice, no_overlap, pool_divisions
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import critic_free_facts, mixed_facts, small_facts
 from tests.planner.plans import random_plan

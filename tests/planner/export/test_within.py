@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.export.within import best_expressible_plan
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.exporter import best_expressible_plan
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import GENERATE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.imports.agent_traces import read_agent_trace
+from meshwright.planner.analysis.observed_lengths import read_agent_trace
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.workload import Workload

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.costed import evaluate_config
-from meshwright.planner.imports.job_text import JobSource
-from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import ParsedConfig, ParsedField
 from meshwright.planner.plan.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.importer import JobSource, evaluate_config
+from meshwright.planner.trainers.parsed_config import ParsedConfig, ParsedField
+from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of

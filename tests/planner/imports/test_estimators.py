@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.estimators import (
+from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys
+from meshwright.planner.trainers.parsed_config import (
     GRPO_ESTIMATOR,
     PPO_ESTIMATOR,
     REINFORCE_ESTIMATOR,
@@ -13,7 +13,6 @@ from meshwright.planner.imports.estimators import (
     Estimator,
     TrainingSetup,
 )
-from meshwright.planner.imports.given_keys import TrainerConfig
 
 GIVEN = TrainerConfig(known=known_keys("slime"), values={"kl-loss-coef": 0.1, "kl-coef": 0.2, "gamma": 0.9})
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.from_nemo_rl import read_nemo_rl
-from meshwright.planner.imports.said import ParsedConfig
+from meshwright.planner.trainers.nemo_rl import read_nemo_rl
+from meshwright.planner.trainers.parsed_config import ParsedConfig
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import assert_is_read, plan_of, written
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.given_keys import TrainerConfig, read_changes, read_flags, read_overrides
+from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_changes, read_flags, read_overrides
 from meshwright.profiles.errors import BadInput
 
 VERL, NEMO = known_keys("verl"), known_keys("nemo_rl")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.job_text import JobSource
-from meshwright.planner.imports.readers import READERS
 from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.trainers.importer import JobSource
+from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import plan_of, written
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.given_keys import TrainerConfig
-from meshwright.planner.imports.key_effects import NO_FIELD, REASONS, WITHOUT_EFFECT, has_no_effect, reasons_not_read
-from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import ParsedConfig
+from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys
+from meshwright.planner.trainers.key_effects import NO_FIELD, REASONS, WITHOUT_EFFECT, has_no_effect, reasons_not_read
+from meshwright.planner.trainers.parsed_config import ParsedConfig
+from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.stages import Role
 
 FILES = {"verl": ("verl",), "openrlhf": ("openrlhf",), "nemo-rl": ("nemo_rl", "nemo_rl_grpo"), "slime": ("slime",)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.length_traces import parse_fields, read_lengths
+from meshwright.planner.analysis.observed_lengths import parse_fields, read_lengths
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.test_agent_traces import written
 

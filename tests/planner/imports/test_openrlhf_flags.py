@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.export.known_keys import known_keys
-from meshwright.planner.imports.from_openrlhf import read_openrlhf
-from meshwright.planner.imports.given_keys import TrainerConfig
-from meshwright.planner.imports.openrlhf_flags import CURRENT_NAMES, with_current_flags
+from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys
+from meshwright.planner.trainers.openrlhf import read_openrlhf
+from meshwright.planner.trainers.openrlhf_flags import CURRENT_NAMES, with_current_flags
 
 BEFORE = (
     "--colocate_all_models --actor_num_gpus_per_node 8 --vllm_tensor_parallel_size 2 --n_samples_per_prompt 8 "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.imports.said import (
+from meshwright.planner.trainers.parsed_config import (
     ParsedConfig,
     ParsedField,
     cluster_of,

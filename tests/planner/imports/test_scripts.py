@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.scripts import read_script, words
+from meshwright.planner.trainers.shell_script import read_script, words
 from meshwright.profiles.errors import BadInput
 
 SCRIPT = """\

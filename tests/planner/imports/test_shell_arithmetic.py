@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from meshwright.planner.imports.scripts import read_script, words
+from meshwright.planner.trainers.shell_script import read_script, words
 
 EXPRESSIONS = (
     "1 + 2 * 3",

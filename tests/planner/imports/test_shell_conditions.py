@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from meshwright.planner.imports.scripts import read_script, words
+from meshwright.planner.trainers.shell_script import read_script, words
 
 SET = "A=vllm; N=4; E=; L=(a b)\n"
 KNOWN = (

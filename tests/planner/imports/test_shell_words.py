@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from meshwright.planner.imports.scripts import words
-from meshwright.planner.imports.shell_words import Word, undecided
+from meshwright.planner.trainers.shell_expansion import Word, undecided
+from meshwright.planner.trainers.shell_script import words
 
 EXPANSIONS = (
     "${A:-x}", "${U:-x}", "${U-x}", "${E:-x}", "${E-x}", "${U:=x}$U", "${A:+x}", "${E:+x}", "${A^^}", "${A,,}",

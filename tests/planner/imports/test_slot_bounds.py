@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.planner.imports.said import MEMORY_SHARE
-from meshwright.planner.imports.slot_bounds import slot_bounds
+from meshwright.planner.trainers.importer import slot_bounds
+from meshwright.planner.trainers.parsed_config import MEMORY_SHARE
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import facts_of
 

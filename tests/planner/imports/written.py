@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from meshwright.planner.export.exported import export
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.planner.imports.said import ParsedConfig
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
+from meshwright.planner.trainers.exporter import export
+from meshwright.planner.trainers.parsed_config import ParsedConfig
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import model_of

@@ -9,23 +9,23 @@ import re
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules, schedules
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.rules import schedule_rules, schedules
 from meshwright.planner.plan.steps_ahead import SearchCase, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
-from meshwright.planner.search.start import start_from
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import Algorithm

@@ -10,37 +10,35 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import Choice, query_for_choice
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
-from meshwright.planner.plan.pins import parse_pins
-from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import (
+from meshwright.planner.plan.layout_and_schedule_rules import (
     MIN_CONTEXT_TOKENS,
     layout_rules,
     max_context_parallel,
     schedule_rules,
     schedules,
 )
+from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
+from meshwright.planner.plan.pins import parse_pins
+from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.check_program import require_sound
 from meshwright.planner.program.program import lower, output_owners
-from meshwright.planner.search.candidates import cost_call
+from meshwright.planner.search.choice_costs import cost_call
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import frontier, frontiers
-from meshwright.planner.search.space import check_pins, legal_choices
+from meshwright.planner.search.frontiers import frontier, frontiers
+from meshwright.planner.search.legal_choices import check_pins, legal_choices
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import device_named, network_named
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.hardware import Cluster, device_named, network_named
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_shape import ModelSpec

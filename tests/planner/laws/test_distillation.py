@@ -14,7 +14,7 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
@@ -26,8 +26,8 @@ from meshwright.planner.program.program import lower
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.stages import GENERATE

@@ -11,34 +11,34 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel, Move
+from meshwright.cost_models.protocol import CostModel, Move
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan, compile_plan
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_cluster import MixedSpec
+from meshwright.planner.plan.job_sections import MixedSpec
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Placement, Plan
-from meshwright.planner.plan.settings import parse_settings
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.whatif_settings import parse_settings
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.report import report
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.recost import re_evaluate
-from meshwright.planner.search.refusal import NoPlan
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.search.re_evaluate import re_evaluate
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import MixedCluster, require_uniform
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import MixedCluster, require_uniform
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import mixed_facts
 from tests.planner.report.pages import contents_of

@@ -13,7 +13,7 @@ from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import Setting, with_setting
+from meshwright.planner.plan.whatif_settings import Setting, with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import small_facts

@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.stated import mismatched_costs
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns

@@ -15,26 +15,26 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards import RewardLoad
-from meshwright.planner.export.trainers import TRAINERS
+from meshwright.planner.environment.rewards_and_tools import RewardLoad
+from meshwright.planner.plan.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.plan.own_graph import OwnGraph
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
+from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.contents import Contents
 from meshwright.planner.report.report import report
-from meshwright.planner.search.refusal import NoPlan
-from meshwright.planner.search.start import start_from
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.search.re_evaluate import start_from
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits
+from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.errors import BadInput

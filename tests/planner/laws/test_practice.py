@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import Call, CostModel
+from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import best_plan
 from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedules
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.rules import layout_rules, schedules
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
-from meshwright.planner.plan.calls import query_for_placement
+from meshwright.planner.plan.cost_queries import query_for_placement
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import re_evaluate
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.search.re_evaluate import re_evaluate
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.stages import GENERATE
 from tests.planner.drawn import carrying_over, model_of

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.planner.imports.job_text import JobSource
-from meshwright.planner.imports.readers import READERS
-from meshwright.planner.imports.said import ParsedConfig
+from meshwright.planner.trainers.importer import JobSource
+from meshwright.planner.trainers.parsed_config import ParsedConfig
+from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.errors import BadInput
 from tests.planner.imports.written import CONFIG
 

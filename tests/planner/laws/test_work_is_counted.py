@@ -11,16 +11,16 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
-from meshwright.cost_models.question import Call, DelegatingCostModel, LayoutCosts, TotalCosts
+from meshwright.cost_models.protocol import Call, DelegatingCostModel, LayoutCosts, TotalCosts
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, SearchWork
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
-from meshwright.planner.proof.enumeration import Enumeration
+from meshwright.planner.proof.space import Enumeration
 from meshwright.planner.search import parallel
 from meshwright.planner.solver.result import Limits
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import ToyModel, small_facts
 from tests.seeds import cases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.calls import Choice, query_for_choice, query_for_placement
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice, query_for_placement
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, Reinforce
+from meshwright.planner.plan.algorithm_settings import GRPO, PPO, RLOO, Reinforce
 from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 

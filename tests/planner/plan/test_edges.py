@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.edges import field_bytes, stage_transfers
+from meshwright.planner.plan.cost_queries import field_bytes, stage_transfers
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts
 
@@ -26,4 +26,4 @@ def test_every_edge_is_handed_over_once_with_all_of_its_fields() -> None:
     assert [(h.producer, h.consumer, h.fields) for h in found] == list(PPO_GRAPH.edges)
     for handover in found:
         assert handover.num_bytes == sum(field_bytes(FACTS.workload, field) for field in handover.fields)
-        assert handover.cost == model.handover_seconds(handover.num_bytes)
+        assert handover.cost == model.transfer_seconds(handover.num_bytes)

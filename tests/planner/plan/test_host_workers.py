@@ -9,12 +9,14 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.question import CostModel
-from meshwright.planner.analysis.stated import mismatched_costs
+from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards import HostWorkers, Reward, RewardLoad
+from meshwright.planner.environment.rewards_and_tools import HostWorkers, Reward, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.host_workers import (
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.plan.reward_workers import (
     MAX_JUDGE_CALLS,
     extra_reward_wait_bound,
     extra_reward_wait_seconds,
@@ -24,14 +26,11 @@ from meshwright.planner.plan.host_workers import (
     unknown_latencies,
     with_workers,
 )
-from meshwright.planner.plan.job import Facts, Job
-from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.program.program import Receive, Send, lower
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
-from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import ENVIRONMENT, GENERATE
 from tests.planner.jobs import small_facts

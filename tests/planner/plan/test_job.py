@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.rewards_and_tools import Reward
 from meshwright.planner.plan.job import Facts, Job, require_job, resolve
-from meshwright.planner.plan.job_cluster import ClusterSpec, MixedSpec
-from meshwright.planner.plan.model_files import Models, ModelSource
-from meshwright.profiles.cluster import Cluster
+from meshwright.planner.plan.job_sections import ClusterSpec, MixedSpec, Models, ModelSource
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.stages import Role

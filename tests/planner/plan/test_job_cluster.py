@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.job_cluster import ClusterSpec
-from meshwright.profiles.cluster import Device, Link
-from meshwright.profiles.devices import cpu_links, local_cluster
+from meshwright.planner.plan.job_sections import ClusterSpec
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Device, Link, cpu_links, local_cluster
 
 TCP = Link(seconds=50e-6, bytes_per_second=1.25e9)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.job_limits import position_violations, require_within_limits
-from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
 

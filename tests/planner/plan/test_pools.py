@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from meshwright.planner.plan.pools import (
+from meshwright.planner.plan.pool_rules import (
     first_ranks,
     mixed_pool_rules,
     overlap_violations,
@@ -16,7 +16,7 @@ from meshwright.planner.plan.pools import (
     row_split_rules,
 )
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import MixedCluster
+from meshwright.profiles.hardware import MixedCluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
 from tests.planner.jobs import mixed_facts, small_facts

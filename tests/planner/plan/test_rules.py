@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.micro_batch_rules import ExtraChoices
-from meshwright.planner.plan.rules import (
+from meshwright.planner.plan.layout_and_schedule_rules import (
     host_bytes_for_stage,
     in_flight,
     layout_rules,
@@ -24,10 +23,11 @@ from meshwright.planner.plan.rules import (
     slot_counts,
     workload_violations,
 )
+from meshwright.planner.plan.micro_batch_rules import ExtraChoices
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
-from meshwright.planner.search.space import legal_choices
+from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Cluster
+from meshwright.profiles.hardware import Cluster
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.stages import Stage

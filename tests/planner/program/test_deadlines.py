@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards import HostWorkers, Reward
-from meshwright.planner.environment.tool import Tool
+from meshwright.planner.environment.rewards_and_tools import HostWorkers, Reward, Tool
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import (
+from meshwright.planner.program.durations import (
     IMPORT_SECONDS,
     Deadlines,
     collective_timeout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
-from meshwright.planner.program.deadlock import find_deadlock
+from meshwright.planner.program.check_program import find_deadlock
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Stream, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.plans import long_facts, random_plan

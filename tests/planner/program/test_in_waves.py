@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.check_program import check_program
-from meshwright.planner.program.in_waves import split_waves
-from meshwright.planner.program.program import MoveWeights, Program, Receive, RunStage, Send, Waves, lower
+from meshwright.planner.program.program import MoveWeights, Program, Receive, RunStage, Send, Waves, lower, split_waves
 from meshwright.profiles.stages import GENERATE
 from tests.planner.analysis.test_oversampling import sampled_facts
 from tests.planner.jobs import critic_free_facts

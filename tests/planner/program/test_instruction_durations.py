@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards import RewardLoad
-from meshwright.planner.plan.host_workers import host_seconds
+from meshwright.planner.environment.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import (
-    Planned,
-    Precomputed,
-    StepWork,
-    refit_seconds,
-    transfer_delays,
-)
+from meshwright.planner.plan.reward_workers import host_seconds
+from meshwright.planner.program.durations import Planned, Precomputed, StepWork, refit_seconds, transfer_delays
 from meshwright.planner.program.program import MoveWeights, RunStage, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.environment.latency import LatencySpec

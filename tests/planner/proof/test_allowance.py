@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from meshwright.planner.proof.allowance import Allowance, LeastTime, ShortPeriod
+from meshwright.planner.proof.site_choices import Allowance, LeastTime, ShortPeriod
 
 TURN = ShortPeriod(10.0, 4, ("generate", "score", "train"), {("generate", "score"): 0.5, ("score", "train"): 0.5})
 """One after the other, each handed over in half a second."""

@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.evaluate import private_bytes
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.cases import Case
-from meshwright.planner.proof.enumeration import AMOUNTS, Enumeration, Space
-from meshwright.planner.proof.refits import Site
+from meshwright.planner.proof.space import AMOUNTS, Enumeration, Site, Space
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.cluster import Link
+from meshwright.profiles.hardware import Link
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts
 from tests.planner.plans import long_facts, random_plan

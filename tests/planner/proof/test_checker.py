@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.blended import cost_model
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import all_search_cases, refusals
 from meshwright.planner.proof.document import Closed, Proof, read_proof
-from meshwright.planner.proof.enumeration import AMOUNTS
 from meshwright.planner.proof.prover import prove
+from meshwright.planner.proof.space import AMOUNTS
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.documents import canonical_json

@@ -9,8 +9,8 @@ import pytest
 
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.cases import Case
-from meshwright.planner.proof.enumeration import AMOUNTS
-from meshwright.planner.search.frontier import frontier
+from meshwright.planner.proof.space import AMOUNTS
+from meshwright.planner.search.frontiers import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.proofs import JOBS, enumeration
 

@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
-from meshwright.cost_models.question import Bytes, LayoutCosts
-from meshwright.planner.plan.calls import Choice, query_for_choice
+from meshwright.cost_models.protocol import Bytes, LayoutCosts
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
 from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.rules import available_bytes
+from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
-from meshwright.planner.proof.allowance import Allowance
-from meshwright.planner.proof.enumeration import Enumeration
-from meshwright.planner.proof.front import ParetoFront
-from meshwright.planner.proof.legal import families_in
-from meshwright.planner.proof.refits import Site
-from meshwright.planner.search.frontier import kinds_of
-from meshwright.planner.search.space import legal_choices
+from meshwright.planner.proof.site_choices import Allowance, ParetoFront, families_in
+from meshwright.planner.proof.space import Enumeration, Site
+from meshwright.planner.search.frontiers import kinds_of
+from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import Stage

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from meshwright.planner.plan.rules import schedules
-from meshwright.planner.proof.legal import families_in, legal_layouts
-from meshwright.planner.search.frontier import kinds_of
-from meshwright.planner.search.space import legal_choices_by_layout
+from meshwright.planner.plan.layout_and_schedule_rules import schedules
+from meshwright.planner.proof.site_choices import families_in, legal_layouts
+from meshwright.planner.search.frontiers import kinds_of
+from meshwright.planner.search.legal_choices import legal_choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import small_facts

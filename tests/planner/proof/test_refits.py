@@ -6,10 +6,9 @@ import math
 from dataclasses import replace
 
 from meshwright.cost_models.analytic import AnalyticModel
-from meshwright.cost_models.question import Move
+from meshwright.cost_models.protocol import Move
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
-from meshwright.planner.proof.enumeration import Enumeration
-from meshwright.planner.proof.refits import Refits, Site
+from meshwright.planner.proof.space import Enumeration, Refits, Site
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import ToyModel, small_facts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.report.axis import at_values, linear
+from meshwright.planner.report.charts import at_values, linear
 
 
 @given(st.floats(1e-6, 1e9))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.planner.report.compared import predicted_and_observed
+from meshwright.planner.report.predicted_and_observed import predicted_and_observed
 from meshwright.profiles.trace import Run, Span
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles
 

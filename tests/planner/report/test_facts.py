@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards import RewardLoad
+from meshwright.planner.environment.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
-from meshwright.planner.report.facts import facts, proof
+from meshwright.planner.report.inputs_section import facts, proof
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, TimedCalls
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan

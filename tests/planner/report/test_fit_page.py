@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.planner.analysis.fit import fit
-from meshwright.planner.report.fit_page import fit_page
+from meshwright.planner.analysis.cluster_sizing import fit
+from meshwright.planner.report.whatif_pages import fit_page
 from tests.planner.jobs import ToyModel, small_facts
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
-from meshwright.planner.report.glance import overview, works_ahead
+from meshwright.planner.report.timelines import overview, works_ahead
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

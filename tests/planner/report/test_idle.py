@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.report.idle import _pool_bar, idle
+from meshwright.planner.report.resource_sections import _pool_bar, idle
 from meshwright.planner.simulation.simulate import Simulation, TimeShare, TimeUse
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles

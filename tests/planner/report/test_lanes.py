@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from meshwright.planner.report.axis import linear
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
 from meshwright.planner.report.html import Html
-from meshwright.planner.report.lanes import Box, Label, Mark, lane_chart, legend
 from tests.planner.report.pages import Outline, titles
 
 

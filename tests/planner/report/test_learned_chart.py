@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.report.learned_chart import HELD_OUT, ShownSample, TrainingCurves, training_section
+from meshwright.planner.report.training_curves import HELD_OUT, ShownSample, TrainingCurves, training_section
 from tests.planner.report.pages import Outline, circles
 
 SAMPLE = ShownSample(step=10, prompt="<b>1 + 1", response="2\x1b[2J" + "x" * 9000, score=0.25)

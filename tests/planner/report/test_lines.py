@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from meshwright.planner.report.axis import at_values
+from meshwright.planner.report.charts import PlotPoint, Series, at_values, plot
 from meshwright.planner.report.html import Html
-from meshwright.planner.report.lines import PlotPoint, Series, plot
 from tests.planner.report.pages import Outline, circles, titles
 
 VALUES = (1.0, 2.0, 4.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.report.memory_chart import memory, memory_of_ranks
+from meshwright.planner.report.resource_sections import memory, memory_of_ranks
 from tests.planner.jobs import mixed_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, plan_of, titles

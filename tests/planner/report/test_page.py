@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.planner.report import words
-from meshwright.planner.report.page import page
+from meshwright.planner.report import formatting
+from meshwright.planner.report.html import page
 from tests.planner.report.pages import Outline
 
 HOSTILE = "</title><script>alert(1)</script>"
@@ -30,5 +30,5 @@ def test_the_style_is_inside_and_nothing_is_allowed_to_be_fetched() -> None:
 
 
 def test_every_colour_has_a_hatching() -> None:
-    colours = [*words.COLOURS, "c-refit", "c-other"]
+    colours = [*formatting.COLOURS, "c-refit", "c-other"]
     assert outline(page("a page")).ids == [f"hatch-{colour}" for colour in colours]

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns
-from meshwright.planner.report.glance import overview
 from meshwright.planner.report.report import report
-from meshwright.planner.report.turn import period_timeline
+from meshwright.planner.report.timelines import overview, period_timeline
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.report.pages import Outline, contents_of, plan_of
 

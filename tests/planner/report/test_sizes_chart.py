@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.whatif import whatif
-from meshwright.planner.plan.cluster_sizes import size_settings
-from meshwright.planner.report.sizes_chart import sizes
+from meshwright.planner.plan.whatif_settings import size_settings
+from meshwright.planner.report.whatif_pages import sizes
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from meshwright.planner.analysis.whatif import WhatIf, whatif
-from meshwright.planner.plan.settings import parse_settings
-from meshwright.planner.report.sweep import sweep
+from meshwright.planner.plan.whatif_settings import parse_settings
+from meshwright.planner.report.whatif_pages import sweep
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from meshwright.cost_models.cost import Cost, Source, Term
 from meshwright.planner.plan.evaluate import evaluate, items, task_name_of
-from meshwright.planner.report import words
-from meshwright.planner.report.terms import terms
+from meshwright.planner.report import formatting
+from meshwright.planner.report.resource_sections import terms
 from tests.planner.report.pages import Outline, plan_of, titles
 from tests.seeds import seeds
 
@@ -18,7 +18,7 @@ def test_extrapolated_terms_are_hatched_and_named() -> None:
     changed = evaluate(plan.model_copy(update={"placements": (first.model_copy(update={"cost": guessed}), *others)}))
     shown = terms(changed)
     assert f"beyond the measurements: {first.stage}." in shown
-    assert f"url(#hatch-{words.colour(first.stage, plan.graph)})" in shown
+    assert f"url(#hatch-{formatting.colour(first.stage, plan.graph)})" in shown
     assert "long contexts 3.00 s (extrapolated)" not in shown  # the whole is as little trusted
     assert f"{first.stage}: long contexts 3.00 s, extrapolated" in titles(shown)
 

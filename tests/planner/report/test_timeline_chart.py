@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.report.report import report
-from meshwright.planner.report.timeline_chart import shown_ranks, timelines
+from meshwright.planner.report.timelines import shown_ranks, timelines
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.planner.report.pages import Outline, contents_of, plan_of, titles

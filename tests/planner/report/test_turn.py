@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.plan.evaluate import items
-from meshwright.planner.report.turn import period_timeline
+from meshwright.planner.report.timelines import period_timeline
 from tests.planner.report.pages import Outline, plan_of, titles
 from tests.seeds import seeds
 

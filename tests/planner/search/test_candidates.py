@@ -1,7 +1,7 @@
 from meshwright.cost_models.blended import cost_model
-from meshwright.planner.plan.calls import query_for_choice
-from meshwright.planner.search.candidates import Candidate, cost_call, undominated, undominated_by_layout
-from meshwright.planner.search.space import legal_choices
+from meshwright.planner.plan.cost_queries import query_for_choice
+from meshwright.planner.search.choice_costs import Candidate, cost_call, undominated, undominated_by_layout
+from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule

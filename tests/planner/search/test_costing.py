@@ -1,9 +1,9 @@
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
-from meshwright.planner.search.costing import TOO_LARGE, TOO_SLOW, TimeLimit
-from meshwright.planner.search.frontier import PoolKind, frontier
+from meshwright.planner.search.choice_costs import TOO_LARGE, TOO_SLOW, TimeLimit
+from meshwright.planner.search.frontiers import PoolKind, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.schedule import Offload
 from tests.planner.jobs import RandomModel, small_facts

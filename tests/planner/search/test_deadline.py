@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from meshwright.cost_models.question import Call, Move
-from meshwright.planner.search.deadline import TimeLimitedCostModel
+from meshwright.cost_models.protocol import Call, Move
+from meshwright.planner.search.search_control import TimeLimitedCostModel
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
@@ -47,4 +47,7 @@ def test_a_model_that_is_asked_to_stop_answers_no_more() -> None:
 
 
 def test_what_is_known_without_asking_is_told_at_any_time() -> None:
-    assert TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() - 1)).memory_is_monotone is MODEL.memory_grows
+    assert (
+        TimeLimitedCostModel(MODEL, Limits(deadline=time.monotonic() - 1)).memory_is_monotone
+        is MODEL.memory_is_monotone
+    )

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
-from meshwright.planner.search.first_plan import default_frontiers, first_plan
-from meshwright.planner.search.frontier import Frontier
-from meshwright.planner.search.searched import SolvedCase
-from meshwright.planner.search.stage_costs import StageCosts
+from meshwright.planner.search.frontiers import Frontier, StageCosts
+from meshwright.planner.search.pruning_bound import default_frontiers, first_plan
+from meshwright.planner.search.search_case import SolvedCase
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import RandomModel, small_facts

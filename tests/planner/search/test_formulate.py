@@ -8,14 +8,14 @@ from itertools import product
 import pytest
 
 from meshwright.cost_models.cost import Cost, Memory, Term
-from meshwright.cost_models.question import Call, Move
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.cost_models.protocol import Call, Move
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.pins import Ranks, parse_pins
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, Formulation, formulate
-from meshwright.planner.search.frontier import frontiers
+from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.solver.problem import MAX_SUM, Place, Transfer
-from meshwright.planner.solver.symmetry import swaps
+from meshwright.planner.solver.rank_ranges import swaps
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.pins import Ranks, parse_pins
-from meshwright.planner.search.candidates import Candidate, cost_call
-from meshwright.planner.search.costing import DOMINATED, TOO_LARGE
-from meshwright.planner.search.frontier import frontier
-from meshwright.planner.search.space import legal_choices, legal_choices_by_layout
+from meshwright.planner.search.choice_costs import DOMINATED, TOO_LARGE, Candidate, cost_call
+from meshwright.planner.search.frontiers import frontier
+from meshwright.planner.search.legal_choices import legal_choices, legal_choices_by_layout
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import RandomModel, small_facts

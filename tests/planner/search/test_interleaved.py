@@ -8,8 +8,8 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
-from meshwright.planner.search.frontier import frontier
-from meshwright.planner.search.interleaved import PlainPipeline
+from meshwright.planner.search.choice_costs import PlainPipeline
+from meshwright.planner.search.frontiers import frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule

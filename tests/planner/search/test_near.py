@@ -9,7 +9,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.near import best_plan_nearby
+from meshwright.planner.search.neighbourhood import best_plan_nearby
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, mixture_facts, small_facts

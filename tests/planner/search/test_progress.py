@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.search.progress import ProgressReporter, SearchProgress
+from meshwright.planner.search.search_control import ProgressReporter, SearchProgress
 
 
 def course(num_scopes: int) -> tuple[ProgressReporter, list[SearchProgress]]:

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.recost import re_evaluate, violations_under
+from meshwright.planner.search.re_evaluate import re_evaluate, violations_under
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from meshwright.cost_models.question import Call, CostModel, LayoutCosts
+from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.settings import with_setting
+from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.refusal import Change, NoPlan
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.search.no_plan import Change, NoPlan
 from meshwright.planner.solver import solve
 from meshwright.planner.solver.problem import Place, Problem
 from meshwright.planner.solver.result import Limits

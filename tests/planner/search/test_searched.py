@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.steps_ahead import synchronous_case
 from meshwright.planner.search.formulate import formulate
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.searched import FormulatedCase, SolvedCase
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.search.search_case import FormulatedCase, SolvedCase
 from meshwright.planner.solver.result import Limits, Result
 from meshwright.planner.solver.solve import solve
 from meshwright.profiles.algorithms import PPO_GRAPH

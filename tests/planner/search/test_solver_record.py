@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.plan.plan import SearchWork
-from meshwright.planner.search.frontier import frontiers
-from meshwright.planner.search.solver_record import count_work, solver_record, with_gap
+from meshwright.planner.search.frontiers import frontiers
+from meshwright.planner.search.search_case import count_work, solver_record, with_gap
 from meshwright.planner.solver.result import Effort, Limits
 from tests.planner.jobs import ToyModel, small_facts
 from tests.runtime.commands.test_report_command import small_plan

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedule_rules
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
-from meshwright.planner.plan.rules import layout_rules, schedule_rules
-from meshwright.planner.search.space import check_pins, legal_choices, legal_choices_by_layout, pools
+from meshwright.planner.search.legal_choices import check_pins, legal_choices, legal_choices_by_layout, pools
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.steps_ahead import synchronous_case
-from meshwright.planner.search.frontier import Frontier, frontier
-from meshwright.planner.search.stage_costs import StageCosts
+from meshwright.planner.search.frontiers import Frontier, StageCosts, frontier
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.stages import Stage
 from tests.planner.jobs import ToyModel, small_facts

@@ -9,7 +9,7 @@ from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.search.start import start_from
+from meshwright.planner.search.re_evaluate import start_from
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import ToyModel, small_facts

@@ -6,18 +6,16 @@ from unittest import mock
 
 import pytest
 
-from meshwright.cost_models.question import CostModel
+from meshwright.cost_models.protocol import CostModel
 from meshwright.planner import compile as search
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.edges import stage_transfers
+from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.search.costing import TimeLimit
-from meshwright.planner.search.first_plan import default_frontiers
-from meshwright.planner.search.frontier import TOO_SLOW, PoolKind, frontier
-from meshwright.planner.search.progress import ProgressReporter
-from meshwright.planner.search.stage_costs import StageCosts
-from meshwright.planner.search.worth import PruningBound
+from meshwright.planner.search.choice_costs import TimeLimit
+from meshwright.planner.search.frontiers import TOO_SLOW, PoolKind, StageCosts, frontier
+from meshwright.planner.search.pruning_bound import PruningBound, default_frontiers
+from meshwright.planner.search.search_control import ProgressReporter
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH
 from tests.planner.jobs import RandomModel, ToyModel, small_facts

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.cache_use import combined_use, held_blocks, weighted_use
-from meshwright.planner.simulation.generated import InFlightGeneration, simulate_batch
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.program.durations import HeldBlocks
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import CacheUse, simulate
+from meshwright.planner.simulation.simulated_flight import combined_use, held_blocks, weighted_use
+from meshwright.planner.simulation.simulated_generation import InFlightGeneration, simulate_batch
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 from meshwright.profiles.schedule import Schedule

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Controllers, StepObservation
-from meshwright.planner.simulation.controlled import SimulatedControllers, assumed_reward
-from meshwright.planner.simulation.generated import InFlightGeneration, Lengths
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled, SimulatedControllers, assumed_reward
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.simulation.simulated_generation import InFlightGeneration, Lengths
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_CHUNK_TOKENS, NUM_OVERCOMMIT

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from meshwright.planner.program.controllers import Controllers, OvercommitTuner, StepObservation
-from meshwright.planner.simulation.deferral import num_deferred, ramp_up_steps
 from meshwright.planner.simulation.flight import FirstEnded
+from meshwright.planner.simulation.pacing import num_deferred, ramp_up_steps
 from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
 from tests.planner.drawn import carrying_over
 from tests.planner.simulation.test_controlled import controlled

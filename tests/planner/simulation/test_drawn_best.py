@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import HeldBlocks
-from meshwright.planner.simulation.drawn_best import BestOfGeneration
-from meshwright.planner.simulation.generated import Generated
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.program.durations import HeldBlocks
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.simulation.simulated_generation import BestOfGeneration, Generated
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.analysis.test_best_samples import best_facts, made
 

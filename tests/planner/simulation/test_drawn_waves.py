@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.analysis.oversampling import with_wave
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.analysis.wave_size import with_wave
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.simulation.drawn_waves import sample_waves
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.simulation.simulated_generation import sample_waves
 from meshwright.profiles.stages import GENERATE
 from tests.planner.analysis.test_oversampling import planned, sampled_facts
 

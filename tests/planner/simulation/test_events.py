@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from meshwright.planner.program.instruction_durations import Planned, StepWork, TransferDelays, transfer_delays
+from meshwright.planner.program.durations import Planned, StepWork, TransferDelays, transfer_delays
 from meshwright.planner.program.program import Instruction, Program, Receive, RunStage, Send, Stream, lower
 from meshwright.planner.simulation.events import Record, group_ranks, simulate_events
 from tests.planner.plans import random_plan

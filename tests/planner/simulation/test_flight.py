@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.rounds import Batch
-from meshwright.cost_models.turn_cost import Overlap, simulate_periods
+from meshwright.cost_models.steady_state import Overlap, simulate_periods
 from meshwright.planner.simulation.flight import AllSequences, FirstEnded, Flight, WholeStep
 from meshwright.planner.simulation.simulated_flight import SimulatedFlight, SimulatedGroup, SimulatedSequence
 from meshwright.profiles.errors import BadInput

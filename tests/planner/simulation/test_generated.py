@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.simulation.generated import InFlightGeneration, Lengths, SynchronousGeneration, simulate_batch
-from meshwright.planner.simulation.round_times import Grid, RoundTimes
+from meshwright.planner.simulation.simulated_flight import Grid, RoundTimes
+from meshwright.planner.simulation.simulated_generation import (
+    InFlightGeneration,
+    Lengths,
+    SynchronousGeneration,
+    simulate_batch,
+)
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE

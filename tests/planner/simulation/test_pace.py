@@ -6,11 +6,11 @@ import statistics
 
 import pytest
 
-from meshwright.cost_models.turn_cost import Overlap, SteadyState
+from meshwright.cost_models.steady_state import Overlap, SteadyState
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
-from meshwright.planner.simulation.pace import Pacer, planned_rounds
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.pacing import Pacer, planned_rounds
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec
@@ -107,6 +107,6 @@ def test_what_runs_beside_generation_waits_less_when_turns_are_equally_long(monk
         return statistics.stdev(seconds) / statistics.fmean(seconds)
 
     paced, period = spread(), simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean
-    monkeypatch.setattr("meshwright.planner.simulation.pace.planned_rounds", lambda _plan: 0.0)
+    monkeypatch.setattr("meshwright.planner.simulation.pacing.planned_rounds", lambda _plan: 0.0)
     assert paced < spread() / 2
     assert period < simulate(plan, Sampled(plan, model_of, seed=0)).steps.mean * 1.01

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.simulation.rollouts import SampledRollout, _Replica, sample_rollouts
-from meshwright.planner.simulation.sampled import Sampled, sample_lengths
+from meshwright.planner.simulation.sampled_durations import Sampled, sample_lengths
 from meshwright.planner.simulation.simulate import simulate
+from meshwright.planner.simulation.simulated_rollouts import SampledRollout, _Replica, sample_rollouts
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.schedule import WhileWaiting

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.plan.calls import Choice, query_for_choice
-from meshwright.planner.simulation.round_times import Grid, round_times
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
+from meshwright.planner.simulation.simulated_flight import Grid, round_times
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.lengths import LengthSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
-from meshwright.planner.simulation.sampled import Sampled, sample_lengths, work_of_replicas
+from meshwright.planner.simulation.sampled_durations import Sampled, sample_lengths, work_of_replicas
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.lengths import LengthSpec

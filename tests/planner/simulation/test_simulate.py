@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.plan.evaluate import items
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Planned, StepWork
+from meshwright.planner.program.durations import Planned, StepWork
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from tests.planner.jobs import small_facts
 from tests.planner.plans import long_facts, random_plan

@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 
 from meshwright.planner.simulation.flight import DeliveryRule, FirstEnded, Flight, WholeStep
-from meshwright.planner.simulation.generated import simulate_batch
-from meshwright.planner.simulation.round_times import Grid, RoundTimes
-from meshwright.planner.simulation.simulated_flight import PeriodResult, SimulatedFlight, SimulatedSequence
-from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt, Response
+from meshwright.planner.simulation.simulated_flight import (
+    Grid,
+    PeriodResult,
+    RoundTimes,
+    SimulatedFlight,
+    SimulatedSequence,
+)
+from meshwright.planner.simulation.simulated_generation import simulate_batch
+from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt, Response
 
 _AXES = np.array([1.0, 1024.0]), np.array([1.0, 10_000.0])
 TIMES = RoundTimes(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.planner.simulation.slot_groups import SlotGroup
+from meshwright.planner.simulation.flight import SlotGroup
 
 
 class Letters(SlotGroup[str]):

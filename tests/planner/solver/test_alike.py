@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.alike import merge_layouts
+from meshwright.planner.solver.coarse_problem import merge_layouts
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from benchmarks.search.brute_force import least_memory as least_memory_by_brute_force
-from meshwright.planner.solver.block_model import rank_range_makespan_model, rank_range_memory_model
-from meshwright.planner.solver.place_model import run_cp_sat
+from meshwright.planner.solver.cp_sat import run_cp_sat
 from meshwright.planner.solver.problem import Problem
+from meshwright.planner.solver.rank_range_model import rank_range_makespan_model, rank_range_memory_model
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver import block_search, coarse
-from meshwright.planner.solver.alike import MergedLayouts
-from meshwright.planner.solver.block_search import search
+from meshwright.planner.solver import coarse_problem, rank_range_search
+from meshwright.planner.solver.coarse_problem import MergedLayouts
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem, Transfer
+from meshwright.planner.solver.rank_range_search import search
 from meshwright.planner.solver.result import Effort, Limits
 from meshwright.planner.solver.solve import solve
 from tests.planner.problems import everywhere, random_blocks
@@ -64,7 +64,7 @@ def test_stand_ins_for_short_calls_keep_what_was_asked(seed: int, gap: float, mo
     asked = random_blocks(seed, num_ranks=4, num_calls=3, num_options=4)
     best = best_makespan(everywhere(asked))
     for times in (2, 1000):
-        monkeypatch.setattr(block_search, "_SHORT_CALL_GAPS", times)
+        monkeypatch.setattr(rank_range_search, "_SHORT_CALL_GAPS", times)
         result = search(asked, Limits(gap=gap), silence)
         if best is None:
             assert result.status == "infeasible"
@@ -104,12 +104,12 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
     merged = []
 
     def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> MergedLayouts:
-        found = coarse.coarsened(problem, parts=parts, ticks=ticks, merge_ticks=apart)
+        found = coarse_problem.coarsened(problem, parts=parts, ticks=ticks, merge_ticks=apart)
         merged.append(any(layout != other for (_, layout), other in found.representative.items()))
         return found
 
-    monkeypatch.setattr(block_search, "_MANY_OPTIONS", 0)
-    monkeypatch.setattr(block_search, "coarsened", coarsened)
+    monkeypatch.setattr(rank_range_search, "_MANY_OPTIONS", 0)
+    monkeypatch.setattr(rank_range_search, "coarsened", coarsened)
     asked = with_layouts_alike(random_blocks(seed, num_ranks=8, num_calls=4, num_options=6))
     best, result = search(asked, Limits(), silence), search(asked, Limits(gap=0.05), silence)
     assert any(merged)
@@ -141,8 +141,8 @@ def taking_turns_on_two_ranks(**layouts: tuple[int, int]) -> Problem:
 def test_an_answer_just_beyond_an_aim_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first aim is 1,050. In halves of a device a layout fits that does not: 1,030 is proven. With the other layout
     1,060 is the best, and that is within the gap: nothing is spent on what lies between the bound and the aim."""
-    monkeypatch.setattr(block_search, "_MANY_OPTIONS", 0)
-    monkeypatch.setattr(block_search, "_MEMORY_PARTS", 2)
+    monkeypatch.setattr(rank_range_search, "_MANY_OPTIONS", 0)
+    monkeypatch.setattr(rank_range_search, "_MEMORY_PARTS", 2)
     effort = Effort()
     result = search(
         taking_turns_on_two_ranks(P=(530, 60), Q=(620, 10)), Limits(gap=0.05, max_makespan=2000), silence, effort

@@ -8,8 +8,8 @@ from itertools import permutations, product
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.blocks import add_rank_ranges, first_ranks
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
+from meshwright.planner.solver.rank_range_model import add_rank_ranges, first_ranks
 
 NAMES = ("a", "b", "c")
 PAIRS = tuple(permutations(NAMES, 2))

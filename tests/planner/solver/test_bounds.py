@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.bounds import least_makespan, options_within
+from meshwright.planner.solver.lower_bounds import least_makespan, options_within
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem
 from tests.planner.problems import everywhere, random_blocks, random_problem
 from tests.seeds import seeds

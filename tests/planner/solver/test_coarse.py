@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.coarse import (
+from meshwright.planner.solver.coarse_problem import (
     coarsened,
     short_calls,
     similar_to_coarse,

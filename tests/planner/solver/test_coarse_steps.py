@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from ortools.sat.python import cp_model
 
-from meshwright.planner.solver.coarse_steps import Steps
-from meshwright.planner.solver.place_model import run_cp_sat
+from meshwright.planner.solver.cp_sat import Steps, run_cp_sat
 from meshwright.planner.solver.result import Limits
 
 

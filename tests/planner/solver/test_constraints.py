@@ -8,14 +8,16 @@ from dataclasses import replace
 from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.constraints import (
+from meshwright.planner.solver.fixed_ranks_model import (
+    Variables,
     add_choice_constraints,
     add_memory_constraints,
     add_order_constraints,
+    add_task_variables,
     add_time_constraints,
+    add_variables,
 )
 from meshwright.planner.solver.problem import Problem
-from meshwright.planner.solver.variables import Variables, add_task_variables, add_variables
 from tests.planner.problems import only, without_swaps
 from tests.seeds import seeds
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from meshwright.planner.solver.crossing import Crossing
+from meshwright.planner.solver.rank_ranges import Crossing
 from tests.planner.problems import every_choice, everywhere, random_blocks
 
 

@@ -8,8 +8,8 @@ from itertools import combinations, product
 
 import pytest
 
-from meshwright.planner.solver.descent import descend, descend_in_pairs
-from meshwright.planner.solver.greedy import Greedy
+from meshwright.planner.solver.greedy_schedule import Greedy
+from meshwright.planner.solver.local_search import descend, descend_in_pairs
 from meshwright.planner.solver.result import Limits, OutOfTimeError
 from tests.planner.problems import random_problem
 from tests.seeds import seeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from meshwright.planner.solver.dominance import undominated
+from meshwright.planner.solver.pareto import undominated
 from tests.seeds import seeds
 
 

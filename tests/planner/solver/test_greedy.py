@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.greedy import Greedy
+from meshwright.planner.solver.greedy_schedule import Greedy
 from meshwright.planner.solver.problem import Problem, earliest_ends
 from tests.planner.problems import every_choice, only, random_problem
 from tests.seeds import seeds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.greedy import Greedy
-from meshwright.planner.solver.incumbent import Incumbent
+from meshwright.planner.solver.greedy_schedule import Greedy
+from meshwright.planner.solver.local_search import Incumbent
 from meshwright.planner.solver.problem import Problem, earliest_ends
 from meshwright.planner.solver.result import Limits, picked_options
 from tests.planner.problems import random_problem

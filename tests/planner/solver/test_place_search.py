@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.place_search import search
+from meshwright.planner.solver.fixed_ranks_search import search
 from meshwright.planner.solver.problem import Problem
 from meshwright.planner.solver.result import Limits
 from tests.planner.problems import random_problem

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.greedy import Greedy, Neighbours, Picks
+from meshwright.planner.solver.fixed_ranks_search import reduced
+from meshwright.planner.solver.greedy_schedule import Greedy, Neighbours, Picks
 from meshwright.planner.solver.problem import Problem
-from meshwright.planner.solver.reduce import reduced
 from tests.planner.problems import only, random_problem
 from tests.seeds import seeds
 

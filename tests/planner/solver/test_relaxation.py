@@ -6,9 +6,9 @@ import pytest
 from ortools.sat.python import cp_model
 
 from benchmarks.search.brute_force import best_makespan
-from meshwright.planner.solver.place_model import fixed_ranks_makespan_model
+from meshwright.planner.solver.cp_sat import fixed_ranks_makespan_model
+from meshwright.planner.solver.linear_relaxation import Relaxation
 from meshwright.planner.solver.problem import CallOptions, Problem
-from meshwright.planner.solver.relaxation import Relaxation
 from tests.planner.problems import without_swaps
 from tests.seeds import seeds
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.search.brute_force import best_makespan
+from meshwright.planner.solver.linear_relaxation import OptionMask, SpreadRelaxation
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
-from meshwright.planner.solver.spread import OptionMask, SpreadRelaxation
 from tests.planner.problems import everywhere, only, random_blocks
 from tests.seeds import seeds
 

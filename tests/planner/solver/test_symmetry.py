@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Problem
-from meshwright.planner.solver.symmetry import swaps
+from meshwright.planner.solver.rank_ranges import swaps
 from tests.planner.problems import everywhere, random_blocks
 from tests.seeds import seeds
 

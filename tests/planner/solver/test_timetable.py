@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.planner.solver.crossing import Crossing
+from meshwright.planner.solver.greedy_schedule import Timetable
 from meshwright.planner.solver.problem import CallRun, Option, Problem
-from meshwright.planner.solver.timetable import Timetable
+from meshwright.planner.solver.rank_ranges import Crossing
 from tests.planner.problems import every_choice, random_problem
 from tests.seeds import seeds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from meshwright.planner.solver.lower_bounds import TaskWindow, followers, windows
 from meshwright.planner.solver.problem import CallOptions, CallRun, Option, Place, Precedence, Problem, earliest_ends
-from meshwright.planner.solver.windows import TaskWindow, followers, windows
 from tests.planner.problems import random_problem
 from tests.seeds import seeds
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE, DynamicSampling
-from meshwright.profiles.environment.seen_lengths import ObservedLengths, lengths_of_workload, workload_with_lengths
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.workload import Workload
+from meshwright.profiles.workload import ObservedLengths, Workload, lengths_of_workload, workload_with_lengths
 
 SEEN = ObservedLengths(prompt=LengthSpec(max=40, fixed=40), response=LengthSpec(max=8, histogram=((4, 1.0), (8, 3.0))))
 TURNS = ToolTurns(number=LengthSpec(max=4, fixed=3), result=LengthSpec(max=6, fixed=5), max_tokens=400)

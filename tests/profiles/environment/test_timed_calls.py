@@ -7,8 +7,7 @@ import json
 import pytest
 
 from meshwright.profiles.documents import parse
-from meshwright.profiles.environment.latency import LatencySpec
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from meshwright.profiles.errors import BadInput
 
 CALLS = TimedCalls(

@@ -9,9 +9,8 @@ import pytest
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.environment.turns import ToolTurns
-from meshwright.profiles.environment.turns_observation import TurnsObservation, observe_turns
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.profiles.observations import observe, observe_workload
+from meshwright.profiles.observations import TurnsObservation, observe, observe_turns, observe_workload
 from meshwright.profiles.trace import CALL_SECONDS, NUM_CALLS, NUM_TOOL_TOKENS, Span
 from meshwright.profiles.workload import Workload
 from tests.profiles.test_observations import LAYOUTS, trace

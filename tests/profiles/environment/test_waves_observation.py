@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.profiles.environment.waves_observation import WavesObservation, observe_waves
+from meshwright.profiles.observations import WavesObservation, observe_waves
 from meshwright.profiles.trace import NUM_PROMPT_TOKENS, NUM_SAMPLED_TOKENS, NUM_SAMPLES, Span
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from meshwright.profiles.in_flight.live_tokens import Arrivals, LiveTokens
+from meshwright.profiles.kv_cache_size import Arrivals, LiveTokens
 from meshwright.profiles.lengths import Histogram, LengthSpec
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
 

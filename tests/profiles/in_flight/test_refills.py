@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import pytest
 
-from meshwright.profiles.in_flight.refills import Numbers, SlotRefills
+from meshwright.profiles.kv_cache_size import Numbers, SlotRefills
 
 ENDING = np.array([0.3, 0.0, 0.4, 0.0, 0.2, 0.0, 0.0, 0.1])
 LONGEST = len(ENDING)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.completed_config import complete_config
 from meshwright.profiles.model_parts.family_keys import FAMILIES
+from meshwright.profiles.model_parts.hf_config import complete_config
 
 BASE: dict[str, Any] = {
     "vocab_size": 100,

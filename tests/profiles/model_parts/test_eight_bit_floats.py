@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.profiles.cluster import Cluster
-from meshwright.profiles.devices import device_named, local_cluster
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.frameworks import EngineName
+from meshwright.profiles.hardware import Cluster, device_named, local_cluster
 from meshwright.profiles.model_parts.adapter import Adapter
-from meshwright.profiles.model_parts.eight_bit_floats import (
+from meshwright.profiles.model_parts.fp8_weights import (
     fp8_shape_violations,
     linear_shapes,
     linears_of,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.profiles.experts import Experts
-from meshwright.profiles.model_parts.planned_only import run_violations
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow
-from meshwright.profiles.model_shape import model_from_config
+from meshwright.profiles.model_parts.hf_config import SlidingWindow
+from meshwright.profiles.model_shape import model_from_config, run_violations
 
 SPEC = model_from_config(
     {

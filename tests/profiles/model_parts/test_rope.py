@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_parts.family_keys import FAMILIES
-from meshwright.profiles.model_parts.rope import Rope, RopeScaling, rope_from_config
+from meshwright.profiles.model_parts.hf_config import Rope, RopeScaling, rope_from_config
 
 LLAMA3: dict[str, Any] = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 

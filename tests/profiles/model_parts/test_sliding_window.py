@@ -8,8 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.model_parts.completed_config import complete_config
-from meshwright.profiles.model_parts.sliding_window import SlidingWindow, window_from_config
+from meshwright.profiles.model_parts.hf_config import SlidingWindow, complete_config, window_from_config
 
 BASE = {"num_hidden_layers": 6, "max_position_embeddings": 4096, "sliding_window": 256}
 SIZES = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8}

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from meshwright.profiles.model_parts.stage_split import split_layers_by_cost
+from meshwright.profiles.layout import split_layers_by_cost
 from tests.seeds import seeds
 
 

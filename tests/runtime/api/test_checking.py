@@ -9,7 +9,7 @@ import pytest
 from meshwright import api
 from meshwright.planner.proof.prover import prove
 from meshwright.profiles.table import Traffic, TrafficCorrection
-from meshwright.runtime.api.given import cost_model_builder
+from meshwright.runtime.api.arguments import cost_model_builder
 from tests.runtime.measured import measured_table
 
 

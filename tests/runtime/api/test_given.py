@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright import api
-from meshwright.runtime.api.given import limits_of, require_number
+from meshwright.runtime.api.arguments import limits_of, require_number
 
 
 @pytest.mark.parametrize("value", [0, -1, 11, math.nan, math.inf, -math.inf])

@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.api.measuring import calibrate, profile
+from meshwright.runtime.api.measurements import calibrate, profile
 
 
 @pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])

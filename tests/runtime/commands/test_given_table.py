@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.api.given import cost_model_builder
-from meshwright.runtime.commands.given_table import read_profile
+from meshwright.runtime.api.arguments import cost_model_builder
+from meshwright.runtime.cli.call import read_profile
 from tests.runtime.measured import measured_table
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from meshwright.runtime.commands.listed import COMMANDS, CommandEntry
+from meshwright.runtime.cli.main import COMMANDS, CommandEntry
 from tests.runtime.command import Call
 
 
@@ -20,7 +20,7 @@ def test_a_command_is_listed_with_the_first_sentence_of_its_own_help(one: Comman
 def test_help_lists_every_command_and_loads_none() -> None:
     script = (
         "import sys; sys.argv = ['meshwright', '--help']\n"
-        "from meshwright.runtime.cli import main\n"
+        "from meshwright.runtime.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: print(sorted(name for name in sys.modules if name.startswith('meshwright.planner')))"
     )

@@ -7,7 +7,7 @@ import math
 import pytest
 import typer
 
-from meshwright.runtime.commands.options import finite
+from meshwright.runtime.cli.options import finite
 
 
 @pytest.mark.parametrize("value", [None, 0.0, -2.5, 1e308])

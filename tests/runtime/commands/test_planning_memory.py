@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from meshwright.profiles.errors import Infeasible
-from meshwright.runtime.commands.planning_memory import limit_memory
+from meshwright.runtime.cli.call import limit_memory
 
 
 def test_what_takes_more_than_it_may_is_stopped() -> None:

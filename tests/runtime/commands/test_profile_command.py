@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.planner.plan.host_workers import host_seconds
 from meshwright.planner.plan.plan import read_plan
+from meshwright.planner.plan.reward_workers import host_seconds
 from tests.runtime.command import Call
 from tests.runtime.environment.servers import Judged, judge
 from tests.runtime.rewarded import write_rewarded

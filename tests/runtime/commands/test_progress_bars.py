@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.runtime.commands.progress_bars import progress_bars
+from meshwright.runtime.cli.call import progress_bars
 
 
 def shown(capfd: pytest.CaptureFixture[str]) -> list[str]:

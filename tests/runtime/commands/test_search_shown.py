@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from meshwright.planner.search.progress import SearchProgress
-from meshwright.runtime.commands.search_shown import progress_json, progress_line, show_search_progress
+from meshwright.planner.search.search_control import SearchProgress
+from meshwright.runtime.cli.plan import progress_json, progress_line, show_search_progress
 
 COSTING = SearchProgress(phase="costing", done=3, total=7, period_seconds=None, bound_seconds=0.0)
 SEARCHING = SearchProgress(phase="searching", done=0, total=2, period_seconds=4.0, bound_seconds=3.0)

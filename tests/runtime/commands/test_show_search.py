@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.planner.analysis.alternatives import RunnerUp
+from meshwright.planner.analysis.cluster_sizing import SizePoint
 from meshwright.planner.analysis.explain import explain
-from meshwright.planner.analysis.leading import main_influences
-from meshwright.planner.analysis.pareto import SizePoint
-from meshwright.planner.analysis.runners_up import RunnerUp
-from meshwright.planner.analysis.sensitivity import Sensitivity
-from meshwright.planner.analysis.structures import Ranked
+from meshwright.planner.analysis.plan_structures import Ranked
+from meshwright.planner.analysis.sensitivity import Sensitivity, main_influences
 from meshwright.planner.analysis.whatif import Outlook
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan
-from meshwright.runtime.commands import show_search
-from meshwright.runtime.commands.show_search import FullExplanation
+from meshwright.runtime.cli import view_search
+from meshwright.runtime.cli.view_search import FullExplanation
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 
@@ -38,7 +37,7 @@ def why(num_ranks: int = 2) -> FullExplanation:
 
 def shown(capsys: pytest.CaptureFixture[str], found: FullExplanation) -> str:
     """What is printed, with single spaces."""
-    show_search.print_explanation(found)
+    view_search.print_explanation(found)
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -103,7 +102,7 @@ def test_structures_are_told_by_where_they_differ_from_the_best(capsys: pytest.C
         for layout in ("dp2", "tp2")
     )
     rows = [Ranked(plan=best, simulated_seconds=1.0), Ranked(plan=other, simulated_seconds=2.0)]
-    show_search.print_structures(rows, [Path("plan.json"), Path("plan.2.json")])
+    view_search.print_structures(rows, [Path("plan.json"), Path("plan.2.json")])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("plan")]
     assert [line[0] for line in lines] == ["plan.json", "plan.2.json"]
     assert [line[1] for line in lines] == ["1.000", "2.000"]

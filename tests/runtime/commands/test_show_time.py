@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
-from meshwright.planner.simulation.sampled import Sampled
+from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import Simulation, simulate
 from meshwright.profiles.lengths import LengthSpec
-from meshwright.runtime.commands import show_time
+from meshwright.runtime.cli import view_time
 from tests.planner.drawn import model_of, plan_of
 
 
@@ -25,7 +25,7 @@ def stale() -> Simulation:
 def test_a_simulation_shows_the_share_of_the_tokens_of_each_staleness(
     stale: Simulation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_time.print_simulation(stale, None)
+    view_time.print_simulation(stale, None)
     shown = capsys.readouterr().out
     assert len(stale.staleness) > 1
     assert f"SIMULATED staleness: {stale.mean_staleness:.2f} actor updates on average" in shown
@@ -43,7 +43,7 @@ def test_the_mean_staleness_weighs_each_number_of_updates_with_its_tokens(stale:
 def test_a_simulation_shows_what_all_ranks_together_wait_for(
     stale: Simulation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_time.print_simulation(stale, None)
+    view_time.print_simulation(stale, None)
     row = next(line for line in capsys.readouterr().out.splitlines() if "all ranks" in line)
     assert f"{stale.cluster.idle_share:.1%}" in row
     assert f"{stale.cluster.waits[0].share:.1%}" in row
@@ -52,14 +52,14 @@ def test_a_simulation_shows_what_all_ranks_together_wait_for(
 def test_a_simulation_shows_how_much_of_the_cache_is_used_or_that_it_is_not_told(
     stale: Simulation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show_time.print_simulation(stale, None)
+    view_time.print_simulation(stale, None)
     shown = capsys.readouterr().out
     (use,) = stale.caches
     assert "SIMULATED use of the planned KV cache" in shown
     row = f"{use.blocks:,} {use.mean_share:.1%} {use.peak_share:.1%}".split()
     assert [use.stage, *row] in [line.split() for line in shown.splitlines()]
     untold = replace(use, mean_share=None, peak_share=None)
-    show_time.print_simulation(replace(stale, caches=(untold,)), None)
+    view_time.print_simulation(replace(stale, caches=(untold,)), None)
     shown = capsys.readouterr().out
     assert f"{use.stage}: the cache use of multi-turn rollouts is not simulated" in shown
     assert "%" not in next(line for line in shown.splitlines() if line.startswith(f"{use.stage}:"))
@@ -85,7 +85,7 @@ def test_a_what_if_tells_room_in_gibibytes_and_below_it_what_changes(capsys: pyt
         extrapolated=(),
         notes=(),
     )
-    show_time.print_whatif(WhatIf(baseline=planned, replanned=False, answers=(answer,), notes=()), None)
+    view_time.print_whatif(WhatIf(baseline=planned, replanned=False, answers=(answer,), notes=()), None)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["as", "planned", "2.000", "1000", "25.0%", "3.00", "4.0", "yes"] in rows
     assert ["nodes=2", "1.500", "1000", "25.0%", "-1.00", "4.0", "no"] in rows

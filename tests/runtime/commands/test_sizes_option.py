@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.commands.sizes_option import parse_sizes
+from meshwright.runtime.cli.options import parse_sizes
 
 
 def test_sizes_are_read_in_their_order_and_each_once() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.runtime.device.abilities import DeviceCapabilities, device_capabilities
+from meshwright.runtime.device.capabilities import DeviceCapabilities, device_capabilities
 
 
 def test_a_cpu_is_asked_for_nothing() -> None:

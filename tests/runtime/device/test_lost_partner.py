@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.runtime.device.lost_partner import lost_rank_error
+from meshwright.runtime.device.process_groups import lost_rank_error
 
 NOWHERE = StackSummary()
 CLOSED = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.device.patience import collective_timeout, set_collective_timeout
+from meshwright.runtime.device.process_groups import collective_timeout, set_collective_timeout
 from meshwright.runtime.model.mesh import build_mesh
 from tests.runtime.ranks import RankError, run_on_new_ranks
 

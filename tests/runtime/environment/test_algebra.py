@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from meshwright.runtime.environment.algebra import NoValueError, Value, number, symbol
+from meshwright.runtime.environment.maths_notation import NoValueError, Value, number, symbol
 
 
 def drawn(draw: random.Random, depth: int) -> tuple[Value, float]:

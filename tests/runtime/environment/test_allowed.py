@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.rewards_and_tools import Reward
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.environment.allowed import require_allowed_rewards
+from meshwright.runtime.environment.allowed_functions import require_allowed_rewards
 
 
 def test_a_module_must_be_named_and_is_not_imported_here() -> None:

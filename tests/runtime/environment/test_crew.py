@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshwright.runtime.environment.crew import RewardWorkers
 from meshwright.runtime.environment.samples import RewardError, RewardSample
+from meshwright.runtime.environment.worker_pool import RewardWorkers
 from tests.runtime.environment.samples import sample
 
 

@@ -11,12 +11,11 @@ import pytest
 
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_SECONDS, REWARDS
-from meshwright.runtime.environment.crew import RewardWorkers
 from meshwright.runtime.environment.environment import Environment, require_scores, reward_metrics
 from meshwright.runtime.environment.samples import RewardSample
 from meshwright.runtime.environment.worker import Worker
-from meshwright.runtime.messages.experience import Experience
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.environment.worker_pool import RewardWorkers
+from meshwright.runtime.messages.experience import Experience, StepExperience
 from tests.runtime.environment.samples import MODULE, sample
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.environment.examining import serve_code, tests_pass
+from meshwright.runtime.environment.examining import serve_code, passes_tests
 
 WORKING = {
     "a list is sorted in place": (
@@ -491,7 +491,7 @@ def verdict(code: str, tests: str) -> bool:
             os._exit(0)
     other.close()
     with own, own.makefile("rb") as incoming, own.makefile("wb") as outgoing:
-        found = tests_pass(tests, incoming, outgoing)
+        found = passes_tests(tests, incoming, outgoing)
     own.close()
     os.waitpid(child, 0)
     return found

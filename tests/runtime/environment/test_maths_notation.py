@@ -6,8 +6,14 @@ from fractions import Fraction
 
 import pytest
 
-from meshwright.runtime.environment.algebra import NoValueError, Value
-from meshwright.runtime.environment.maths_notation import MAX_CHARACTERS, AnswerList, are_equal, parse_answer
+from meshwright.runtime.environment.maths_notation import (
+    MAX_CHARACTERS,
+    AnswerList,
+    NoValueError,
+    Value,
+    are_equal,
+    parse_answer,
+)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.runtime.environment.remote import Peer, PeerError, RemoteObject
+from meshwright.runtime.environment.remote_objects import Peer, PeerError, RemoteObject
 
 
 def peer(*said: Any) -> tuple[Peer, io.BytesIO]:

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
+from meshwright.planner.environment.rewards_and_tools import Reward
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.deadlines import failing_call_seconds
-from meshwright.runtime.environment.crew import RewardAnswer, RewardWorkers
+from meshwright.planner.program.durations import failing_call_seconds
 from meshwright.runtime.environment.judge import Judge
-from meshwright.runtime.environment.retries import RetryBudget
 from meshwright.runtime.environment.samples import JudgeUnreachableError, RewardError, TemporaryRewardError
+from meshwright.runtime.environment.worker_pool import RetryBudget, RewardAnswer, RewardWorkers
 from tests.planner.program.test_deadlines import rewarding
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.servers import Judged, free_port, hanging, judge

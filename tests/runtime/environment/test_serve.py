@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from meshwright.runtime.environment.serve import serve
+from meshwright.runtime.environment.worker_process import serve
 from tests.runtime.environment.samples import MODULE, sample
 
 

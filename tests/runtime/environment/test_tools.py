@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from meshwright.planner.environment.tool import Tool
+from meshwright.planner.environment.rewards_and_tools import Tool
 from meshwright.runtime.environment.samples import RewardError, ToolCall
-from meshwright.runtime.environment.tools import ToolWorkers
+from meshwright.runtime.environment.worker_pool import ToolWorkers
 from tests.runtime.environment.samples import MODULE
 
 

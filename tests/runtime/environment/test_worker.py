@@ -21,7 +21,11 @@ def fussy() -> Iterator[Worker]:
 
 
 def processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "meshwright.runtime.environment.serve" in child.cmdline()]
+    return [
+        child
+        for child in psutil.Process().children()
+        if "meshwright.runtime.environment.worker_process" in child.cmdline()
+    ]
 
 
 def test_a_batch_has_a_score_for_each_sample_however_long_it_is() -> None:

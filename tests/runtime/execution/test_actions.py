@@ -14,11 +14,11 @@ from torch import Tensor
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import field_type
-from meshwright.runtime.execution.actions import StageRunner
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import InstructionResult
+from meshwright.runtime.execution.megatron_device import StageRunner
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.records.results import InstructionResult
 from meshwright.runtime.training.bad_steps import SKIPPED, read_skipped
-from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
+from meshwright.runtime.training.trainer import MicroBatch, forward_scalars
 from tests.runtime.one_rank import OneRank, one_rank
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job

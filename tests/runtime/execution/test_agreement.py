@@ -7,7 +7,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from meshwright.runtime.execution.agreement import Consensus, RankRequest
+from meshwright.runtime.execution.consensus import Consensus, RankRequest
 from tests.runtime.ranks import run_on_ranks
 
 

@@ -16,7 +16,7 @@ from tests.runtime.small_job import edited_job, write_job
 
 SCRIPT = """
 import sys
-from meshwright.runtime.cli import main
+from meshwright.runtime.cli.main import main
 try: main()
 finally: print("torch" in sys.modules)
 """

@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.planner.program.program import Program, Receive, RunStage, Send, Waves
 from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import InstructionResult, PeriodResult
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.records.results import InstructionResult, PeriodResult
 
 
 class Heard:
@@ -26,7 +26,7 @@ class Heard:
     def synchronise(self) -> None:
         return None
 
-    def expect(self, instruction: Receive, channel: int) -> None:
+    def post_receive(self, instruction: Receive, channel: int) -> None:
         self.asked.append(f"expect {instruction.consumer} on {channel}")
 
     def receive(self, instruction: Receive, _experience: object, channel: int, _step: int) -> int:

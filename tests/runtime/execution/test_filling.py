@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.planner.plan.critic_free_settings import GRPO
-from meshwright.planner.plan.learning_settings import RewardedSettings
+from meshwright.planner.plan.algorithm_settings import GRPO, RewardedSettings
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
-from meshwright.runtime.execution.filling import GroupSampling, SampleReward, WaveFilling
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.execution.sample_selection import GroupSampling, SampleReward, WaveFilling
+from meshwright.runtime.messages.experience import StepExperience
 
 SAMPLING = GroupSampling(num_groups=3, group_size=2, num_prompts=4, max_waves=75)
 ALIKE, APART = (1.0, 1.0), (0.0, 1.0)

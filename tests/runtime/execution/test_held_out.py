@@ -12,7 +12,7 @@ from meshwright.planner.plan.job import Job
 from meshwright.profiles.documents import parse
 from meshwright.profiles.stages import REWARDS
 from meshwright.runtime.execution.held_out import HeldOutPart, evaluation_of
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 
 WORKLOAD = {"batch_size": 2, "prompt": {"max": 4, "fixed": 2}, "response": {"max": 4, "fixed": 2}}
 PATH = {"path": "none"}

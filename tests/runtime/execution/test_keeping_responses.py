@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from meshwright.runtime.execution.keeping_responses import sample_responses
-from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.execution.run import sample_responses
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.model.end_tokens import StopConditions
 from meshwright.runtime.records.kept_responses import SAMPLES_PER_STEP, KeptResponse
+from meshwright.runtime.rollout.prompts import PromptData
 
 
 def test_a_sample_is_the_prompt_the_response_and_the_score_of_a_row() -> None:

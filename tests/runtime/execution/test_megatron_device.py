@@ -6,10 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from meshwright.runtime.execution.actions import StageRunner
-from meshwright.runtime.execution.megatron_device import MegatronDevice
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.records.outcome import InstructionResult
+from meshwright.runtime.execution.megatron_device import MegatronDevice, StageRunner
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.records.results import InstructionResult
 from meshwright.runtime.training.refit import RefitCopy
 
 
@@ -26,10 +25,10 @@ class Heard:
         self.asked.append(stage)
         return InstructionResult(facts={"num_tokens": 7.0}, metrics={"loss": 0.5})
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self.asked.append("settle")
 
-    def give(self) -> None:
+    def start_send(self) -> None:
         self.asked.append("give")
 
 

@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from meshwright.planner.plan.job import read_job
-from meshwright.planner.plan.model_files import ModelSource
+from meshwright.planner.plan.job_sections import ModelSource
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import Role
@@ -24,7 +24,7 @@ from meshwright.runtime.execution.train import run_plan
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import FAMILIES, expected_scores, tokens, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.laws.test_experts import mixture

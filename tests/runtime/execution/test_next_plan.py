@@ -14,11 +14,10 @@ from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.verify import verify
-from meshwright.runtime.execution.agreement import RankRequest
-from meshwright.runtime.execution.next_plan import NextPlan
+from meshwright.runtime.execution.consensus import RankRequest
+from meshwright.runtime.execution.replanning import NextPlan
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.records.restarts import read_restarts
-from meshwright.runtime.records.stopped import NEXT_PLAN
+from meshwright.runtime.records.restarts import NEXT_PLAN, read_restarts
 from tests.planner.analysis.test_shown import write_steps
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job

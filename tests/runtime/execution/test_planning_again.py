@@ -11,7 +11,7 @@ from meshwright.planner.plan.job import require_job
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.execution.planning_again import replan_for_nodes
+from meshwright.runtime.execution.replanning import replan_for_nodes
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.commands.starting.test_trace_options import run_with_tokens
 from tests.runtime.small_job import request, write_job

@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.durations import Planned
 from meshwright.planner.program.program import lower
-from meshwright.planner.simulation.sampled import sample_lengths
+from meshwright.planner.simulation.sampled_durations import sample_lengths
 from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.executor import Executor
 from meshwright.runtime.execution.rehearsal_device import RehearsalDevice
-from meshwright.runtime.messages.barriers import Barriers
-from meshwright.runtime.messages.chunk_transport import Streaming
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.messages.transport import Transport
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.messages.streaming import Streaming
+from meshwright.runtime.messages.transport import Barriers, Transport
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 

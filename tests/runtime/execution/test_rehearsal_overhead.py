@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.edges import field_bytes
-from meshwright.runtime.execution.rehearsal_overhead import default_speed, num_processors, processor_seconds
+from meshwright.planner.plan.cost_queries import field_bytes
+from meshwright.runtime.execution.rehearse import default_speed, num_processors, processor_seconds
 from tests.planner.jobs import small_facts
 from tests.runtime.execution.test_rehearse import slow_enough as ten_times_as_long
 from tests.runtime.plans_by_hand import Where, plan_by_hand

@@ -11,15 +11,14 @@ import pytest
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
-from meshwright.planner.program.instruction_durations import Planned, StepWork
+from meshwright.planner.program.durations import Planned, StepWork
 from meshwright.planner.program.program import Send, lower
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.chrome_trace import chrome_trace
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.trace import Run
+from meshwright.profiles.trace import Run, chrome_trace
 from meshwright.runtime.execution.rehearse import RehearsalRequest, rehearse, run_process
-from meshwright.runtime.records.rehearsal import Rehearsal
+from meshwright.runtime.records.results import Rehearsal
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand

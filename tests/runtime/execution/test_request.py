@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
+from meshwright.profiles.hardware import device_named
 from meshwright.runtime.execution.request import RunRequest, check, check_launched_rank
-from meshwright.runtime.generation.prompts import read_data
-from meshwright.runtime.launch.joining import LaunchedRank
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.records import lock
-from meshwright.runtime.records.lock import locked
-from meshwright.runtime.records.run_file import write_run_file
+from meshwright.runtime.launch.torchrun import LaunchedRank
+from meshwright.runtime.records import run_directory
+from meshwright.runtime.records.run_directory import locked, write_run_file
+from meshwright.runtime.rollout.prompts import read_data
 from tests.runtime.execution.test_resume import save
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import write_job
@@ -74,7 +73,7 @@ def test_a_run_that_was_cut_off_behind_its_last_checkpoint_is_resumed_to_its_end
 
 
 def test_a_directory_that_a_run_holds_is_refused(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(run_directory, "WAIT_SECONDS", 0.1)
     asked.out.mkdir()
     with locked(asked.out):
         refused(asked, "is in use by a run that has not ended")

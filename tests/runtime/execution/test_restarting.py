@@ -15,12 +15,11 @@ import pytest
 
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.execution import restarting
+from meshwright.runtime.execution import train
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.execution.restarting import pause_seconds, restart_request, with_restarts
+from meshwright.runtime.execution.train import pause_seconds, restart_request, with_restarts
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.records.restarts import Restart, read_restarts, write_restart
-from meshwright.runtime.records.stopped import NEXT_PLAN, Stopped
+from meshwright.runtime.records.restarts import NEXT_PLAN, Restart, Stopped, read_restarts, write_restart
 from tests.runtime.execution.test_resume import save
 from tests.runtime.small_job import request, write_job
 
@@ -34,7 +33,7 @@ def asked(tmp_path: Path) -> RunRequest:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarting, "pause_seconds", lambda _: 0.0)
+    monkeypatch.setattr(train, "pause_seconds", lambda _: 0.0)
 
 
 class Failing:
@@ -102,7 +101,7 @@ def test_a_run_that_stops_for_another_plan_goes_on_under_it_at_once_and_has_not_
     asked: RunRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waited = list[int]()
-    monkeypatch.setattr(restarting, "pause_seconds", lambda number: waited.append(number) or 0.0)
+    monkeypatch.setattr(train, "pause_seconds", lambda number: waited.append(number) or 0.0)
     launch = GoingOver(2)
     assert with_restarts(launch, replace(asked, max_restarts=1), Rendezvous()) == "done"
     plans = [one.plan.pins for one, _ in launch.seen]
@@ -126,7 +125,7 @@ def test_a_restart_that_a_full_disk_does_not_take_down_is_made_all_the_same(
     def full(_out: Path, _restart: Restart) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(restarting, "write_restart", full)
+    monkeypatch.setattr(train, "write_restart", full)
     assert with_restarts(Failing(1), asked, Rendezvous()) == "done"
     assert "failure 1 (not written down: No space left on device); starting again" in capsys.readouterr().err
 
@@ -141,7 +140,7 @@ def test_what_the_user_has_done_wrong_is_not_tried_again(asked: RunRequest) -> N
 
 
 def test_a_run_that_is_asked_to_stop_while_it_waits_stops(asked: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarting, "pause_seconds", lambda _: 60.0)
+    monkeypatch.setattr(train, "pause_seconds", lambda _: 60.0)
     save(asked.out, 4)
 
     def ask() -> None:

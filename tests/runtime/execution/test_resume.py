@@ -20,7 +20,7 @@ from meshwright.runtime.execution.resume import (
 )
 from meshwright.runtime.records.record import EvaluationRecord, evaluations
 from meshwright.runtime.records.version_gap import Gap
-from meshwright.runtime.training.manifest import MANIFEST
+from meshwright.runtime.training.checkpoint_integrity import MANIFEST
 from tests.runtime.ranks import run_on_ranks
 
 

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import pytest
 
-from meshwright.planner.environment.rewards import Reward
-from meshwright.planner.environment.tool import Tool
-from meshwright.planner.plan.distill_settings import Distill
+from meshwright.planner.environment.rewards_and_tools import Reward, Tool
+from meshwright.planner.plan.algorithm_settings import Distill
 from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
@@ -23,8 +22,8 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.stages import TEACHERS
-from meshwright.runtime.execution.resume_rules import RULES, Effect, changes, rule_of, sampling_digests
-from meshwright.runtime.records.run_file import RunFile
+from meshwright.runtime.execution.resume import RULES, Effect, changes, rule_of, sampling_digests
+from meshwright.runtime.records.run_directory import RunFile
 from tests.runtime.small_job import request as request_of
 from tests.runtime.small_job import write_job
 

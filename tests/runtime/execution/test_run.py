@@ -16,7 +16,7 @@ from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.execution.run import RankRun, _is_due
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.training import saving
+from meshwright.runtime.training import checkpoint
 from tests.runtime.execution.test_train import read_lines, run_steps
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks
@@ -84,7 +84,7 @@ def test_checkpoints_come_by_time_and_the_last_few_and_the_best_stay(tmp_path: P
 
 def saved_behind_turns(asked: RunRequest) -> list[list[int]]:
     """The checkpoints on the disk behind each of two turns, the first of which begins one that takes a second."""
-    run, write = RankRun(asked), saving._write
+    run, write = RankRun(asked), checkpoint._write
 
     def slowly(*arguments: Any) -> None:
         time.sleep(1.0)
@@ -93,7 +93,7 @@ def saved_behind_turns(asked: RunRequest) -> list[list[int]]:
     run.recorder.open(0)
     found = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(saving, "_write", slowly)
+        patched.setattr(checkpoint, "_write", slowly)
         for turn in range(2):
             run.run_period(turn)
             found.append(saved_steps(asked.out))

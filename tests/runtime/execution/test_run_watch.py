@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from meshwright.planner.analysis.oversampling import with_wave
-from meshwright.planner.program.deadlines import max_waves_ratio
+from meshwright.planner.analysis.wave_size import with_wave
+from meshwright.planner.program.durations import max_waves_ratio
 from meshwright.planner.program.program import RunStage
-from meshwright.runtime.execution.run_watch import RunWatch
-from meshwright.runtime.execution.watchdog import Watchdog
+from meshwright.runtime.execution.watchdog import RunWatch, Watchdog
 from tests.planner.analysis.test_oversampling import planned, sampled_facts
 from tests.runtime.commands.test_report_command import small_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand

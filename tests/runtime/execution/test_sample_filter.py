@@ -9,12 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from meshwright.planner.plan.critic_free_settings import GRPO
+from meshwright.planner.plan.algorithm_settings import GRPO
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
-from meshwright.runtime.execution.filling import SampleReward
-from meshwright.runtime.execution.sample_filter import FilterFilling, SampleFilter, best
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.execution.sample_selection import FilterFilling, SampleFilter, SampleReward, best
+from meshwright.runtime.messages.experience import StepExperience
 
 SAMPLES = SampleFilter(num_prompts=2, num_sampled=4, num_kept=2)
 

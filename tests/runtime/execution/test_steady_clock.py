@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from meshwright.runtime.execution.executor import Executor
-from meshwright.runtime.execution.steady_clock import steady_now
+from meshwright.runtime.execution.executor import Executor, steady_now
 
 
 def test_it_is_the_time_of_day_and_goes_on_evenly_where_that_jumps(monkeypatch: pytest.MonkeyPatch) -> None:

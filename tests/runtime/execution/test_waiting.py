@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime.execution.waiting import CodeLocation, location_of, main_thread_location
+from meshwright.runtime.execution.watchdog import CodeLocation, location_of, main_thread_location
 from meshwright.runtime.messages.transport import Transport
 from tests.runtime.ranks import run_on_ranks
 

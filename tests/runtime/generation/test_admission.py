@@ -13,10 +13,10 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.flight import AllSequences, FirstEnded, WholeStep
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.trace import NUM_SAMPLED_TOKENS, NUM_SAMPLES
-from meshwright.runtime.generation.admission import Admission, replica_share
-from meshwright.runtime.generation.prompts import PromptData
-from meshwright.runtime.generation.slots import Finish, Prompt, Response
+from meshwright.runtime.inference.slots import Finish, Prompt, Response
 from meshwright.runtime.model.end_tokens import StopConditions
+from meshwright.runtime.rollout.admission import Admission, replica_share
+from meshwright.runtime.rollout.prompts import PromptData
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 

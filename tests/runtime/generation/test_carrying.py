@@ -11,14 +11,9 @@ from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Schedule
-from meshwright.runtime.generation.carrying import Resumed, resume_under_new_plan
-from meshwright.runtime.generation.in_flight_state import (
-    GenerationState,
-    InFlightState,
-    SamplingDigests,
-    SequencesInFlight,
-)
-from meshwright.runtime.generation.slots import Finish, PartialResponse, Prompt, Response
+from meshwright.runtime.inference.in_flight import GenerationState, InFlightState, SamplingDigests, SequencesInFlight
+from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response
+from meshwright.runtime.rollout.plan_change import Resumed, resume_under_new_plan
 from tests.planner.jobs import small_facts
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 

@@ -9,13 +9,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.generation.chunked_scoring import ChunkedStage, Scored
-from meshwright.runtime.generation.scoring import ChunkScorer
-from meshwright.runtime.messages.chunk_transport import ChunkReader, ChunkSender, TokenChunk
+from meshwright.runtime.inference.chunk_streaming import ChunkedStage, ChunkScorer, Scored
+from meshwright.runtime.messages.streaming import ChunkReader, ChunkSender, TokenChunk
 from meshwright.runtime.messages.transport import ProcessRanks, Transport
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 

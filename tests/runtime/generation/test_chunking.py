@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.generation.chunking import Chunk, Chunker
-from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt
-from meshwright.runtime.generation.stopping import Stopping
+from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker
+from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt
+from meshwright.runtime.inference.stopping import Stopping
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))

@@ -20,8 +20,8 @@ from meshwright.profiles.stages import GENERATE
 from meshwright.profiles.trace import NUM_OVERCOMMIT, read_spans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
-from meshwright.runtime.generation.prompts import read_data
 from meshwright.runtime.records.run_lines import observations
+from meshwright.runtime.rollout.prompts import read_data
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import write_job

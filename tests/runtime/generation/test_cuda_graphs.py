@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.device.abilities import device_capabilities
-from meshwright.runtime.generation.cuda_graphs import GraphedDecodeStep, Recorder, Work, can_replay
-from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.table_attention import TableReads, table_reads
+from meshwright.runtime.device.capabilities import device_capabilities
+from meshwright.runtime.inference.attention import TableReads, table_reads
+from meshwright.runtime.inference.cuda_graphs import GraphedDecodeStep, Recorder, Work, can_replay
+from meshwright.runtime.inference.decode_step import DecodeStep
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import choose_kernels
+from meshwright.runtime.model.kernel_choice import choose_kernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model

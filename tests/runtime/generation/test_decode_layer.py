@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.generation import decode_layer
-from meshwright.runtime.generation.decode_layer import Norm, allocate_scratch
-from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.table_attention import step_reads
+from meshwright.runtime.inference import decode_layer
+from meshwright.runtime.inference.attention import step_reads
+from meshwright.runtime.inference.decode_layer import Norm, allocate_scratch
+from meshwright.runtime.inference.decode_step import DecodeStep
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.decoding import DecodeStep
-from meshwright.runtime.generation.table_attention import step_reads, table_reads
-from meshwright.runtime.model.cached_forward import forward_cached
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
+from meshwright.runtime.inference.attention import step_reads, table_reads
+from meshwright.runtime.inference.decode_step import DecodeStep
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, Interleaved, build_model
-from meshwright.runtime.model.pipeline_p2p import PipelineLink
+from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, SHAPE, tokens, write_checkpoint
 from tests.runtime.model.test_quantised import refitted

@@ -12,16 +12,16 @@ import torch
 from meshwright.planner.simulation.flight import FirstEnded, WholeStep
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation import passes
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.in_flight_state import SequencesInFlight
-from meshwright.runtime.generation.rounds_ahead import StepsPerSync
-from meshwright.runtime.generation.slots import Finish, Prompt, Response
-from meshwright.runtime.generation.table_attention import table_reads
+from meshwright.runtime.inference import decode_rounds
+from meshwright.runtime.inference.attention import table_reads
+from meshwright.runtime.inference.decode_rounds import StepsPerSync
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.in_flight import SequencesInFlight
+from meshwright.runtime.inference.slots import Finish, Prompt, Response
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
@@ -257,7 +257,7 @@ def drawn_in_turns(directory: Path, way: str) -> tuple[list[SequencesInFlight], 
     generator._can_multi_step = way != "one by one"
     if way == "several":
         generator._ahead._checks_each, generator._ahead.pace = False, StepsPerSync(may_end=False)
-        passes.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
+        decode_rounds.step_reads = lambda cache, rows, lengths: table_reads(cache.tables, rows, lengths)
     skip = generator._multi_step
     generator._multi_step = lambda most, version: at_once.append(skip(most, version)) or at_once[-1]
     for turn, least in enumerate((5, 1, 9, 40)):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.trace import NUM_LIVE
-from meshwright.runtime.generation.generation_stage import GenerationStage
-from meshwright.runtime.generation.in_flight_state import GenerationState
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.inference.in_flight import GenerationState
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.rollout.stage import GenerationStage
 from tests.runtime.one_rank import one_rank
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import EOS, write_job

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.in_flight_state import (
+from meshwright.runtime.inference.in_flight import (
     GenerationState,
     InFlightState,
     SamplingDigests,
@@ -18,7 +18,7 @@ from meshwright.runtime.generation.in_flight_state import (
     read_in_flight_state,
     write_in_flight_state,
 )
-from meshwright.runtime.generation.slots import Finish, PartialResponse, Prompt, Response
+from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response
 
 ONE = SamplingDigests("one plan", "one temperature")
 

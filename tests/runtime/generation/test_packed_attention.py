@@ -7,7 +7,7 @@ import random
 import torch
 from torch import Tensor
 
-from meshwright.runtime.generation.packed_attention import PackedAttention, packed_reads
+from meshwright.runtime.inference.attention import PackedAttention, packed_reads
 from tests.runtime.model.filled_caches import KV_HEADS, MAX_TOKENS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds
 

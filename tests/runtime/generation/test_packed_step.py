@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.generation.packed_attention import PackedReads, packed_reads
-from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.table_attention import step_reads
+from meshwright.runtime.inference.attention import PackedReads, packed_reads, step_reads
+from meshwright.runtime.inference.decode_step import PackedStep
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from tests.planner.jobs import model_spec

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.passes import NO_STEPS, ForwardPasses, StepRows
-from meshwright.runtime.model.adapted import init_adapter
+from meshwright.runtime.inference.decode_rounds import NO_STEPS, ForwardPasses, StepRows
+from meshwright.runtime.inference.decode_step import PackedStep
+from meshwright.runtime.model.adapters import init_adapter
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model, named_global_parameters
-from meshwright.runtime.model.pipeline_p2p import PipelineLink
+from meshwright.runtime.model.stage_passes import PipelineLink
 from meshwright.runtime.model.weights import load_weights
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, tokens, write_checkpoint
 from tests.runtime.model.test_adapted import ADAPTER

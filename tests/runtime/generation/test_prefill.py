@@ -11,12 +11,10 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.cuda_graphs import Work
-from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.prefill import prefill_reads
-from meshwright.runtime.generation.recorded_prefills import GraphedPrefills, Prefills
-from meshwright.runtime.generation.table_attention import table_reads
-from meshwright.runtime.model.chosen_kernels import ChosenKernels
+from meshwright.runtime.inference.attention import prefill_reads, table_reads
+from meshwright.runtime.inference.cuda_graphs import GraphedPrefills, Prefills, Work
+from meshwright.runtime.inference.decode_step import PackedStep
+from meshwright.runtime.model.kernel_choice import ChosenKernels
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model

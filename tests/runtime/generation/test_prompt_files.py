@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.prompt_files import read_rows
+from meshwright.runtime.rollout.prompt_files import read_rows
 
 COLUMNS = {"prompt": "question", "answer": "reward_model.ground_truth"}
 

@@ -11,8 +11,8 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation import prompt_tokens
-from meshwright.runtime.generation.prompt_tokens import PromptEncoder
+from meshwright.runtime.rollout import prompt_encoding
+from meshwright.runtime.rollout.prompt_encoding import PromptEncoder
 
 TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role == 'tool' %}{{ raise_exception('tools are unknown') }}{% endif -%}
@@ -148,7 +148,7 @@ def test_a_template_that_fails_or_does_not_end_gets_a_sentence(
     directory: Path, template: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / "chat_template.jinja").write_text(template)
-    monkeypatch.setattr(prompt_tokens, "_TEMPLATE_SECONDS", 0.5 if "0.5" in said else 60.0)
+    monkeypatch.setattr(prompt_encoding, "_TEMPLATE_SECONDS", 0.5 if "0.5" in said else 60.0)
     found = encoder(directory)
     assert found._template is not None  # loaded before the clock starts
     with pytest.raises(BadInput, match=said):
@@ -164,4 +164,4 @@ def test_a_tokenizer_whose_regular_expression_gives_up_gets_a_sentence(directory
 
 def test_a_prompt_of_more_characters_than_are_encoded_is_refused(directory: Path) -> None:
     with pytest.raises(BadInput, match=r"here has 4194305 characters, and 4194304 are the most"):
-        encoder(directory).encode("w" * (prompt_tokens.MAX_CHARACTERS + 1), "here")
+        encoder(directory).encode("w" * (prompt_encoding.MAX_CHARACTERS + 1), "here")

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from meshwright.planner.plan.job import Job, read_job
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.generation.prompt_tokens import PromptEncoder
-from meshwright.runtime.generation.prompts import PromptData, read_data, read_tokenizer
 from meshwright.runtime.model.end_tokens import StopConditions
+from meshwright.runtime.rollout.prompt_encoding import PromptEncoder
+from meshwright.runtime.rollout.prompts import PromptData, read_data, read_tokenizer
 from tests.runtime.small_job import EOS, VOCAB_SIZE, write_job
 
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from meshwright.runtime.generation.records import NO_LIMIT, Records
+from meshwright.runtime.inference.slots import NO_LIMIT, Records
 
 
 def test_rows_keep_what_they_drew_in_whatever_company() -> None:

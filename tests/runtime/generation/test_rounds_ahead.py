@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.runtime.generation.rounds_ahead import StepsPerSync
+from meshwright.runtime.inference.decode_rounds import StepsPerSync
 
 
 def rounds_after(*lengths: int, may_end: bool = True) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.runtime.generation.sampling import Sampling, Uniforms, uniforms
+from meshwright.runtime.inference.sampling import Sampling, Uniforms, uniforms
 
 
 def many(logits: list[float], sampling: Sampling, count: int = 40_000) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,13 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.chunking import Chunk, Chunker
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.scoring import ChunkScorer
-from meshwright.runtime.generation.slots import Prompt, Response
+from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, ChunkScorer
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases

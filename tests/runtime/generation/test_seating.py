@@ -6,10 +6,9 @@ import numpy as np
 
 from meshwright.planner.simulation.flight import Flight
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.generation.seating import Scheduler
-from meshwright.runtime.generation.shared_prompts import SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, PartialResponse, Prompt, Response
-from meshwright.runtime.model.cache_blocks import BlockTables
+from meshwright.runtime.inference.scheduler import Scheduler, SharedPrompts
+from meshwright.runtime.inference.slots import LiveGroup, PartialResponse, Prompt, Response
+from meshwright.runtime.model.block_tables import BlockTables
 
 
 def prompt(row: int, num_tokens: int = 4) -> Prompt:

@@ -12,11 +12,9 @@ import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
-from meshwright.runtime.generation.shared_prompts import SharedPrompts
-from meshwright.runtime.generation.slots import LiveGroup, LiveSequence, PartialResponse, Prompt, Response
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.scheduler import PrefillPart, ScheduledBatch, SharedPrompts
+from meshwright.runtime.inference.slots import LiveGroup, LiveSequence, Numbers, PartialResponse, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt, Response, split_into_batches
-from meshwright.runtime.generation.stopping import Stopping
+from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt, Response, split_into_batches
+from meshwright.runtime.inference.stopping import Stopping
 
 EOS = 0
 

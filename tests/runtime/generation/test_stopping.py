@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt
-from meshwright.runtime.generation.stopping import Stopping, StopStrings
+from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt
+from meshwright.runtime.inference.stopping import Stopping, StopStrings
 
 EOS = 0
 PIECES = ["<eos>", "\u010a", "Us", "er", ":", "er:x", "\u0120a", "Ã", "©", "\u010aUser", "<turn>"]  # Ċ newline, Ġ space

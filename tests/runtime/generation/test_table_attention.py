@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.generation.table_attention import GatheredAttention, step_reads, table_reads
-from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
+from meshwright.runtime.inference.attention import GatheredAttention, step_reads, table_reads
+from meshwright.runtime.model.block_attention import BlockAttention, DecodeRows, plan_block_reads
 from meshwright.runtime.model.padded_attention import PaddedReads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds

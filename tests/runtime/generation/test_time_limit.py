@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from meshwright.runtime.generation.time_limit import TimeLimited
+from meshwright.runtime.rollout.prompt_encoding import TimeLimited
 
 
 def endless() -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from meshwright.planner.environment.tool import Tool
+from meshwright.planner.environment.rewards_and_tools import Tool
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.environment.samples import ToolCall
-from meshwright.runtime.environment.tools import ToolWorkers
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.slots import Finish, Prompt, Response
-from meshwright.runtime.generation.stopping import StopStrings
-from meshwright.runtime.generation.tool_turns import RolloutTurn, ToolTurns, TurnLimits
+from meshwright.runtime.environment.worker_pool import ToolWorkers
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Finish, Prompt, Response
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.inference.tool_turns import RolloutTurn, ToolTurns, TurnLimits
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights

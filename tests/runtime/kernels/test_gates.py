@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from meshwright.runtime.kernels import gates
+from meshwright.runtime.kernels import layer_ops
 from tests.runtime.kernels.where import DEVICE
 
 
@@ -18,7 +18,7 @@ def test_both_have_the_same_numbers_and_gradients(width: int) -> None:
     expected = F.silu(gate) * linear
     weights = torch.randn_like(expected)
     (of_expected,) = torch.autograd.grad(expected, up, weights)
-    found = gates.silu_and_mul(up)
+    found = layer_ops.silu_and_mul(up)
     (of_found,) = torch.autograd.grad(found, up, weights)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(of_found, of_expected, atol=1e-5, rtol=1e-5)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.generation.table_attention import GatheredAttention, PagedAttention, TableReads, table_reads
-from meshwright.runtime.kernels import paged
+from meshwright.runtime.inference.attention import GatheredAttention, PagedAttention, TableReads, table_reads
+from meshwright.runtime.kernels import paged_attention
 from meshwright.runtime.model.attention import rotate
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.kernels.where import DEVICE
@@ -39,8 +39,8 @@ def turned(heads: Tensor, angles: tuple[Tensor, Tensor], positions: Tensor) -> T
 @pytest.mark.parametrize("part", [1024, 2 * BLOCK_TOKENS])
 @seeds(2, all=8)
 def test_rows_are_answered_alike_and_what_is_new_is_kept(seed: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "_MIN_PART", part)
-    monkeypatch.setattr(paged, "_MAX_PART", part)
+    monkeypatch.setattr(paged_attention, "_MIN_PART", part)
+    monkeypatch.setattr(paged_attention, "_MAX_PART", part)
     cache, reads, heads, angles = asked(seed)
     found = PagedAttention(cache, reads, angles, QUERIES).attend(0, heads)
     kept = cache.keys.clone(), cache.values.clone()
@@ -61,6 +61,6 @@ def test_rows_that_nobody_asks_for_write_to_the_spare_block_alone() -> None:
 
 def test_a_long_row_is_cut_where_there_are_few() -> None:
     query = torch.empty(2, 1, QUERIES, SIZE, device=DEVICE)
-    few, many = (paged.KeySplit(query.expand(-1, heads, -1, -1), 4096, 100) for heads in (1, 256))
+    few, many = (paged_attention.KeySplit(query.expand(-1, heads, -1, -1), 4096, 100) for heads in (1, 256))
     assert few.num_parts > many.num_parts
     assert many.num_parts * many.tokens >= 4096 <= few.num_parts * few.tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.kernels.row_rounding import quantise_rows
+from meshwright.runtime.kernels.quantisation import quantise_rows
 from tests.runtime.kernels.where import DEVICE
 
 LARGEST, LEAST = 448.0, 1e-12

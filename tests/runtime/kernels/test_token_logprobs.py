@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.kernels import token_logprobs
+from meshwright.runtime.kernels import vocabulary
 from tests.runtime.kernels.where import DEVICE
 
 NUM_ROWS, WIDTH, REAL = 17, 500, 470
@@ -16,7 +16,7 @@ ELSEWHERE = 3, 4
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_logprobs, "_LOGPROB_TILE", 128)
+    monkeypatch.setattr(vocabulary, "_LOGPROB_TILE", 128)
 
 
 def asked() -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def asked() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("temperature", [1.0, 1.7])
 def test_log_probabilities_and_entropies_come_from_the_sums(temperature: float) -> None:
     logits, targets = asked()
-    highest, (total, target, weighted) = token_logprobs.softmax_sums(
+    highest, (total, target, weighted) = vocabulary.softmax_sums(
         logits.to(DEVICE), targets.to(DEVICE), REAL, temperature
     )
     expected = (logits[:, :REAL] / temperature).log_softmax(-1)
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_log_probabilities_and_entropies(temperature: flo
     weights = torch.randn(2, NUM_ROWS)
     (weights[0] * (of_target - normalizers) + weights[1] * entropies).sum().backward()
     of_rows = tuple(one.detach().to(DEVICE) for one in (*weights, normalizers, entropies))
-    found = token_logprobs.logits_gradient(logits.detach().to(DEVICE), targets.to(DEVICE), REAL, temperature, of_rows)
+    found = vocabulary.logits_gradient(logits.detach().to(DEVICE), targets.to(DEVICE), REAL, temperature, of_rows)
     close(found.cpu(), logits.grad)
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from meshwright.runtime.launch.aside import call_in_thread
+from meshwright.runtime.launch.rendezvous_handler import call_in_thread
 
 
 def test_what_a_call_returns_or_raises_comes_back() -> None:

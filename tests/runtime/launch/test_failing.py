@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch import failing
+from meshwright.runtime.launch import failure_records
 
 ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch import failing; "
 
 
 def test_an_error_leaves_its_record(tmp_path: Path) -> None:
-    failing.set_record_path(tmp_path / "0.json")
+    failure_records.set_record_path(tmp_path / "0.json")
     try:
-        failing.write_record(ValueError("a surprise"))
+        failure_records.write_record(ValueError("a surprise"))
         told = json.loads((tmp_path / "0.json").read_text())
         assert (told["sentence"], told["is_bad_input"], told["is_of_all"]) == ("ValueError: a surprise", False, False)
-        failing.write_record(BadInput("give another"))
+        failure_records.write_record(BadInput("give another"))
         told = json.loads((tmp_path / "0.json").read_text())
         assert (told["sentence"], told["is_bad_input"]) == ("give another", True)
     finally:
-        failing._record_paths.clear()
+        failure_records._record_paths.clear()
 
 
 def test_a_rank_that_ends_itself_prints_where_nobody_reads_its_record() -> None:
@@ -52,9 +52,9 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_no_half_of_a_record(
         path.write_bytes(text[:10].encode(encoding))
         raise KeyboardInterrupt
 
-    failing.set_record_path(tmp_path / "1.json")
+    failure_records.set_record_path(tmp_path / "1.json")
     monkeypatch.setattr(Path, "write_text", cut)
     with pytest.raises(KeyboardInterrupt):
-        failing.write_record(RunFailed("a disk is full."))
-    failing._record_paths.clear()
+        failure_records.write_record(RunFailed("a disk is full."))
+    failure_records._record_paths.clear()
     assert list(tmp_path.glob("*.json")) == []

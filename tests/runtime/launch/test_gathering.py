@@ -18,10 +18,12 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistError
 
 from benchmarks.hosts import free_port
-from meshwright.planner.program.deadlines import MIN_SECONDS
+from meshwright.planner.program.durations import MIN_SECONDS
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.launch import gathering
-from meshwright.runtime.launch.gathering import (
+from meshwright.runtime.launch import rendezvous_handler
+from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
+from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
+from meshwright.runtime.launch.rendezvous_handler import (
     HEARTBEAT_SECONDS,
     HEARTBEAT_TIMEOUT_SECONDS,
     Heartbeat,
@@ -32,8 +34,6 @@ from meshwright.runtime.launch.gathering import (
     _too_few,
     _wait_for_server,
 )
-from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
-from meshwright.runtime.launch.rendezvous import Arrival, Rendezvous
 from tests.runtime.environment import hostile
 from tests.seeds import cases
 
@@ -47,7 +47,7 @@ def test_a_node_that_waits_in_vain_says_how_many_came() -> None:
 
 
 def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "is_local_address", lambda _: False)
+    monkeypatch.setattr(rendezvous_handler, "is_local_address", lambda _: False)
     place = Rendezvous(nodes=2, port=free_port(), timeout_seconds=1.0)
     with pytest.raises(RunFailed, match=rf"1 of 2 nodes came, this one: nothing answered at {place.endpoint}"):
         launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)
@@ -56,7 +56,7 @@ def test_a_node_that_finds_nobody_at_the_meeting_point_says_so(monkeypatch: pyte
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 400 Bad\r\n\r\n" * 100])
 def test_a_port_that_another_program_holds_is_refused(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was waited for without end, through SIGTERM too."""
-    monkeypatch.setattr(gathering, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous_handler, "_PROBE_SECONDS", 1.0)
     with hostile.server(lambda: itertools.chain([says], iter(lambda: time.sleep(0.1) or b"", None))) as (url, _):
         place = Rendezvous(nodes=2, port=int(url.split(":")[2].partition("/")[0]), timeout_seconds=5.0)
         begun = time.monotonic()
@@ -66,7 +66,7 @@ def test_a_port_that_another_program_holds_is_refused(says: bytes, monkeypatch: 
 
 
 def test_the_store_of_another_program_of_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_PROBE_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous_handler, "_PROBE_SECONDS", 1.0)
     other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(BadInput, match="is in use by another program"):
         _new_store_at(Rendezvous(nodes=2, port=other.port), 5.0)
@@ -111,7 +111,7 @@ def test_nobody_is_waited_for_longer_than_was_said_and_the_reason_is_named() -> 
 
 def test_a_node_is_silent_when_its_count_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = HashStore(), [0.0]
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rendezvous_handler.time, "monotonic", lambda: clock[0])
     pulses = [Heartbeat(store, node, ["a", "b", "c"]) for node in range(3)]
     for clock[0] in range(0, 200, 20):
         assert [pulse.beat() for pulse in pulses] == [[], [], []]
@@ -176,8 +176,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_a_node_whose_store_answers_nothing_more_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = [0.0], HashStore()
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(gathering, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous_handler.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rendezvous_handler, "HEARTBEAT_SECONDS", 0.01)
     gone, heard = Quiet(store, 1, ["a", "b"]), Heartbeat(store, 0, ["a", "b"])
     cut, alive = HeartbeatThread(gone), HeartbeatThread(heard)
     until(lambda: gone.is_gone and heard._seen[1][0] == b"1")

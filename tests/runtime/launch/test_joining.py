@@ -10,8 +10,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.launch.joining import LaunchedRank, NodeOptions, _node_number
 from meshwright.runtime.launch.launch import MESSAGES_ONLY
+from meshwright.runtime.launch.torchrun import LaunchedRank, NodeOptions, _node_number
 
 TORCHRUN = {
     "RANK": "3",

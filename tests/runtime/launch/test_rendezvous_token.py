@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.launch.rendezvous_token import TOKEN_VARIABLE, open_sealed, read_token, seal
+from meshwright.runtime.launch.rendezvous import TOKEN_VARIABLE, open_sealed, read_token, seal
 
 TOKEN = "0123456789abcdef"
 

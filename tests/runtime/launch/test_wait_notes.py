@@ -10,10 +10,10 @@ from torch.distributed import DistError
 
 from benchmarks.hosts import free_port
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.launch import wait_notes
+from meshwright.runtime.launch import rendezvous_handler
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from meshwright.runtime.launch.rendezvous import Rendezvous
-from meshwright.runtime.launch.wait_notes import waiting_message, waiting_messages
+from meshwright.runtime.launch.rendezvous_handler import waiting_message, waiting_messages
 
 
 def test_a_note_names_the_nodes_that_are_missing_and_both_times() -> None:
@@ -30,8 +30,8 @@ def test_a_note_names_the_nodes_that_are_missing_and_both_times() -> None:
 def test_notes_come_after_a_while_and_again_and_not_behind_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wait_notes, "_FIRST_SECONDS", 0.1)
-    monkeypatch.setattr(wait_notes, "_NEXT_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_handler, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_handler, "_NEXT_SECONDS", 0.1)
     with waiting_messages(lambda: "waiting"):
         time.sleep(0.5)
     found = capsys.readouterr().err.splitlines()
@@ -52,7 +52,7 @@ def test_where_all_nodes_have_come_there_is_nothing_to_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a busy machine they may take seconds to find each other."""
-    monkeypatch.setattr(wait_notes, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_handler, "_FIRST_SECONDS", 0.1)
     with waiting_messages(lambda: waiting_message(Rendezvous(nodes=1), time.time(), 1, [])):
         time.sleep(0.3)
     assert capsys.readouterr().err == ""
@@ -62,7 +62,7 @@ def test_where_all_nodes_have_come_there_is_nothing_to_say(
 def test_a_node_that_is_alone_says_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], node_rank: int | None, who: str
 ) -> None:
-    monkeypatch.setattr(wait_notes, "_FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous_handler, "_FIRST_SECONDS", 0.3)
     place = Rendezvous(nodes=3, port=free_port(), node_rank=node_rank, timeout_seconds=2.0)
     with pytest.raises(RunFailed, match="1 of 3 nodes came"):
         launch(print, num_ranks=1, rendezvous=place, setup=MESSAGES_ONLY)

@@ -19,7 +19,7 @@ from meshwright.runtime.execution.model_export import export_models
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.model.adapted import is_adapter_parameter
+from meshwright.runtime.model.adapters import is_adapter_parameter
 from meshwright.runtime.model.model_shard import named_global_parameters
 from tests.runtime.adapting import adapted_job
 from tests.runtime.checkpoints import write_checkpoint

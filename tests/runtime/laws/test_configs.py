@@ -14,13 +14,12 @@ from torch import Tensor
 
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.model_parts.planned_only import run_violations
-from meshwright.profiles.model_shape import model_from_config, read_model
+from meshwright.profiles.model_shape import model_from_config, read_model, run_violations
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.model_check import weight_violations
 from meshwright.runtime.model.model_shard import build_model
+from meshwright.runtime.model.weight_check import weight_violations
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.configs import SHAPES, Case, given_twice, left_out, write
 from tests.runtime.ranks import run_on_ranks
 

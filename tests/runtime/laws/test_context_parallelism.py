@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.rules import MIN_CONTEXT_TOKENS
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.plan.layout_and_schedule_rules import MIN_CONTEXT_TOKENS
+from meshwright.planner.program.durations import Planned
 from meshwright.planner.program.program import lower
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
@@ -18,7 +18,7 @@ from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.model.context_parallel import SequenceShard
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
-from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.trainer import Trainer
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan
 from tests.runtime.checkpoints import expected_logprobs, expected_scores, tokens, write_checkpoint

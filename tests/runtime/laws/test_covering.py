@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 import yaml
 
-from meshwright.planner.plan import rules
+from meshwright.planner.plan import layout_and_schedule_rules
 from meshwright.planner.plan.job import SETTINGS_KEYS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.layout import Layout
@@ -279,7 +279,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRequest]:
     shape = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4}
     write_checkpoint(directory / "large", "Qwen2", seed=7, tie_word_embeddings=True, **shape)
     with pytest.MonkeyPatch.context() as patch:  # a plan would not cut sequences as short as these
-        patch.setattr(rules, "MIN_CONTEXT_TOKENS", 1)
+        patch.setattr(layout_and_schedule_rules, "MIN_CONTEXT_TOKENS", 1)
         return requests_of(directory, CASES, _request)
 
 

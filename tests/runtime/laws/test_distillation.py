@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.durations import Planned
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.request import RunRequest

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan import rules
+from meshwright.planner.plan import layout_and_schedule_rules
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.execution.request import RunRequest
@@ -193,7 +193,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     job = read_job(path)
     facts = resolve(job, directory)
     with pytest.MonkeyPatch.context() as patch:  # a plan would not cut sequences as short as these
-        patch.setattr(rules, "MIN_CONTEXT_TOKENS", 1)
+        patch.setattr(layout_and_schedule_rules, "MIN_CONTEXT_TOKENS", 1)
         plans = {name: plan_by_hand(facts, where) for name, where in PLANS.items()}
     stale = facts.model_copy(update={"staleness": 2})
     for name, generation in CARRYING.items():

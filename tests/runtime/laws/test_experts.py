@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.plan.micro_batch_rules import ExtraChoices
-from meshwright.planner.search.space import legal_choices
+from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.planner.simulation.flight import AllSequences, FirstEnded
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.generation.slots import Response
+from meshwright.runtime.inference.slots import Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.planner.jobs import small_facts
 from tests.runtime import small_job
 from tests.runtime.checkpoints import expected_logprobs, name_end_tokens, tokens, write_checkpoint

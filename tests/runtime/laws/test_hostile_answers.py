@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.tool import Tool
-from meshwright.runtime.environment.crew import RewardWorkers
+from meshwright.planner.environment.rewards_and_tools import Tool
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError
-from meshwright.runtime.environment.tools import ToolWorkers
 from meshwright.runtime.environment.worker import Worker
+from meshwright.runtime.environment.worker_pool import RewardWorkers, ToolWorkers
 from tests.runtime.environment import hostile
 from tests.runtime.environment.samples import sample
 from tests.runtime.environment.test_tools import call

@@ -13,8 +13,8 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.refit import RefitCopy
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Places, Run, _merge

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.durations import Planned
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import canonical_json
 from meshwright.profiles.errors import BadInput

@@ -15,10 +15,9 @@ from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.packing import num_blocks_for
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
-from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.scheduler import PrefillPart, ScheduledBatch
+from meshwright.runtime.inference.slots import LiveGroup, Numbers, Prompt, Response
 from meshwright.runtime.model import padded_attention
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
@@ -157,7 +156,7 @@ class Counting(Generator):
         self.last = self.last + torch.tensor([[1.0], [0.0]])
         return self.last
 
-    def draw_next(
+    def sample_next(
         self, group: LiveGroup, _continuing: Numbers, _admitted: ScheduledBatch, _parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         rows, records = group.rows, group.records

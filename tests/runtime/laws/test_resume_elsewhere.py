@@ -18,8 +18,8 @@ from meshwright.profiles.errors import RunFailed
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.generation.prompts import read_data
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.rollout.prompts import read_data
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.ranks import RankError, run_on_ranks

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.durations import Planned
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.train import run_plan

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.analysis.oversampling import with_wave
+from meshwright.planner.analysis.wave_size import with_wave
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.calls import cost_model_of
+from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan

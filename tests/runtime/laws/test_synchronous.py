@@ -24,17 +24,16 @@ from meshwright.profiles.packing import assign_to_replicas
 from meshwright.profiles.schedule import Schedule
 from meshwright.profiles.stages import GENERATE, Role
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.prompts import PromptData, read_data
-from meshwright.runtime.generation.slots import Finish
-from meshwright.runtime.messages.experience import micro_batches
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.slots import Finish
+from meshwright.runtime.messages.experience import StepExperience, micro_batches
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
-from meshwright.runtime.training.learning import TrainingBatch, minibatches, training_loss
-from meshwright.runtime.training.ppo import final_metrics
+from meshwright.runtime.rollout.prompts import PromptData, read_data
+from meshwright.runtime.training.losses import final_metrics
+from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs, forward_scalars
+from meshwright.runtime.training.training_batch import TrainingBatch, minibatches, training_loss
 from tests.runtime.carried_out import carried_out
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead

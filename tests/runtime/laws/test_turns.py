@@ -15,10 +15,9 @@ from torch import Tensor
 from meshwright.planner.simulation.flight import FirstEnded
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.generation.engine import Generator
-from meshwright.runtime.generation.records import Numbers
-from meshwright.runtime.generation.seating import PrefillPart, ScheduledBatch
-from meshwright.runtime.generation.slots import LiveGroup, Prompt, Response
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.scheduler import PrefillPart, ScheduledBatch
+from meshwright.runtime.inference.slots import LiveGroup, Numbers, Prompt, Response
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from tests.runtime.checkpoints import write_checkpoint
@@ -35,7 +34,7 @@ class Counting(Generator):
     last: Tensor
     """What was drawn in the round before."""
 
-    def draw_next(
+    def sample_next(
         self, group: LiveGroup, _continuing: Numbers, _admitted: ScheduledBatch, _parts: Sequence[Sequence[PrefillPart]]
     ) -> Tensor | None:
         if not self._mesh.is_last_stage:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.job import Facts, read_job, resolve
-from meshwright.planner.program.instruction_durations import Planned
-from meshwright.profiles.cluster import Cluster, Link, MixedCluster
+from meshwright.planner.program.durations import Planned
+from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.profiles.trace import read_spans
 from meshwright.runtime.execution.rehearse import rehearse

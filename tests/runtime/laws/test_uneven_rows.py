@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.program.instruction_durations import Planned
+from meshwright.planner.program.durations import Planned
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.runtime.execution.rehearse import rehearse
 from meshwright.runtime.execution.request import RunRequest

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch.distributed as dist
 
-from meshwright.runtime.messages.barriers import Barriers
+from meshwright.runtime.messages.transport import Barriers
 from tests.runtime.ranks import run_on_ranks
 
 SETS = ((0, 1, 2, 3), (0, 1), (1, 2), (0, 1, 2, 3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.runtime.messages.chunk_transport import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
+from meshwright.runtime.messages.streaming import ChunkMessage, ChunkReader, ChunkSender, TokenChunk
 from meshwright.runtime.messages.transport import Transport, unpack
 from tests.runtime.ranks import run_on_ranks
 

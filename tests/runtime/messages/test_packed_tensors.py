@@ -8,7 +8,7 @@ import tracemalloc
 import torch
 from safetensors.torch import load, save
 
-from meshwright.runtime.messages.packed_tensors import safetensors_bytes
+from meshwright.runtime.messages.experience import safetensors_bytes
 
 TENSORS = {"b": torch.arange(5), "a": torch.ones(3, dtype=torch.uint8), "c": torch.tensor([[1.5, 2.5]])}
 

@@ -7,9 +7,8 @@ from typing import cast
 import pytest
 import torch.distributed as dist
 
-from meshwright.runtime.messages.reports import Reports
-from meshwright.runtime.messages.transport import ProcessRanks, Transport
-from meshwright.runtime.records.outcome import PeriodResult
+from meshwright.runtime.messages.transport import ProcessRanks, Reports, Transport
+from meshwright.runtime.records.results import PeriodResult
 
 NUM_RANKS = 3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshwright.profiles.stages import REWARDS, SEQUENCE_DIGESTS
-from meshwright.runtime.messages.step_experience import StepExperience, digest_of
+from meshwright.runtime.messages.experience import StepExperience, digest_of
 
 
 def held(*lengths: tuple[int, int]) -> StepExperience:

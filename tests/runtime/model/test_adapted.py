@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.adapted import init_adapter, is_adapter_parameter, merge_adapter, without_adapter
+from meshwright.runtime.model.adapters import init_adapter, is_adapter_parameter, merge_adapter, without_adapter
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, named_global_parameters
 from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import BIASED_LLAMA, expected_logprobs, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

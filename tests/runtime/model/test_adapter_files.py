@@ -14,11 +14,10 @@ from torch import nn
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.adapted import init_adapter
-from meshwright.runtime.model.adapter_files import save_adapter
+from meshwright.runtime.model.adapters import init_adapter
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, named_global_parameters
-from meshwright.runtime.model.weights import load_weights, save_weights
+from meshwright.runtime.model.weights import load_weights, save_adapter, save_weights
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

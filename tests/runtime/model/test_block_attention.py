@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
+from meshwright.runtime.model.block_attention import BlockAttention, DecodeRows, plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled
 from tests.seeds import seeds

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.packing import BLOCK_TOKENS
-from meshwright.runtime.model.block_reads import BlockReads, DecodeRows, plan_block_reads
-from meshwright.runtime.model.cache_blocks import BlockTables
+from meshwright.runtime.model.block_attention import BlockReads, DecodeRows, plan_block_reads
+from meshwright.runtime.model.block_tables import BlockTables
 from meshwright.runtime.model.kv_cache import PagedCache
 from tests.runtime.model.filled_caches import NUM_ROWS, filled
 from tests.seeds import seeds

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from meshwright.profiles.packing import BLOCK_TOKENS, num_blocks_for
-from meshwright.runtime.model.cache_blocks import BlockTables
+from meshwright.runtime.model.block_tables import BlockTables
 from tests.seeds import seeds
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.model.cached_forward import forward_cached
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.mesh import Mesh, build_mesh
 from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.model.pipeline_p2p import PipelineLink
+from meshwright.runtime.model.stage_passes import PipelineLink, forward_cached
 from tests.planner.jobs import model_spec
 from tests.runtime.ranks import run_on_ranks
 

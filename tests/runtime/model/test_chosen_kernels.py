@@ -12,12 +12,12 @@ from torch import Tensor
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.device.abilities import DeviceCapabilities, device_capabilities
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels, agree_on_kernels, choose_kernels
+from meshwright.runtime.device.capabilities import DeviceCapabilities, device_capabilities
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels, agree_on_kernels, choose_kernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Trainer
+from meshwright.runtime.training.trainer import Trainer
 from tests.planner.jobs import model_spec
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks

@@ -60,7 +60,7 @@ class _Counted(SequenceShard):
 
     num_gathers = 0
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def gather(self, own: Tensor) -> Tensor:
         self.num_gathers += 1
         return super().gather(own)
 

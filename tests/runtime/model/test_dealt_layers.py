@@ -10,8 +10,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from meshwright.profiles.layout import Layout, stage_layers
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.dealt_layers import unequal_layer_layout
 from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import unequal_layer_layout
 
 
 def mesh_of(pp: int, pp_rank: int) -> Mesh:

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.generation.slots import Finish, LiveGroup, PartialResponse, Prompt
-from meshwright.runtime.generation.stopping import Stopping
+from meshwright.runtime.inference.slots import Finish, LiveGroup, PartialResponse, Prompt
+from meshwright.runtime.inference.stopping import Stopping
 from meshwright.runtime.model.end_tokens import StopConditions, read_end_tokens
 
 WORDS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|pad|>", "word")

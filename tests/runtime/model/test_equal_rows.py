@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from meshwright.runtime.model.equal_rows import EqualRows, group_equal_rows
+from meshwright.runtime.model.kv_cache import EqualRows, group_equal_rows
 from tests.runtime.model.test_kv_cache import NUM_SLOTS
 from tests.seeds import seeds
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.profiles.layout import Layout
-from meshwright.runtime.model.expert_sync import ExpertLockstep
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.stage_passes import ExpertLockstep
 from tests.runtime.ranks import run_on_ranks
 
 HIDDEN = 8

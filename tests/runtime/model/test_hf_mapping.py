@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.model_shape import ModelSpec
-from meshwright.runtime.model.hf_mapping import (
+from meshwright.runtime.model.hf_checkpoint import (
     EMBEDDING,
     OUTPUT,
     Recipe,

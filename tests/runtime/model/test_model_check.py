@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.model_check import weight_violations
+from meshwright.runtime.model.weight_check import weight_violations
 from tests.runtime.checkpoints import FAMILIES, edit_config, write_checkpoint
 from tests.runtime.command import Call
 from tests.runtime.laws.test_experts import mixture

@@ -16,7 +16,7 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.runtime.device import host
-from meshwright.runtime.model.hf_mapping import OUTPUT, parameters_of_stage
+from meshwright.runtime.model.hf_checkpoint import OUTPUT, parameters_of_stage
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model, model_chunks_of, named_global_parameters
 from tests.planner.jobs import model_spec

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshwright.runtime.model.block_attention import BlockAttention
-from meshwright.runtime.model.block_reads import DecodeRows, plan_block_reads
+from meshwright.runtime.model.block_attention import BlockAttention, DecodeRows, plan_block_reads
 from meshwright.runtime.model.kv_cache import PagedCache
 from meshwright.runtime.model.padded_attention import PaddedAttention, padded_reads
 from tests.runtime.model.filled_caches import KV_HEADS, NUM_ROWS, SIZE, filled

@@ -6,7 +6,7 @@ import torch
 
 from meshwright.profiles.layout import Layout
 from meshwright.runtime.model.mesh import build_mesh
-from meshwright.runtime.model.pipeline_p2p import PipelineLink
+from meshwright.runtime.model.stage_passes import PipelineLink
 from tests.runtime.ranks import run_on_ranks
 
 ROUNDS = 5

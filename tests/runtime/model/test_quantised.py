@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.mesh import Mesh, build_mesh
-from meshwright.runtime.model.model_shard import Decoder, build_model
-from meshwright.runtime.model.quantised import (
+from meshwright.runtime.model.fp8_linears import (
     FP8_DTYPE,
     QuantisedWeight,
     largest_of_rows,
@@ -23,9 +21,11 @@ from meshwright.runtime.model.quantised import (
     quantise_rows,
     scaled_matmul,
 )
+from meshwright.runtime.model.mesh import Mesh, build_mesh
+from meshwright.runtime.model.model_shard import Decoder, build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs
 from meshwright.runtime.training.refit import RefitCopy
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs
 from tests.runtime.checkpoints import BIASED_LLAMA, FAMILIES, tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.seeds import cases
@@ -81,7 +81,7 @@ def test_a_gpu_is_asked_for_the_product_that_a_cpu_makes_of_numbers_that_are_cas
 def test_a_kernel_rounds_rows_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = drawn(5, 96)
     expected_values, expected_scales = quantise_rows(rows)
-    monkeypatch.setattr("meshwright.runtime.model.quantised.runs_triton_kernels", lambda _: True)
+    monkeypatch.setattr("meshwright.runtime.model.fp8_linears.runs_triton_kernels", lambda _: True)
     values, scales = quantise_rows(rows)
     torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0.0)
     off = (values.float() * scales - expected_values.float() * expected_scales).abs()

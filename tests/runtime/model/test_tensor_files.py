@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.model.hf_mapping import StoredTensor
-from meshwright.runtime.model.tensor_files import INDEX, SINGLE, Header, TensorFiles
+from meshwright.runtime.model.hf_checkpoint import INDEX, SINGLE, Header, StoredTensor, TensorFiles
 
 TABLE = torch.arange(24.0).view(6, 4)
 NORM = torch.arange(4.0).bfloat16()

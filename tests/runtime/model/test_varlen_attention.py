@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.runtime.model.attention import CoreAttention
-from meshwright.runtime.model.varlen_attention import VarlenKernel, torch_varlen_kernel
+from meshwright.runtime.model.attention import CoreAttention, VarlenKernel, torch_varlen_kernel
 from tests.runtime.model.test_attention import trained
 from tests.runtime.model.test_equal_rows import alike_here_and_there, seeded
 from tests.runtime.model.test_kv_cache import attend, continued, random_rows, used_cache

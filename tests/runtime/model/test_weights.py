@@ -16,7 +16,7 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights, save_weights
-from meshwright.runtime.training.bodies import MicroBatch, forward_logprobs, forward_scalars
+from meshwright.runtime.training.trainer import MicroBatch, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import (
     BIASED_LLAMA,
     FAMILIES,

@@ -18,8 +18,8 @@ from meshwright.profiles.harness import DeviceState
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.table import Measurement, Point, Shape, TimedPass
 from meshwright.runtime.device.instruments import instruments
-from meshwright.runtime.generation.packed_step import PackedStep
-from meshwright.runtime.generation.passes import ForwardPasses, StepRows
+from meshwright.runtime.inference.decode_rounds import ForwardPasses, StepRows
+from meshwright.runtime.inference.decode_step import PackedStep
 from meshwright.runtime.model.attention import Packing, Rotary
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.profiling.bench import NOT_FINITE, Bench

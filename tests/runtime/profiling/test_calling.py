@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from meshwright.planner.plan.job import read_job, require_job
-from meshwright.profiles.environment.timed_calls import CallKey, TimedCalls
+from meshwright.profiles.environment.latency import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
+from meshwright.runtime.api.files import resolve
 from meshwright.runtime.api.planning import plan as planned
-from meshwright.runtime.api.reading import resolve
 from meshwright.runtime.environment.samples import RewardSample
-from meshwright.runtime.profiling.calling import _time, time_calls
+from meshwright.runtime.profiling.call_benchmarks import _time, time_calls
 from tests.cost_models.tables import PROVENANCE
 from tests.runtime.environment.servers import Judged, judge
 from tests.runtime.rewarded import write_rewarded

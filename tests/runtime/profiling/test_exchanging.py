@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from meshwright.profiles.table import Exchange
-from meshwright.runtime.profiling.exchanging import measure_exchange
+from meshwright.runtime.profiling.collective_benchmarks import measure_exchange
 from tests.runtime.ranks import run_on_ranks
 
 

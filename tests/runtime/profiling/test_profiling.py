@@ -8,17 +8,16 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
-from meshwright.cost_models.question import Call
+from meshwright.cost_models.protocol import Call
 from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.profiles.devices import device_named
 from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import device_named
 from meshwright.profiles.harness import exchanges, points
 from meshwright.profiles.layout import Layout
-from meshwright.profiles.partial import partial_path
 from meshwright.profiles.schedule import Schedule
-from meshwright.profiles.table import Table, read_table, write_table
-from meshwright.runtime.model.chosen_kernels import PLAIN
+from meshwright.profiles.table import Table, partial_path, read_table, write_table
+from meshwright.runtime.model.kernel_choice import PLAIN
 from meshwright.runtime.profiling import profiling
 from meshwright.runtime.profiling.profiling import profile_job, require_device
 from tests.planner.jobs import small_facts

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.records.boards import MLflow, Prometheus, TensorBoard, WeightsAndBiases, open_metric_writers
+from meshwright.runtime.records.metric_writers import (
+    MLflow,
+    Prometheus,
+    TensorBoard,
+    WeightsAndBiases,
+    open_metric_writers,
+)
 
 
 def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
@@ -24,7 +30,7 @@ def test_numbers_are_found_again_by_group_name_and_step(tmp_path: Path) -> None:
 
 
 def test_a_run_without_the_package_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.runtime.records.boards.find_spec", lambda _: None)
+    monkeypatch.setattr("meshwright.runtime.records.metric_writers.find_spec", lambda _: None)
     board = TensorBoard(tmp_path, 0)
     board.add("train", {"score": 1.0}, 0)
     board.close()
@@ -48,7 +54,7 @@ def test_where_weights_and_biases_is_installed_it_holds_the_numbers_and_sends_th
 
 
 def test_there_is_a_board_for_each_package_that_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.runtime.records.boards.find_spec", lambda _: None)
+    monkeypatch.setattr("meshwright.runtime.records.metric_writers.find_spec", lambda _: None)
     assert [type(board) for board in open_metric_writers(tmp_path, 0)] == [TensorBoard, Prometheus]
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records import lock
-from meshwright.runtime.records.lock import is_locked, locked, require_unlocked
+from meshwright.runtime.records import run_directory
+from meshwright.runtime.records.run_directory import is_locked, locked, require_unlocked
 
 
 def test_a_directory_is_held_by_one_process_until_it_ends_in_whatever_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(run_directory, "WAIT_SECONDS", 0.1)
     script = (
-        "import sys, time; from pathlib import Path; from meshwright.runtime.records.lock import locked\n"
+        "import sys, time; from pathlib import Path; from meshwright.runtime.records.run_directory import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as other:
@@ -56,7 +56,7 @@ def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> No
 def test_a_run_that_is_being_ended_is_waited_for_and_who_only_asks_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lock, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(run_directory, "_SILENT_SECONDS", 0.2)
     held, waiting = threading.Event(), threading.Event()
 
     def hold() -> None:

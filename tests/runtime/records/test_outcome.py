@@ -7,7 +7,7 @@ import sys
 
 from meshwright.profiles.trace import Span
 from meshwright.runtime.messages.transport import pack, unpack
-from meshwright.runtime.records.outcome import PeriodResult
+from meshwright.runtime.records.results import PeriodResult
 
 
 def test_an_outcome_is_the_same_after_a_message() -> None:

@@ -123,7 +123,7 @@ def test_a_rehearsal_takes_no_directory_that_holds_something(call: Call, plan: P
 
 
 def test_a_disk_that_takes_no_more_is_one_sentence(call: Call, plan: Path) -> None:
-    script = "from meshwright.runtime.cli import main; main()"
+    script = "from meshwright.runtime.cli.main import main; main()"
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [sys.executable, "-c", script, "simulate", plan, "--steps", "1"],

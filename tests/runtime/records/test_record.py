@@ -10,17 +10,16 @@ import pytest
 
 from meshwright.planner.compile import compile_plan
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
-from meshwright.profiles.left_plans import former_plans
-from meshwright.profiles.segments import log_files
+from meshwright.profiles.run_logs import former_plans, log_files
 from meshwright.profiles.trace import Span, read_spans, write_spans
-from meshwright.runtime.records.outcome import PeriodResult
 from meshwright.runtime.records.record import (
     EvaluationRecord,
     Recorder,
     RunSummary,
 )
+from meshwright.runtime.records.restarts import NEXT_PLAN
+from meshwright.runtime.records.results import PeriodResult
 from meshwright.runtime.records.run_lines import elapsed_seconds
-from meshwright.runtime.records.stopped import NEXT_PLAN
 from meshwright.runtime.records.version_gap import Gap
 from tests.planner.jobs import ToyModel, small_facts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.simulation.simulate import StepTimes
-from meshwright.runtime.records.rehearsal import Rehearsal
+from meshwright.runtime.records.results import Rehearsal
 
 
 def rehearsal(processor_seconds: float, speed: float) -> Rehearsal:

@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.errors import BadInput
-from meshwright.profiles.segments import log_files
+from meshwright.profiles.run_logs import log_files
 from meshwright.profiles.trace import read_spans, write_spans
-from meshwright.runtime.records.lock import locked
-from meshwright.runtime.records.run_standing import RECENT, StatusReader
+from meshwright.runtime.records.run_directory import locked
+from meshwright.runtime.records.run_status import RECENT, StatusReader
 from tests.planner.plans import random_plan
 from tests.runtime.records.written_run import write_run
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
-from meshwright.runtime.records.tail import Tail
+from meshwright.runtime.records.run_lines import Tail
 
 
 @given(st.lists(st.text("ab\n", max_size=5)))

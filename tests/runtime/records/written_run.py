@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.planner.analysis.compare import step_seconds
+from meshwright.planner.analysis.trace_analysis import step_seconds
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.planner.plan.ppo_settings import PPO, Truncation
+from meshwright.planner.plan.algorithm_settings import PPO, Truncation
 from meshwright.runtime.training.advantages import (
     ends_response,
     generalized_advantages,
@@ -20,7 +20,7 @@ from meshwright.runtime.training.advantages import (
     token_rewards,
     whiten,
 )
-from meshwright.runtime.training.ppo import ppo_targets
+from meshwright.runtime.training.losses import ppo_targets
 
 ROWS, WIDTH = 6, 12
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshwright.planner.plan.algorithm_settings import PPO, LearningSettings
 from meshwright.planner.plan.job import DEFAULT_SETTINGS
-from meshwright.planner.plan.learning_settings import LearningSettings
-from meshwright.planner.plan.ppo_settings import PPO
 from meshwright.profiles.errors import BadInput, RunFailed
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.training.bad_steps import (
     _MAX_FILES,
     SKIPPED,

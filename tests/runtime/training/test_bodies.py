@@ -16,8 +16,8 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import LossFunction, MicroBatch, Trainer, run_schedule
-from meshwright.runtime.training.ppo import LossShare
+from meshwright.runtime.training.losses import LossShare
+from meshwright.runtime.training.trainer import LossFunction, MicroBatch, Trainer, run_schedule
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import (

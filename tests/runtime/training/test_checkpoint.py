@@ -17,13 +17,12 @@ from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.launch.launch import ProcessSetup, launch
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.saving import publish, take_snapshot
+from meshwright.runtime.training.checkpoint import load_trainers, publish, take_snapshot
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss, value_loss

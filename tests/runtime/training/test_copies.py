@@ -12,9 +12,9 @@ from torch import Tensor
 from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
-from meshwright.runtime.generation.prompts import read_data
-from meshwright.runtime.model.chosen_kernels import PLAIN
-from meshwright.runtime.training.copies import DTYPES, build_copies, build_refits, restore_versions
+from meshwright.runtime.model.kernel_choice import PLAIN
+from meshwright.runtime.rollout.prompts import read_data
+from meshwright.runtime.training.weight_copies import DTYPES, build_copies, build_refits, restore_versions
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.small_job import VOCAB_SIZE, write_job

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.distill_settings import Distill
+from meshwright.planner.plan.algorithm_settings import Distill
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.training.advantages import response_mask
 from meshwright.runtime.training.distillation import distillation_advantages, distillation_metrics, score_by_teachers
 

@@ -12,8 +12,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
-from meshwright.runtime.training.bodies import Trainer
 from meshwright.runtime.training.checkpoint import sharded_trainer_state
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import FAMILIES, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.training.test_checkpoint import Places, Run, _merge

@@ -9,22 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.critic_free_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
+from meshwright.planner.plan.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.advantages import response_mask
-from meshwright.runtime.training.bodies import MicroBatch, forward_scalars
-from meshwright.runtime.training.group_advantages import (
+from meshwright.runtime.training.advantages import (
+    compute_rewards,
     critic_free_advantages,
     leave_one_out,
     relative_to_group,
+    response_mask,
     returns_to_go,
+    share_with_signal,
 )
-from meshwright.runtime.training.payments import compute_rewards, share_with_signal
+from meshwright.runtime.training.trainer import MicroBatch, forward_scalars
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import HEADS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.runtime.training.learning import minibatches
+from meshwright.runtime.training.training_batch import minibatches
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 3))

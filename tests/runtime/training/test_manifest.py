@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from meshwright.runtime.training.manifest import MANIFEST, _damage_of_share, find_damage, write_manifest
+from meshwright.runtime.training.checkpoint_integrity import MANIFEST, _damage_of_share, find_damage, write_manifest
 from tests.runtime.ranks import run_on_ranks
 
 NAMES = ("__0_0.distcp", "__1_0.distcp", "common.pt", ".metadata", "underway-00001.safetensors")

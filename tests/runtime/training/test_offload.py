@@ -14,8 +14,8 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs
 from meshwright.runtime.training.offload import OffloadedOptimizer, OffloadedWeights
+from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.laws.test_experts import mixture
 from tests.runtime.ranks import run_on_ranks

@@ -11,17 +11,16 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+from meshwright.planner.plan.algorithm_settings import LearningRateSchedule
 from meshwright.planner.plan.job import read_job, resolve
-from meshwright.planner.plan.learning_settings import LearningRateSchedule
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.saving import publish, take_snapshot
+from meshwright.runtime.training.checkpoint import load_trainers, publish, take_snapshot
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.carried_out import carried_out
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.plans_by_hand import Where, plan_by_hand

@@ -14,14 +14,13 @@ from torch import Tensor
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_parts.adapter import Adapter
 from meshwright.profiles.model_shape import read_model
-from meshwright.runtime.model.chosen_kernels import PLAIN, ChosenKernels
+from meshwright.runtime.model.kernel_choice import PLAIN, ChosenKernels
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import Recompute, build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import Trainer, forward_logprobs
-from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.overlap import Buckets, overlap_buckets
-from meshwright.runtime.training.saving import publish, take_snapshot
+from meshwright.runtime.training.checkpoint import load_trainers, publish, take_snapshot
+from meshwright.runtime.training.replica_overlap import Buckets, overlap_buckets
+from meshwright.runtime.training.trainer import Trainer, forward_logprobs
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import HEADS, blocks, language_loss, value_loss

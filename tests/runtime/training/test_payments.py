@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.critic_free_settings import GRPO
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.runtime.training.payments import (
+from meshwright.planner.plan.algorithm_settings import GRPO, PPO
+from meshwright.runtime.training.advantages import (
     RELATIVE_TOLERANCE,
     ResponseRewards,
     compute_rewards,

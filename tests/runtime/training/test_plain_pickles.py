@@ -16,9 +16,9 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.plain_pickles import require_safe_pickles
-from meshwright.runtime.training.saving import publish, take_snapshot
+from meshwright.runtime.training.checkpoint import publish, take_snapshot
+from meshwright.runtime.training.checkpoint_integrity import require_safe_pickles
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from meshwright.planner.plan.critic_free_settings import GRPO
-from meshwright.planner.plan.ppo_settings import PPO
-from meshwright.runtime.training.advantages import response_mask
-from meshwright.runtime.training.payments import ResponseRewards, compute_rewards
-from meshwright.runtime.training.ppo import (
+from meshwright.planner.plan.algorithm_settings import GRPO, PPO
+from meshwright.runtime.training.advantages import ResponseRewards, compute_rewards, response_mask
+from meshwright.runtime.training.losses import (
     LossShare,
     MaskedMean,
     Reference,

@@ -16,8 +16,8 @@ from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
 from meshwright.runtime.model.weights import load_weights
-from meshwright.runtime.training.bodies import MicroBatch, Trainer, forward_logprobs, forward_scalars
 from meshwright.runtime.training.refit import RefitCopy
+from meshwright.runtime.training.trainer import MicroBatch, Trainer, forward_logprobs, forward_scalars
 from tests.runtime.checkpoints import tokens, write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss, value_loss

@@ -17,9 +17,8 @@ from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.model.mesh import build_mesh
 from meshwright.runtime.model.model_shard import build_model
-from meshwright.runtime.training.bodies import Trainer
-from meshwright.runtime.training.checkpoint import load_trainers
-from meshwright.runtime.training.saving import Saver, _copy_to_host, publish, take_snapshot
+from meshwright.runtime.training.checkpoint import Saver, _copy_to_host, load_trainers, publish, take_snapshot
+from meshwright.runtime.training.trainer import Trainer
 from tests.runtime.checkpoints import write_checkpoint
 from tests.runtime.ranks import run_on_ranks
 from tests.runtime.updates import blocks, language_loss

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.planner.plan.critic_free_settings import GRPO
+from meshwright.planner.plan.algorithm_settings import GRPO
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.profiles.workload import Workload
-from meshwright.runtime.messages.step_experience import StepExperience
-from meshwright.runtime.training.advantages import generalized_advantages, response_mask
-from meshwright.runtime.training.learning import TrainingBatch
-from meshwright.runtime.training.ppo import policy_loss
-from meshwright.runtime.training.told_tokens import SampledColumns, sampled_mask
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.training.advantages import SampledColumns, generalized_advantages, response_mask, sampled_mask
+from meshwright.runtime.training.losses import policy_loss
+from meshwright.runtime.training.training_batch import TrainingBatch
 
 PROMPTS, RESPONSES, WIDTH = torch.tensor([3, 2]), torch.tensor([6, 4]), 10
 RESPONSE = response_mask(PROMPTS, RESPONSES, WIDTH)

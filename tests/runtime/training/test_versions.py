@@ -20,11 +20,9 @@ from meshwright.planner.plan.steps_ahead import steps_ahead_patterns, synchronou
 from meshwright.planner.program.program import Send
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import RunFailed
-from meshwright.runtime.execution.actions import StageRunner
-from meshwright.runtime.execution.megatron_device import MegatronDevice
+from meshwright.runtime.execution.megatron_device import MegatronDevice, StageRunner
 from meshwright.runtime.execution.request import RunRequest
-from meshwright.runtime.messages.experience import Experience, ExperienceTransport
-from meshwright.runtime.messages.step_experience import StepExperience
+from meshwright.runtime.messages.experience import Experience, ExperienceTransport, StepExperience
 from meshwright.runtime.training.refit import RefitCopy
 from meshwright.runtime.training.versions import Version, cache_gap, generator_gap, scores_by_age, staleness
 from tests.runtime.carried_out import carried_out

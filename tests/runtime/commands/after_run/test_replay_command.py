@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import pytest
 
-from meshwright.runtime.commands.after_run.replay_command import _plain, _show
-from meshwright.runtime.records.replayed import BatchReplay, UpdateReplay
+from meshwright.runtime.cli.replay import _plain, _show
+from meshwright.runtime.records.results import BatchReplay, UpdateReplay
 
 FOUND = BatchReplay(
     stage="actor_train",

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from meshwright.planner.analysis.compare import Comparison
+from meshwright.planner.analysis.trace_analysis import Comparison
 from meshwright.planner.simulation.simulate import TimeShare, TimeUse
-from meshwright.runtime.commands.after_run.show_watch import run_view
-from meshwright.runtime.records.run_standing import RunStatus
+from meshwright.runtime.cli.watch import run_view
+from meshwright.runtime.records.run_status import RunStatus
 
 FOUND = RunStatus(
     directory="run",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.plan.plan import Plan
-from meshwright.runtime.records.lock import locked
+from meshwright.runtime.records.run_directory import locked
 from tests.planner.plans import random_plan
 from tests.runtime.command import Call
 from tests.runtime.records.written_run import write_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from meshwright.profiles.devices import device_names, network_named, network_names
+from meshwright.profiles.hardware import device_names, network_named, network_names
 from tests.runtime.command import Call
 
 

@@ -10,7 +10,7 @@ from meshwright.planner.plan.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans, write_spans
-from meshwright.runtime.api.starting import observed_lengths
+from meshwright.runtime.api.job_inputs import observed_lengths
 from tests.runtime.command import Call
 from tests.runtime.commands.test_calibrate_command import run_of
 

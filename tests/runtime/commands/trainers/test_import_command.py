@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.imports.costed import Imported
 from meshwright.planner.plan.plan import read_plan
-from meshwright.runtime.commands.trainers.import_command import _plain, _shapes
+from meshwright.planner.trainers.importer import Imported
+from meshwright.runtime.cli.import_ import _plain, _shapes
 from tests.planner.imports.written import plan_of, written
 from tests.planner.plans import random_plan
 from tests.runtime.command import Call

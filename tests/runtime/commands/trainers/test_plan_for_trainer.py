@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.export.trainers import TRAINERS
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.proof.document import read_proof
+from meshwright.planner.trainers.registry import TRAINERS
 from tests.runtime.command import Call
 from tests.runtime.small_job import TINY, edited_job
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.export.exported import export
-from meshwright.planner.export.trainers import TRAINERS
-from meshwright.runtime.commands.trainers import show_trainers
+from meshwright.planner.trainers.exporter import export
+from meshwright.planner.trainers.registry import TRAINERS
+from meshwright.runtime.cli import view_trainers
 from tests.planner.drawn import model_of
 from tests.planner.export.plans import best
 
@@ -17,13 +17,13 @@ from tests.planner.export.plans import best
 def test_what_cannot_be_said_is_told_with_its_price_and_the_rest_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     found = export(TRAINERS["verl"], best("verl").plan, model_of)
     assert found is not None
-    show_trainers.print_export(found, Path("out"))
+    view_trainers.print_export(found, Path("out"))
     text = capsys.readouterr().out
     assert "has no setting for" not in text
     assert "out/run.sh\nout/plan.json\nout/export.json\n" in text
     clauses = tuple(f"clause {number}" for number in range(20))
     step = found.plan.period_seconds
-    show_trainers.print_export(replace(found, unsaid=clauses, lost_seconds=step / 2), Path("out"))
+    view_trainers.print_export(replace(found, unsaid=clauses, lost_seconds=step / 2), Path("out"))
     text = capsys.readouterr().out
     assert "has no setting for 20 of the plan's choices" in text
     assert "+100.0%" in text

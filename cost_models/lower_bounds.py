@@ -1,0 +1,108 @@
+"""Lower bounds on the seconds of a stage, which let a search skip choices that are far too slow.
+
+The bound of any stage on a number of ranks, whatever its layout and schedule, is its arithmetic at the device's peak
+(Williams et al., Roofline, CACM 2009). The bound of a generation under one choice is a linear program: choose rounds of
+few or many rows so that they sample all tokens in at least a given number of rounds, in the fewest seconds. One or two
+kinds of rounds solve it (Dantzig, Linear Programming and Extensions, 1963, section 6-1). A kind covers a range of rows:
+it takes the seconds of the fewest, since fewer rows never take longer, and samples as many tokens as the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from meshwright.cost_models.generation_cost import Generation
+from meshwright.cost_models.kernels import PRECISIONS
+from meshwright.cost_models.rounds import Integers
+from meshwright.profiles.hardware import Cluster
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Stage
+from meshwright.profiles.table import TimedPass
+from meshwright.profiles.workload import Workload
+
+_FLOPS_PER_WEIGHT = 2
+"""FLOPs per weight and token: a multiplication and an addition."""
+
+_PASSES_TO_TRAIN = 3
+"""Matmuls of a training pass over those of a forward pass: forward, and backward to activations and to weights."""
+
+_PASSES_BESIDE = 2
+"""The ratio for frozen weights with an adapter, whose own matmuls are left out."""
+
+_KIND_BOUNDS = (0.0, 0.03, 0.06, 0.12, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
+"""Boundaries between the kinds of rounds, as fractions of the most rows that a pass may have."""
+
+
+def rank_seconds_lower_bound(
+    stage: Stage, model: ModelSpec, cluster: Cluster, workload: Workload, precision: str
+) -> float:
+    """Return a lower bound on seconds times ranks for any choice of the stage on devices of the cluster.
+
+    It counts the weight matmuls of the decoder layers and, for a generation, each decode step's reads of the KV cache.
+    """
+    weights = model.params_between(0, model.num_layers) - _inactive_expert_params(model)
+    tokens = workload.batch_size * workload.mean_tokens
+    if stage.generates:  # a prompt may be prefilled once for its group
+        tokens -= (workload.batch_size - workload.num_prompts) * workload.prompt_lengths.mean
+    to_train = _PASSES_BESIDE if model.adapter else _PASSES_TO_TRAIN
+    passes = to_train * workload.num_epochs if stage.trains else 1
+    peak = max(cluster.device.flops_per_second.values())
+    seconds = _FLOPS_PER_WEIGHT * weights * tokens * passes / peak
+    if stage.generates:
+        seconds += _cached_bytes_read(model, workload, precision) / cluster.device.memory_bytes_per_second
+    return seconds
+
+
+def _inactive_expert_params(model: ModelSpec) -> float:
+    """Return the parameters of experts that a token is not routed to."""
+    if not model.experts:
+        return 0.0
+    idle = 1 - model.experts.experts_per_token / model.experts.num_experts
+    return model.expert_params_between(0, model.num_layers) * idle
+
+
+def _cached_bytes_read(model: ModelSpec, workload: Workload, precision: str) -> float:
+    """Return the bytes of keys and values that a batch reads while decoding, in layers without a sliding window."""
+    response = workload.sampled_lengths
+    mean_response = sum(p * n for n, p in zip(response.tokens, response.probabilities, strict=True))
+    pairs = sum(p * n * (n - 1) / 2 for n, p in zip(response.tokens, response.probabilities, strict=True))
+    num_reads = workload.batch_size * (workload.prompt_lengths.mean * max(0.0, mean_response - 1) + pairs)
+    elements = model.cached_elements * (model.num_layers - model.num_window_layers)
+    return num_reads * elements * PRECISIONS[precision].cache_bytes
+
+
+def generation_lower_bound(
+    generation: Generation, responses: Integers, num_slots: int, max_live: int, num_rounds: float
+) -> float:
+    """Return a lower bound on the seconds of a replica's generation of these responses, without simulating it.
+
+    At most `most_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
+    were cached, and prefills, each of which samples the first token of its response, as nothing.
+    """
+    num_tokens, num_stages = int(responses.sum()) - len(responses), generation.call.layout.pp
+    if not num_tokens:
+        return 0.0
+    num_groups, num_rounds = min(num_stages, num_slots), max(num_rounds, num_tokens / max_live)
+    max_rows = max(1.0, max_live / num_groups)
+    boundaries = [1 + end * (max_rows - 1) for end in _KIND_BOUNDS] if max_rows > 1 else [1.0, 1.0]
+    times = [generation.shard.time(TimedPass.DECODE, fewest, 1, 1) for fewest in boundaries[:-1]]
+    layers, ends = (
+        num_stages
+        * _least_seconds_of_rounds(list(zip(seconds, boundaries[1:], strict=True)), num_rounds, num_tokens / num_groups)
+        for seconds in ([time.layer for time in times], [time.ends for time in times])
+    )
+    return generation.lower_bound_seconds(layers, ends, num_rounds, num_tokens, num_groups)
+
+
+def _least_seconds_of_rounds(kinds: Sequence[tuple[float, float]], num_rounds: float, num_rows: float) -> float:
+    """Return the fewest seconds of at least `num_rounds` rounds with `num_rows` rows in total.
+
+    `kinds` are the seconds and the most rows of a round of each kind.
+    """
+    candidates = [max(num_rounds, num_rows / rows) * seconds for seconds, rows in kinds]
+    for (few_seconds, few_rows), (many_seconds, many_rows) in combinations(kinds, 2):
+        num_many = (num_rows - num_rounds * few_rows) / (many_rows - few_rows)
+        if 0 <= num_many <= num_rounds:
+            candidates.append(num_many * many_seconds + (num_rounds - num_many) * few_seconds)
+    return min(candidates)

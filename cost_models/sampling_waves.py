@@ -1,0 +1,72 @@
+"""Costs of dynamic sampling and best-of-n: generation and rewards see more samples than the batch that is trained on.
+
+Generation and the reward model take a wave's seconds times the expected number of waves, one after the other: the next
+wave is sampled once the scores of the last one are known. In every wave host rewards are waited for, as long as the
+slowest call takes if all calls start at the end of generation. The other stages see only the batch. Transferring groups
+that dynamic sampling drops is left out. With best-of-n, the samples of all prompts are the only wave of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost_models.cost import Cost, Memory, Term
+from meshwright.cost_models.protocol import Call, CostModel, DelegatingCostModel, LayoutCosts, TotalCosts
+from meshwright.profiles.environment.latency import Latencies
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import Role, Stage
+
+WAVE_REWARDS = "rewards of waves"
+"""Name of the term for waiting for host rewards at the end of each wave of a generation."""
+
+
+def processes_all_samples(stage: Stage) -> bool:
+    """Return True if a stage processes all samples, not only those that are trained on."""
+    return stage.generates or (stage.role is Role.REWARD and not stage.is_trained)
+
+
+@dataclass(frozen=True)
+class WavesModel(DelegatingCostModel):
+    """A cost model of the batch combined with one of a `wave`.
+
+    `num_waves` is the expected number of waves, `reward_seconds` how long each waits for host rewards.
+    """
+
+    wave: CostModel
+    num_waves: float
+    reward_seconds: float
+
+    def lower_bound_seconds(self, stage: Stage, model: ModelSpec, num_ranks: int, part: int) -> float:
+        if not processes_all_samples(stage):
+            return super().lower_bound_seconds(stage, model, num_ranks, part)
+        return self.num_waves * self.wave.lower_bound_seconds(stage, model, num_ranks, part)
+
+    def generation_lower_bound(self, call: Call) -> float:
+        return self.num_waves * (self.wave.generation_lower_bound(call) + self.reward_seconds)
+
+    def seconds(self, call: Call) -> Cost:
+        if not processes_all_samples(call.stage):
+            return super().seconds(call)
+        cost = self.wave.seconds(call).scaled(self.num_waves)
+        if call.stage.generates and self.reward_seconds:
+            cost += Cost((Term(WAVE_REWARDS, self.num_waves * self.reward_seconds),))
+        return cost
+
+    def tail_seconds(self, call: Call) -> float:
+        return self.seconds(call).total if processes_all_samples(call.stage) else super().tail_seconds(call)
+
+    def memory(self, call: Call) -> Memory:
+        return self.wave.memory(call) if processes_all_samples(call.stage) else super().memory(call)
+
+    def on_layout(self, call: Call) -> LayoutCosts:
+        return TotalCosts(self, call) if processes_all_samples(call.stage) else super().on_layout(call)
+
+
+def slowest_seconds(latencies: Sequence[Latencies], num_samples: int) -> float:
+    """Return the expected seconds of the slowest of `num_samples` independent calls of each reward."""
+    times = np.unique(np.concatenate([[0.0], *(np.array(one.seconds) for one in latencies)]))
+    done = np.prod([one.cdf(times) ** num_samples for one in latencies], axis=0)
+    return float(((1 - done[:-1]) * np.diff(times)).sum())

@@ -1,0 +1,445 @@
+"""Decode rounds of one period in the steady state of a generation whose sequences stay in flight between periods.
+
+Batches in flight: slots are refilled from the next prompt batches, and a period ends when its own batch is complete.
+Overcommit: more prompts than a batch are in flight, and a period ends when a batch's number of sequences has ended,
+those that are due included; the first to end are delivered and the others continue (Yan et al., OPPO,
+arXiv:2509.25762, inter-step overlap). Prompts arrive in one stream, so both differ only in when a period ends; the
+rules are those of `planner.simulation.flight`, as arithmetic on arrays with one row for each replica.
+
+A period waits for the longest response of its batch. A long one delays the batches behind it and a short one does not
+make up for it, so several sampled batches are simulated, not one mean batch. A period lasts as long as that of the
+slowest replica: the one with the longest response or, if sequences wait for slots, with a long response late in its
+queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.cost_models.rounds import (
+    NUM_ORDERS,
+    Batch,
+    Integers,
+    Prefill,
+    Rounds,
+    admit,
+    batch_rounds,
+    mean_windows,
+    ordered_batches,
+    round_counts,
+)
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.workload import Workload
+
+_BEFORE_ALL = 2**62
+"""More than any round; subtracting it sorts a sequence before all others."""
+
+
+class PeriodEnds:
+    """The periods of replicas with equally many sequences; each period delivers `num_rows` of them per replica.
+
+    Without `max_deferral` a period ends when its own batch is complete. With it (overcommit), a period ends when
+    `num_rows` undelivered sequences have ended and every sequence that is due has: those that started `max_deferral`
+    periods ago or earlier.
+    """
+
+    def __init__(self, num_replicas: int, num_rows: int, max_deferral: int | None) -> None:
+        self._num_rows, self._max_deferral = num_rows, max_deferral
+        self._bounds = [np.zeros(num_replicas, dtype=np.int64)]
+        self._start = self._end = np.zeros((num_replicas, 0), dtype=np.int64)
+        self._replicas = np.arange(num_replicas)[:, None]
+
+    @property
+    def bounds(self) -> Integers:
+        """The rounds at which the periods begin and end, [replica, 1 + periods]."""
+        return np.stack(self._bounds, axis=1)
+
+    def add(self, start: Integers, end: Integers) -> None:
+        """Add admitted sequences in order of arrival, with their first and end rounds: [replica, sequence]."""
+        self._start, self._end = (np.concatenate(both, axis=1) for both in ((self._start, start), (self._end, end)))
+
+    def end_period(self) -> Integers:
+        """End the current period and deliver its sequences; return the rounds in which it ends, [replica]."""
+        ended = self._in_order() if self._max_deferral is None else self._first_ended(self._max_deferral)
+        self._bounds.append(np.maximum(self._bounds[-1], ended))
+        return self._bounds[-1]
+
+    def _in_order(self) -> Integers:
+        """Deliver the sequences that arrived first; return the rounds in which the last of them end."""
+        ended: Integers = self._end[:, : self._num_rows].max(axis=1)
+        self._start, self._end = self._start[:, self._num_rows :], self._end[:, self._num_rows :]
+        return ended
+
+    def _first_ended(self, max_deferral: int) -> Integers:
+        """Deliver the sequences that are due and the first others to end.
+
+        Returns the rounds in which enough sequences have ended and all due ones.
+        """
+        first_allowed = len(self._bounds) - max_deferral
+        due = self._start < (self._bounds[first_allowed][:, None] if first_allowed > 0 else 0)
+        count_reached = np.partition(self._end, self._num_rows - 1, axis=1)[:, self._num_rows - 1]
+        ended: Integers = np.maximum(count_reached, np.where(due, self._end, 0).max(axis=1))
+        undelivered = np.argsort(np.where(due, self._end - _BEFORE_ALL, self._end), axis=1, kind="stable")[
+            :, self._num_rows :
+        ]
+        undelivered.sort(axis=1)
+        self._start, self._end = self._start[self._replicas, undelivered], self._end[self._replicas, undelivered]
+        return ended
+
+
+def period_bounds(
+    responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
+) -> Integers:
+    """Return the rounds at which the periods begin and end, [replica, 1 + num_turns], by the rules of `TurnEnds`.
+
+    `responses` [replica, sequence] arrive in order: `in_flight` of them at the start, `num_rows` in each later
+    period.
+    """
+    num_replicas = len(responses)
+    free = np.zeros((num_replicas, num_slots), dtype=np.int64)
+    turns = PeriodEnds(num_replicas, num_rows, max_deferral)
+    arriving, release = responses[:, :in_flight], np.zeros(num_replicas, dtype=np.int64)
+    for turn in range(num_periods):
+        start = _admit(free, arriving, release)
+        turns.add(start, start + arriving)
+        release = turns.end_period()
+        arriving = responses[:, in_flight + turn * num_rows : in_flight + (turn + 1) * num_rows]
+    return turns.bounds
+
+
+def _admit(free: Integers, responses: Integers, release: Integers) -> Integers:
+    """Return the rounds in which responses start that arrive in round `release` [replica].
+
+    `free` [replica, slot] holds the rounds from which the slots are free; it is updated.
+    """
+    starts, replicas = np.empty_like(responses), np.arange(len(responses))
+    for index in range(responses.shape[1]):
+        slots = free.argmin(axis=1)
+        starts[:, index] = start = np.maximum(free[replicas, slots], release)
+        free[replicas, slots] = start + responses[:, index]
+    return starts
+
+
+_NUM_SEQUENCES, _FEWEST_TURNS, _MOST_TURNS = 8192, 8, 64
+"""Sequences that are simulated to find the slowest replica, and the bounds on the number of periods."""
+
+_MOST_SEQUENCES = 65536
+"""Most sequences of a period that are simulated; the time of more replicas is extrapolated from them."""
+
+_MIN_TOGETHER = 16
+"""Number of replicas from which simulating them together, as arrays, is faster than one by one."""
+
+_OVERCOMMIT_STEPS = 8
+"""Overcommit is rounded down to eighths of a replica's rows."""
+
+
+class Overlap(NamedTuple):
+    """The overlap of one replica's batches in flight.
+
+    `overcommit` counts sequences of the replica, `max_deferral` periods that a sequence may take beyond its first.
+    """
+
+    batches_in_flight: int = 1
+    overcommit: int = 0
+    max_deferral: int = 0
+
+    def in_flight(self, num_rows: int) -> int:
+        """Return the sequences, waiting ones included, of a replica with `num_rows` rows at the start of a period."""
+        return self.batches_in_flight * num_rows + self.overcommit
+
+    @classmethod
+    def of(cls, schedule: Schedule, dp: int, num_rows: int, max_deferral: int) -> Overlap:
+        """Return the overlap of one of `dp` replicas with `num_rows` rows of a batch; overcommit is in whole steps."""
+        if not schedule.overcommit:
+            return cls(schedule.batches_in_flight)
+        overcommit = whole_steps(schedule.overcommit // dp, num_rows)
+        return cls(overcommit=overcommit, max_deferral=max_deferral) if overcommit else cls()
+
+    @property
+    def deferral(self) -> int | None:
+        """The periods beyond its first that a sequence may take with overcommit; None if a period delivers its own
+        batch."""
+        return self.max_deferral if self.overcommit else None
+
+    @property
+    def max_periods(self) -> int:
+        """Periods that a sequence may take."""
+        return self.batches_in_flight + (self.deferral or 0)
+
+
+class _SampledBatches(NamedTuple):
+    """Sampled responses of several batches, [batch, replica, row]; the batches of the first replica with their prompts;
+    and the response tokens that a replica's batch counts as."""
+
+    shares: Integers
+    batches: tuple[Batch, ...]
+    total: int
+
+
+class SteadyState:
+    """Decode rounds of a period for one workload, cached."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._sampled_batches: dict[int, _SampledBatches] = {}
+        self._cache: dict[tuple[int, int, Overlap], Rounds] = {}
+
+    def rounds(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+        """Return the rounds of a period of a replica with `num_rows` rows a batch.
+
+        A setting is never slower than a smaller one (fewer batches, less overcommit, shorter deferral), which it could
+        imitate: the fewest rounds of all of them are returned. Batches in flight and steps of overcommit are simulated
+        as powers of two; a setting between two of them is never faster than the larger one.
+        """
+        key = num_rows, generation_slots, overlap
+        if key not in self._cache:
+            fewest, larger = self._fewest(*key), _larger_setting(overlap, num_rows)
+            if larger:
+                fewest = max(fewest, self.rounds(num_rows, generation_slots, larger), key=_num_rounds)
+            self._cache[key] = fewest
+        return self._cache[key]
+
+    def _fewest(self, num_rows: int, generation_slots: int, overlap: Overlap) -> Rounds:
+        """Return the fewest rounds of this setting and all smaller ones.
+
+        It is not simulated if a smaller one leaves no slot empty, and only until some replica's periods are as long as
+        those of a smaller one.
+        """
+        in_flight = overlap.in_flight(num_rows)
+        num_slots = min(generation_slots, in_flight)
+        if in_flight == num_rows:
+            return self._synchronous(num_rows, num_slots)
+        smaller = (self.rounds(num_rows, generation_slots, setting) for setting in _smaller_settings(overlap, num_rows))
+        fewest = min(smaller, key=_num_rounds)
+        sampled = self._sampled(num_rows)
+        if fewest.num_rounds <= sampled.total / num_slots:
+            return fewest
+        slowest = self._slowest_rounds(num_rows, num_slots, overlap, fewest.num_rounds)
+        if slowest >= fewest.num_rounds:
+            return fewest
+        candidate = _stretch(_steady_rounds(self._workload, sampled, num_slots, overlap), slowest)
+        return min(fewest, candidate, key=_num_rounds)
+
+    def _synchronous(self, num_rows: int, num_slots: int) -> Rounds:
+        """Return the rounds of periods in which all sequences start and end.
+
+        If sequences wait for slots, their order of arrival decides which replica ends last.
+        """
+        rounds = batch_rounds(self._workload, num_rows, num_slots)
+        if num_slots == num_rows:
+            return rounds
+        return _stretch(rounds, self._slowest_rounds(num_rows, num_slots, Overlap()))
+
+    def _slowest_rounds(self, num_rows: int, num_slots: int, overlap: Overlap, enough: float = math.inf) -> float:
+        num_replicas = _num_replicas(self._workload, num_rows)
+        return _slowest_rounds(self._sampled(num_rows).shares, num_replicas, num_slots, overlap, enough)
+
+    def _sampled(self, num_rows: int) -> _SampledBatches:
+        if num_rows not in self._sampled_batches:
+            self._sampled_batches[num_rows] = _sampled_batches(self._workload, num_rows)
+        return self._sampled_batches[num_rows]
+
+
+def _num_replicas(workload: Workload, num_rows: int) -> int:
+    """Return the number of replicas of `num_rows` rows that hold a batch."""
+    return -(-workload.batch_size // num_rows)
+
+
+def whole_steps(overcommit: int, num_rows: int) -> int:
+    """Return the overcommit of a replica, rounded down to whole steps (of one row if it has few)."""
+    step = _step(num_rows)
+    return overcommit // step * step
+
+
+def _step(num_rows: int) -> int:
+    return max(1, num_rows // _OVERCOMMIT_STEPS)
+
+
+def _smaller_settings(overlap: Overlap, num_rows: int) -> Iterator[Overlap]:
+    """Yield the next smaller settings: half of a power of two, one less of any other number."""
+    if overlap.batches_in_flight > 1:
+        yield Overlap(batches_in_flight=_next_smaller(overlap.batches_in_flight))
+    if overlap.overcommit:
+        smaller = _next_smaller(overlap.overcommit // _step(num_rows)) * _step(num_rows)
+        yield Overlap(overcommit=smaller, max_deferral=overlap.max_deferral) if smaller else Overlap()
+    if overlap.overcommit and overlap.max_deferral > 1:
+        yield Overlap(overcommit=overlap.overcommit, max_deferral=overlap.max_deferral - 1)
+
+
+def _next_smaller(number: int) -> int:
+    return number - 1 if number.bit_count() > 1 else number // 2
+
+
+def _larger_setting(overlap: Overlap, num_rows: int) -> Overlap | None:
+    """Return the setting at the next power of two; None if it is at one, or if that overcommits more than a batch."""
+    if overlap.batches_in_flight.bit_count() > 1:
+        return Overlap(batches_in_flight=1 << overlap.batches_in_flight.bit_length())
+    steps = overlap.overcommit // _step(num_rows)
+    larger = (1 << steps.bit_length()) * _step(num_rows)
+    if steps.bit_count() < 2 or larger > num_rows:
+        return None
+    return Overlap(overcommit=larger, max_deferral=overlap.max_deferral)
+
+
+def _num_rounds(rounds: Rounds) -> float:
+    return rounds.num_rounds
+
+
+def _steady_rounds(workload: Workload, sampled: _SampledBatches, num_slots: int, overlap: Overlap) -> Rounds:
+    """Return the mean of the first replica's periods after a warm-up, at least one for each of its batches.
+
+    The averaged periods start and end with different sequences in flight. Row-rounds, admissions and the number of
+    rounds are therefore scaled to the work of one batch.
+    """
+    _, batches, total = sampled
+    num_rows = len(batches[0].responses)
+    warm_up, num_turns = _num_simulated_periods(max(NUM_ORDERS, len(batches)), overlap)
+    start, end, prompts, bounds = simulate_periods(batches, num_slots, num_turns, overlap)
+    passes = [round_counts(start, end, prompts, *turn) for turn in pairwise(bounds[warm_up:])]
+    count = len(passes)
+    decoded = float(sum(period.row_rounds.sum() for period in passes)) / count
+    first, refilled = (sum(rows) / count for rows in zip(*((p.num_first, p.num_refilled) for p in passes), strict=True))
+    admitting = num_rows / (first + refilled)
+    decoding = (total - num_rows) / decoded if decoded else 1.0
+    num_rounds = sum(period.num_rounds for period in passes) / count * total / (decoded + first + refilled)
+    return Rounds(
+        num_rounds=max(num_rounds, total / num_slots),
+        windows=tuple(window._replace(rounds=window.rounds * decoding) for window in mean_windows(passes)),
+        first=_prefill(workload, sum(period.num_first > 0 for period in passes) / count * admitting, first * admitting),
+        refills=_prefill(
+            workload, sum(period.num_refills for period in passes) / count * admitting, refilled * admitting
+        ),
+    )
+
+
+def sampled_responses(workload: Workload, num_rows: int) -> Integers:
+    """Return responses of several batches, [batch, replica, row]: strata of their distribution, shuffled with a fixed
+    seed.
+
+    Batches and replicas differ as sampled ones do. Of very many replicas only some are simulated.
+    """
+    num_replicas = min(_num_replicas(workload, num_rows), max(1, _MOST_SEQUENCES // num_rows))
+    batch_size = num_replicas * num_rows
+    num_batches = min(max(-(-_NUM_SEQUENCES // batch_size), _FEWEST_TURNS), _MOST_TURNS)
+    responses = workload.response_lengths.stratified_sample(num_batches * batch_size)
+    shares: Integers = np.random.default_rng(0).permutation(responses).reshape(num_batches, num_replicas, num_rows)
+    return shares
+
+
+def _sampled_batches(workload: Workload, num_rows: int) -> _SampledBatches:
+    """Return the sampled batches, each with the prompts in another order; a single one if all rows are equal."""
+    shares, total = sampled_responses(workload, num_rows), int(ordered_batches(workload, num_rows)[0].responses.sum())
+    prompts, orders = workload.prompt_lengths.stratified_sample(num_rows), np.random.default_rng(1)
+    batches = tuple(Batch(responses, orders.permutation(prompts)) for responses in shares[:, 0])
+    all_equal = np.ptp(shares[:, 0]) == np.ptp(prompts) == 0
+    return _SampledBatches(shares, batches[:1] if all_equal else batches, total)
+
+
+def _slowest_rounds(
+    shares: Integers, num_replicas: int, num_slots: int, overlap: Overlap, enough: float = math.inf
+) -> float:
+    """Return the mean rounds of the slowest of `num_replicas` replicas; 0 for one replica or equal responses.
+
+    Simulating replicas one by one stops once the mean reaches `enough`.
+
+    If fewer replicas are simulated, they are a sample of all: of N periods, x_1 <= ... <= x_N, the longest of R others
+    is expected to take sum_i x_i ((i/N)^R - ((i-1)/N)^R) rounds (David and Nagaraja, Order Statistics, section 2.1, at
+    the empirical distribution).
+    """
+    if num_replicas == 1 or np.ptp(shares) == 0:
+        return 0.0
+    if num_replicas < _MIN_TOGETHER:
+        return _slowest_in_sequence(shares, num_slots, overlap, enough)
+    rounds = np.diff(_simulate_together(shares, num_slots, overlap))
+    if num_replicas == shares.shape[1]:
+        return float(rounds.max(axis=0).mean())
+    reached = np.linspace(0, 1, rounds.size + 1) ** num_replicas
+    return float(np.sort(rounds, axis=None) @ np.diff(reached))
+
+
+def _slowest_in_sequence(shares: Integers, num_slots: int, overlap: Overlap, enough: float) -> float:
+    """Simulate the replicas in order of their longest responses, longest first, until the mean is `enough`."""
+    warm_up, num_turns = _num_simulated_periods(len(shares), overlap)
+    slowest, mean = np.zeros(num_turns - warm_up, dtype=np.int64), 0.0
+    for replica in np.argsort(-shares.max(axis=2).sum(axis=0), kind="stable").tolist():
+        batches = tuple(Batch(rows, rows) for rows in shares[:, replica])
+        bounds = simulate_periods(batches, num_slots, num_turns, overlap).bounds[warm_up:]
+        slowest = np.maximum(slowest, np.diff(bounds))
+        mean = float(slowest.mean())
+        if mean >= enough:
+            break
+    return mean
+
+
+def _simulate_together(shares: Integers, num_slots: int, overlap: Overlap) -> Integers:
+    """Return the rounds at which the periods of each replica end, [replica, period], after a warm-up."""
+    num_batches, num_replicas, num_rows = shares.shape
+    warm_up, num_turns = _num_simulated_periods(num_batches, overlap)
+    in_flight = overlap.in_flight(num_rows)
+    repeats = -(-(in_flight // num_rows + 1 + num_turns) // num_batches)
+    return period_bounds(
+        np.tile(shares.swapaxes(0, 1).reshape(num_replicas, -1), repeats),
+        num_slots=num_slots,
+        num_rows=num_rows,
+        in_flight=in_flight,
+        num_periods=num_turns,
+        max_deferral=overlap.deferral,
+    )[:, warm_up:]
+
+
+def _num_simulated_periods(num_batches: int, overlap: Overlap) -> tuple[int, int]:
+    """Return the numbers of warm-up periods and of all: whole lifetimes, until every batch has had a period."""
+    warm_up = 2 * overlap.max_periods
+    return warm_up, warm_up + -(-num_batches // overlap.max_periods) * overlap.max_periods
+
+
+def _stretch(rounds: Rounds, num_rounds: float) -> Rounds:
+    """Return the same work in more rounds, each with fewer sequences."""
+    factor = num_rounds / rounds.num_rounds
+    if factor <= 1:
+        return rounds
+    windows = tuple(w._replace(rounds=w.rounds * factor, live=w.live / factor) for w in rounds.windows)
+    return Rounds(num_rounds=num_rounds, windows=windows, first=rounds.first, refills=rounds.refills)
+
+
+def _prefill(workload: Workload, calls: float, rows: float) -> Prefill:
+    """Return the prefill of `rows` prompts of a period, admitted in `calls` rounds."""
+    if not calls:
+        return Prefill(0, 0, 0)
+    return Prefill(calls, rows / calls, workload.prompt_lengths.mean)
+
+
+class SimulatedPeriods(NamedTuple):
+    """The rounds in which each sequence starts and ends, its prompt tokens, and the rounds at which the periods end."""
+
+    start: Integers
+    end: Integers
+    prompts: Integers
+    bounds: list[int]
+
+
+def simulate_periods(
+    batches: tuple[Batch, ...], num_slots: int, num_periods: int, overlap: Overlap
+) -> SimulatedPeriods:
+    """Simulate the first periods of a generation.
+
+    The first period starts with all prompts that may be in flight; each later one queues one batch of new prompts.
+    """
+    num_rows = len(batches[0].responses)
+    in_flight = overlap.in_flight(num_rows)
+    repeats = -(-(in_flight // num_rows + 1 + num_periods) // len(batches))
+    responses, prompts = (np.concatenate(lengths * repeats) for lengths in zip(*batches, strict=True))
+    free, num_admitted, turns = [0] * num_slots, in_flight, PeriodEnds(1, num_rows, overlap.deferral)
+    starts = [admit(free, responses[:num_admitted], 0)]
+    for _ in range(num_periods):
+        last_starts = starts[-1]
+        turns.add(last_starts[None], (last_starts + responses[num_admitted - len(last_starts) : num_admitted])[None])
+        starts.append(admit(free, responses[num_admitted : num_admitted + num_rows], int(turns.end_period()[0])))
+        num_admitted += num_rows
+    start = np.concatenate(starts)
+    return SimulatedPeriods(start, start + responses[:num_admitted], prompts[:num_admitted], turns.bounds[0].tolist())

@@ -1,0 +1,194 @@
+"""Plans of one job on clusters of several sizes: the smallest size with a plan, the best plan on each size, and the
+Pareto fronts of step time against GPUs and against cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf, whatif
+from meshwright.planner.compile import best_plan
+from meshwright.planner.plan.cost_queries import CostModelBuilder
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.whatif_settings import size_settings, with_setting
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.hardware import require_uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizePoint:
+    """One size of the cluster. Without an `outlook` no plan was found, and `broken` says why.
+
+    A size is on a front if no other has both a shorter step and fewer GPUs, or a shorter step and less money per step.
+    Money is proportional to GPU-hours, so the front needs no price.
+    """
+
+    num_ranks: int
+    outlook: Outlook | None
+    is_on_front_of_gpus: bool
+    is_on_front_of_money: bool
+    broken: tuple[str, ...]
+
+
+def pareto(
+    plan: Plan,
+    sizes: Sequence[int],
+    rebuild_cost_model: CostModelBuilder,
+    *,
+    price: float | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[], None] | None = None,
+) -> tuple[SizePoint, ...]:
+    """Return one point for each size, ascending. Raises BadInput for a size that is neither whole nodes nor a part of
+    one.
+
+    `price` is that of a GPU-hour. Each size needs a new search under the plan's pins; `progress` is called after it.
+    """
+    settings = dict(zip(sizes, size_settings(plan.facts.cluster, sizes), strict=True))
+    answers: dict[int, Consequence] = {}
+    for size in sorted(settings):
+        answer = whatif(plan, (settings[size],), rebuild_cost_model, replan=True, price=price, limits=limits)
+        answers[size] = answer.answers[0]
+        if progress:
+            progress()
+    return size_points(answers)
+
+
+def size_points(answers: Mapping[int, Consequence]) -> tuple[SizePoint, ...]:
+    """The points of answers by number of ranks, with the fronts among them."""
+    outlooks = {size: answer.outlook for size, answer in answers.items() if answer.outlook}
+    gpus = _front({size: (outlook.step_seconds, float(size)) for size, outlook in outlooks.items()})
+    money = _front({size: (outlook.step_seconds, outlook.gpu_hours) for size, outlook in outlooks.items()})
+    return tuple(
+        SizePoint(
+            num_ranks=size,
+            outlook=answer.outlook,
+            is_on_front_of_gpus=size in gpus,
+            is_on_front_of_money=size in money,
+            broken=answer.broken,
+        )
+        for size, answer in answers.items()
+    )
+
+
+def _front(points: dict[int, tuple[float, float]]) -> frozenset[int]:
+    """The keys of the points that no other point dominates: as good in both numbers, and better in one."""
+
+    def is_dominated(one: tuple[float, float]) -> bool:
+        return any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points.values())
+
+    return frozenset(key for key, point in points.items() if not is_dominated(point))
+
+
+_MAX_NODE_FACTOR = 16
+"""The largest cluster that is tried, as a multiple of the job's nodes."""
+
+_NUM_SIZES = 4
+"""The number of sizes that are planned by default: the smallest and its doublings."""
+
+_ANY_PLAN = Limits(gap=0.99)
+"""Limits of a search that only has to find some plan that fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The smallest number of ranks with a plan, and the best plan on each of several sizes.
+
+    `least_ranks` and `answers` are None if the job fits on none of the sizes that were tried, up to `most_ranks`.
+    """
+
+    least_ranks: int | None
+    most_ranks: int
+    points: tuple[SizePoint, ...]
+    answers: WhatIf | None
+
+
+def fit(
+    facts: Facts,
+    rebuild_cost_model: CostModelBuilder,
+    *,
+    sizes: Sequence[int] = (),
+    price: float | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Fit:
+    """Find the smallest number of ranks, and search a plan on each of `sizes` (default: the smallest and its
+    doublings).
+
+    `price` is that of a GPU-hour. Raises BadInput for a size that is neither whole nodes nor a part of one.
+    """
+    report = progress or _silent
+    size_settings(facts.cluster, sizes)
+    smallest = _smallest_fitting(facts, rebuild_cost_model, report)
+    most = max(_tried_sizes(facts), default=0)
+    if smallest is None:
+        return Fit(least_ranks=None, most_ranks=most, points=(), answers=None)
+    requested = sorted(set(sizes)) or list(_doublings(facts, smallest.facts.cluster.num_ranks))
+    answers: dict[int, Consequence] = {}
+    answer: WhatIf | None = None
+    for place, size in enumerate(requested):
+        report("planning sizes", place, len(requested))
+        answer = whatif(
+            smallest, size_settings(facts.cluster, [size]), rebuild_cost_model, replan=True, price=price, limits=limits
+        )
+        answers[size] = answer.answers[0]
+    assert answer is not None
+    return Fit(
+        least_ranks=smallest.facts.cluster.num_ranks,
+        most_ranks=most,
+        points=size_points(answers),
+        answers=replace(answer, answers=tuple(answers.values())),
+    )
+
+
+def _smallest_fitting(facts: Facts, remodel: CostModelBuilder, report: Callable[[str, int, int], None]) -> Plan | None:
+    """A plan on the smallest size that has one: powers of two within a node, then whole nodes."""
+    sizes, too_few = _tried_sizes(facts), 0
+    for place, size in enumerate(sizes):
+        report("looking for the least", place, len(sizes))
+        plan = _plan_on(facts, size, remodel)
+        if plan:
+            return _fewer_nodes(facts, remodel, plan, too_few)
+        too_few = size
+    return None
+
+
+def _fewer_nodes(facts: Facts, remodel: CostModelBuilder, fitting: Plan, too_few: int) -> Plan:
+    """Bisect for a plan on the fewest whole nodes, between `too_few` ranks and those of a plan that fits."""
+    per_node, size = facts.cluster.ranks_per_node, fitting.facts.cluster.num_ranks
+    if size - too_few <= per_node:
+        return fitting
+    middle = (size + too_few) // (2 * per_node) * per_node
+    in_between = _plan_on(facts, middle, remodel)
+    return _fewer_nodes(facts, remodel, in_between or fitting, too_few if in_between else middle)
+
+
+def _plan_on(facts: Facts, size: int, remodel: CostModelBuilder) -> Plan | None:
+    facts_on_size = with_setting(facts, size_settings(facts.cluster, [size])[0])
+    plan = best_plan(facts_on_size, remodel(facts_on_size), limits=_ANY_PLAN)
+    return plan if isinstance(plan, Plan) else None
+
+
+def _tried_sizes(facts: Facts) -> list[int]:
+    """The sizes that are tried, ascending: 1, 2, 4, ... ranks of a node, then 1, 2, 4, ... nodes."""
+    cluster = require_uniform(facts.cluster, "fit")
+    in_node = _powers(cluster.ranks_per_node - 1)
+    nodes = _powers(cluster.nodes * _MAX_NODE_FACTOR)
+    return [*in_node, *(number * cluster.ranks_per_node for number in nodes)]
+
+
+def _doublings(facts: Facts, smallest: int) -> Iterator[int]:
+    """The smallest size and its doublings, rounded up to whole nodes beyond one node."""
+    per_node = facts.cluster.ranks_per_node
+    for times in range(_NUM_SIZES):
+        size = smallest * 2**times
+        yield size if size <= per_node else -(-size // per_node) * per_node
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length())]
+
+
+def _silent(_what: str, _done: int, _total: int) -> None: ...

@@ -1,0 +1,23 @@
+"""The combined result of all analyses that explain a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwright.planner.analysis.alternatives import MemoryLimited, RunnerUp, StageAlternatives
+from meshwright.planner.analysis.cluster_sizing import SizePoint
+from meshwright.planner.analysis.explain import Explanation
+from meshwright.planner.analysis.sensitivity import MainInfluences, Sensitivity
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullExplanation:
+    """The results of all analyses that explain a plan; those that were not requested are empty."""
+
+    explanation: Explanation
+    held_back: tuple[MemoryLimited, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    leading: MainInfluences
+    alternatives: tuple[StageAlternatives, ...] = ()
+    runners_up: tuple[RunnerUp, ...] = ()
+    sizes: tuple[SizePoint, ...] = ()

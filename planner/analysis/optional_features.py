@@ -1,0 +1,235 @@
+"""Summaries of the optional features of a plan: adapter, generation weights in 8-bit floats, best of, rewards on hosts
+and measured latencies. Each is None for a plan without the feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.cost_models.cost import WEIGHTS, Cost
+from meshwright.cost_models.kernels import element_bytes
+from meshwright.cost_models.params import fullest_part
+from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_samples
+from meshwright.planner.environment.rewards_and_tools import HostWorkers
+from meshwright.planner.plan.evaluate import evaluate
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.planner.plan.reward_workers import LATENCY, WAITING, host_seconds, reward_tail_of
+from meshwright.profiles.packing import rows_per_replica
+from meshwright.profiles.stages import GENERATE
+
+_BYTES_PER_GIB = 2**30
+_MILLION = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterSummary:
+    """The adapter of a plan's actor.
+
+    `serves` has the stages that run on another stage's copy of the actor's weights without the adapter, each with the
+    stage that owns the copy; `apart` has those with a copy of their own. A copy takes `copy_bytes` on the fullest of
+    its ranks; 0 if there are no such stages.
+    """
+
+    rank: int
+    linears: tuple[str, ...]
+    trained_params: int
+    num_params: int
+    serves: tuple[tuple[str, str], ...]
+    apart: tuple[str, ...]
+    copy_bytes: float
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        yield (
+            f"an adapter of rank {self.rank} on {', '.join(self.linears)}: {self.trained_params / _MILLION:,.1f} "
+            f"million parameters are trained and refit, {self.num_params / _MILLION:,.1f} million are frozen"
+        )
+        size = f"{self.copy_bytes / _BYTES_PER_GIB:.2f} GiB a rank"
+        for stage, owner in self.serves:
+            yield f"no ref copy: {stage} runs on the weights of {owner} without the adapter, which saves {size}"
+        for stage in self.apart:
+            yield f"{stage} has its own copy of the actor's weights, {size}: no stage of the actor has its layout"
+
+
+def adapter_summary(plan: Plan) -> AdapterSummary | None:
+    """Return the adapter of a valid plan; None if all weights of the actor are trained."""
+    spec = plan.facts.models.actor
+    if spec.adapter is None:
+        return None
+    bases = [p for p in plan.placements if plan.stage(p.stage).base_of]
+    owners = {p.stage: plan.copy_of(p.stage) for p in bases}
+    return AdapterSummary(
+        rank=spec.adapter.rank,
+        linears=spec.adapter.targets,
+        trained_params=spec.trainable_params,
+        num_params=spec.num_params,
+        serves=tuple((stage, owner) for stage, owner in owners.items() if owner != stage),
+        apart=tuple(stage for stage, owner in owners.items() if owner == stage),
+        copy_bytes=max((p.resident.amount(WEIGHTS) for p in bases), default=0.0),
+    )
+
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedCopy:
+    """Bytes of a generation copy in 8-bit floats. `copy_bytes` is that of the fullest rank, including its embedding and
+    head in the job's `precision`; `whole_bytes` is that of a copy entirely in that precision."""
+
+    copy_bytes: float
+    whole_bytes: float
+    precision: str
+    casts_up: bool
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        yield (
+            f"{GENERATE} has its linear layers in 8-bit floats: its copy is {self.copy_bytes / _GIB:.2f} GiB a rank, "
+            f"{self.copy_bytes / self.whole_bytes:.0%} of one in {self.precision}, and serves no other stage"
+        )
+        if self.casts_up:
+            yield f"a CPU casts 8-bit floats up to {self.precision} in every pass: they take less memory, and more time"
+        else:
+            yield "weights and activations are multiplied as 8-bit floats"
+        yield "sampled tokens are slightly off the trained policy: each is weighted by its importance ratio"
+
+
+def quantised_copy(plan: Plan) -> QuantisedCopy | None:
+    """Return the quantised copy of a valid plan; None if its weights are in the job's precision."""
+    facts = plan.facts
+    if facts.generation_weights is None:
+        return None
+    placement = plan.placement(GENERATE)
+    part = fullest_part(facts.models.spec(plan.stage(GENERATE).role), placement.layout.tp, placement.layout.pp)
+    return QuantisedCopy(
+        copy_bytes=placement.resident.amount(WEIGHTS, "weight scales"),
+        whole_bytes=part.num_params * element_bytes(facts.precision),
+        precision=facts.precision,
+        casts_up=facts.cluster.kind == "cpu",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSamples:
+    """Best of in one step: samples generated and kept for each prompt, and the predicted seconds of the stages that see
+    all samples and of those that see only the kept ones, each a sum over stages."""
+
+    num_prompts: int
+    num_drawn: int
+    num_kept: int
+    all_seconds: float
+    kept_seconds: float
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        generated, kept = self.num_prompts * self.num_drawn, self.num_prompts * self.num_kept
+        yield (
+            f"{self.num_drawn} samples of each of {self.num_prompts} prompts are generated and scored, and the best "
+            f"{self.num_kept} are trained on: {generated} and {kept} a step"
+        )
+        yield (
+            f"stages that see all {generated} take {self.all_seconds:.3f} s, those that see the {kept} "
+            f"{self.kept_seconds:.3f} s"
+        )
+
+
+def best_samples(plan: Plan) -> BestSamples | None:
+    """Return the samples of a step of a plan with best of, else None."""
+    workload = plan.facts.workload
+    if not workload.best_of:
+        return None
+    seconds = {p.stage: p.cost.total for p in plan.placements}
+    see_all = [stage.name for stage in plan.graph.stages if processes_all_samples(stage)]
+    return BestSamples(
+        num_prompts=workload.num_prompts,
+        num_drawn=workload.best_of,
+        num_kept=workload.group_size,
+        all_seconds=math.fsum(seconds[name] for name in see_all),
+        kept_seconds=math.fsum(taken for name, taken in seconds.items() if name not in see_all),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRewards:
+    """Predicted seconds of rewards in a step.
+
+    `at_once_seconds` is the time of the same workers if scoring only started after the last response; `tail_seconds` is
+    the time from the last response to the last reward as planned; `added_seconds` is the resulting increase of the step
+    time.
+    """
+
+    workers: tuple[HostWorkers, ...]
+    num_replicas: int
+    at_once_seconds: float
+    tail_seconds: float
+    added_seconds: float
+
+    @property
+    def hidden_share(self) -> float:
+        """The share of `at_once_seconds` that does not add to the step time."""
+        return 1 - self.added_seconds / self.at_once_seconds if self.at_once_seconds else 1.0
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        counts = ", ".join(f"{one.reward} {one.workers}" for one in self.workers)
+        yield f"workers for each of {self.num_replicas} replicas: {counts}"
+        yield (
+            f"the last reward is known {self.tail_seconds:.3f} s after the last response, and "
+            f"{self.at_once_seconds:.3f} s if scoring started then; {self.hidden_share:.0%} of that is hidden"
+        )
+
+
+def host_rewards(plan: Plan) -> HostRewards | None:
+    """Return the rewards on hosts of a valid plan; None if all rewards are models."""
+    if not plan.workers:
+        return None
+    num_replicas = plan.placement(GENERATE).layout.dp
+    rows = np.zeros(rows_per_replica(plan.facts.workload.candidates.batch_size, num_replicas)[0])
+    evaluated_without_wait = evaluate(plan.model_copy(update={"edges": tuple(map(_without_host_wait, plan.edges))}))
+    wave_wait = plan.placement(GENERATE).cost.amount(WAVE_REWARDS) if plan.facts.workload.best_of else 0.0
+    return HostRewards(
+        workers=plan.workers,
+        num_replicas=num_replicas,
+        at_once_seconds=reward_tail_of(plan, rows, [one.workers for one in plan.workers]),
+        tail_seconds=max(wave_wait, *map(host_seconds, plan.edges)),
+        added_seconds=wave_wait + max(0.0, plan.period_seconds - evaluated_without_wait.period_seconds),
+    )
+
+
+def _without_host_wait(edge: Edge) -> Edge:
+    """The transfer without its wait for rewards on hosts."""
+    return edge.model_copy(
+        update={"cost": Cost(tuple(term for term in edge.cost.terms if term.name not in (LATENCY, WAITING)))}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLatencies:
+    """A description of each measured latency, by name of the reward or the tool."""
+
+    told: Mapping[str, str]
+
+    @property
+    def sentences(self) -> Iterator[str]:
+        """Report lines."""
+        for name, latency in self.told.items():
+            yield f"a call of {name} takes {latency}"
+
+
+def measured_latencies(facts: Facts) -> MeasuredLatencies | None:
+    """Return the measured latencies of rewards and of the tool; None if none was measured."""
+    latencies = {f"reward {load.name}": load.latency_seconds for load in facts.rewards}
+    if facts.workload.turns:
+        latencies["the tool"] = facts.workload.turns.latency_seconds
+    told = {name: latency.description for name, latency in latencies.items() if latency.measured}
+    return MeasuredLatencies(told=told) if told else None

@@ -1,1 +1,0 @@
-"""Import of other trainers' configurations: as a job, as a plan with its cost, and what would be faster."""

@@ -1,0 +1,106 @@
+"""The queries of plans to a cost model: the cost model of a job's facts, the costs of stages, and the transfers
+between stages within a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from meshwright.cost_models.blended import cost_model
+from meshwright.cost_models.cost import Cost
+from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.cost_models.sampling_waves import WavesModel, processes_all_samples, slowest_seconds
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.planner.plan.reward_workers import min_reward_wait
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE, Stage, field_type
+from meshwright.profiles.table import Table
+from meshwright.profiles.workload import Workload
+
+CostModelBuilder: TypeAlias = Callable[[Facts], CostModel]
+"""A function that builds the cost model of other facts, for what-if questions."""
+
+
+def cost_model_of(facts: Facts, table: Table | None = None) -> CostModel:
+    """Return the cost model of these facts; it uses measured times where a table is given."""
+    batch = cost_model(facts.cluster, facts.workload, facts.precision, table, facts.engine)
+    if not facts.workload.selects_samples:
+        return batch
+    workload, sampling = facts.workload.wave, facts.workload.dynamic_sampling
+    latencies = [reward.latency_seconds.resolve() for reward in facts.rewards]
+    return WavesModel(
+        batch,
+        wave=cost_model(facts.cluster, workload, facts.precision, table, facts.engine),
+        num_waves=sampling.expected_waves(facts.workload.num_prompts) if sampling else 1.0,
+        reward_seconds=slowest_seconds(latencies, workload.batch_size) if latencies else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout and a schedule of a stage, on a pool of `layout.num_ranks` ranks."""
+
+    layout: Layout
+    schedule: Schedule
+
+
+def query_for_placement(plan: Plan, placement: Placement) -> Call:
+    """The query to a cost model for a placement of a plan."""
+    choice = Choice(placement.layout, placement.schedule)
+    deferral, part = plan.facts.staleness - placement.steps_ahead, plan.part_of(placement.stage)
+    return query_for_choice(plan.facts, plan.stage(placement.stage), choice, deferral=deferral, part=part)
+
+
+def query_for_choice(facts: Facts, stage: Stage, choice: Choice, *, deferral: int, part: int = 0) -> Call:
+    """The query to a cost model for a choice. `deferral` is the most extra periods that a sequence may stay in flight;
+    it matters only with overcommit."""
+    return Call(
+        stage=stage,
+        model=facts.models.spec(stage.role),
+        layout=choice.layout,
+        schedule=choice.schedule,
+        max_deferral=deferral if choice.schedule.overcommit else 0,
+        part=part,
+        recomputes_cache=stage.generates and facts.cache_after_refit == "recompute",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTransfer:
+    """The transfer of fields from a producer to a consumer; its cost does not depend on where the two run."""
+
+    producer: str
+    consumer: str
+    fields: tuple[str, ...]
+    num_bytes: float
+    cost: Cost
+
+
+def stage_transfers(facts: Facts, model: CostModel) -> tuple[StageTransfer, ...]:
+    """Return the transfers of a step, by producer and consumer in the order of the stages.
+
+    Transfers from the generation include the least wait of the consumer for rewards on hosts. Stages that score
+    candidates receive all of them, other stages only the samples that are kept.
+    """
+    transfers = []
+    for producer, consumer, fields in facts.graph.edges:
+        workload = facts.workload.candidates if processes_all_samples(facts.graph.by_name[consumer]) else facts.workload
+        num_bytes = sum(field_bytes(workload, field) for field in fields)
+        cost = model.transfer_seconds(num_bytes)
+        if producer == GENERATE:
+            cost += min_reward_wait(facts, consumer)
+        transfers.append(
+            StageTransfer(producer=producer, consumer=consumer, fields=fields, num_bytes=num_bytes, cost=cost)
+        )
+    return tuple(transfers)
+
+
+def field_bytes(workload: Workload, field: str) -> float:
+    """Bytes of one field for a whole batch."""
+    values = field_type(field)
+    per_sequence = 1 if values.per_sequence else workload.mean_tokens
+    return float(workload.batch_size * per_sequence * values.num_bytes)

@@ -1,0 +1,222 @@
+"""The workers of rewards that run on hosts, and the time that training waits for them after the generation.
+
+The least wait is part of the cost of every transfer from the generation, so that lower bounds include it. The rest of
+the wait depends on how a plan generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from meshwright.cost_models.cost import Cost, Source, Term
+from meshwright.planner.environment.reward_tail import (
+    RewardWorkers,
+    Seconds,
+    arrival_lower_bound_seconds,
+    response_ends,
+    tail_lower_bound_seconds,
+    tail_seconds,
+    unqueued_tail_seconds,
+)
+from meshwright.planner.environment.rewards_and_tools import HostWorkers, RewardLoad
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.plan import Edge, Plan
+from meshwright.profiles.environment.latency import Latencies, LatencySpec
+from meshwright.profiles.errors import suggestion
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.packing import rows_per_replica
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import GENERATE
+
+LATENCY, WAITING = "reward latency", "rewards under way"
+"""Cost terms of a transfer from the generation: the latency of the response that ends last, and the wait beyond it."""
+
+MAX_JUDGE_CALLS = 1024
+"""The most concurrent calls of a replica to a judge."""
+
+_SPARE_SHARE = 0.01
+"""The share of the generation's seconds by which rewards may take longer than with all workers, to use fewer."""
+
+
+def min_reward_wait(facts: Facts, consumer: str) -> Cost:
+    """The least wait of a stage after the generation for rewards that it reads, in seconds."""
+    readers = reward_readers(facts)
+    latencies = [reward.latency_seconds for reward in facts.rewards]
+    seconds = unqueued_tail_seconds([latency.resolve() for latency in latencies])
+    source = Source.MEASURED if latencies and all(latency.measured for latency in latencies) else Source.ANALYTIC
+    return Cost((Term(LATENCY, seconds, source),)) if consumer in readers else Cost()
+
+
+def unknown_latencies(job: Job, facts: Facts) -> Iterator[str]:
+    """One sentence for each reward whose latency is neither given by the job nor measured."""
+    for reward, planned in zip(job.rewards, facts.rewards, strict=True):
+        latency = planned.latency_seconds
+        if "latency_seconds" not in reward.model_fields_set and not latency.measured:
+            yield (
+                f"reward {reward.name}: no latency_seconds is given, and {latency.description} a call is assumed: "
+                "give it, or time its calls with `meshwright profile`."
+            )
+
+
+def host_seconds(edge: Edge) -> float:
+    """The seconds of a transfer that are spent waiting for rewards on hosts."""
+    return edge.cost.amount(LATENCY, WAITING)
+
+
+def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
+    """The least wait of readers of rewards beyond `least_cost`, in seconds, after a generation of `seconds` with this
+    layout and schedule and the most workers that rewards may have."""
+    rewards = [
+        RewardWorkers(
+            _resolved(one.latency_seconds), (one.workers or _most_workers(facts, part, layout, one)) * one.batch_size
+        )
+        for one in facts.rewards
+    ]
+    ends = _response_ends(facts, layout, schedule, seconds)
+    return max(0.0, tail_lower_bound_seconds(ends, rewards, layout.dp) - _least_seconds(facts))
+
+
+def extra_reward_wait_bound(facts: Facts) -> Callable[[float], float]:
+    """A function from the seconds of a generation to a lower bound of `late_seconds` for any layout and schedule."""
+    arrival, least = earliest_reward_seconds(facts), _least_seconds(facts)
+    return lambda seconds: max(0.0, arrival - seconds - least)
+
+
+def earliest_reward_seconds(facts: Facts) -> float:
+    """Seconds from the start of a generation to the earliest time when all rewards are known; 0 if no stage waits for
+    them."""
+    if not reward_readers(facts):
+        return 0.0
+    latencies = [_resolved(reward.latency_seconds) for reward in facts.rewards]
+    return arrival_lower_bound_seconds(latencies, facts.workload.candidates.batch_size)
+
+
+def with_workers(plan: Plan, *, spare: float = _SPARE_SHARE) -> Plan:
+    """Return the plan with the number of workers of each reward on hosts, and the wait for them.
+
+    Workers are as few as keep the wait within `spare` times the generation's seconds of that with the most workers.
+    """
+    facts = plan.facts
+    if not facts.rewards:
+        return plan
+    ends = _planned_response_ends(plan)
+    most = [reward.workers or max_workers_of(plan, reward) for reward in facts.rewards]
+    generation = plan.placement(GENERATE)
+    longest_tail = reward_tail_of(plan, ends, most) + spare * generation.cost.total
+    chosen = list(most)
+    for index, reward in enumerate(facts.rewards):
+        fewer = [2**k for k in range(most[index].bit_length()) if 2**k < most[index] and reward.workers is None]
+        for number in (*fewer, most[index]):
+            chosen[index] = number
+            if reward_tail_of(plan, ends, chosen) <= longest_tail:
+                break
+    workers = tuple(
+        HostWorkers(reward=reward.name, workers=number) for reward, number in zip(facts.rewards, chosen, strict=True)
+    )
+    return _with_wait(plan.model_copy(update={"workers": workers}), reward_tail_of(plan, ends, chosen))
+
+
+def _with_wait(plan: Plan, seconds: float) -> Plan:
+    """The plan with this wait for rewards in its transfers from the generation to readers of rewards."""
+    readers = reward_readers(plan.facts)
+    edges = tuple(
+        _waiting(edge, seconds) if edge.producer == GENERATE and edge.consumer in readers else edge
+        for edge in plan.edges
+    )
+    return plan.model_copy(update={"edges": edges})
+
+
+def with_recorded_workers(plan: Plan) -> Plan:
+    """The plan with the wait for rewards that follows from its own numbers of workers."""
+    workers = {one.reward: one.workers for one in plan.workers}
+    if not plan.facts.rewards:
+        return plan
+    return _with_wait(
+        plan,
+        reward_tail_of(plan, _planned_response_ends(plan), [workers[reward.name] for reward in plan.facts.rewards]),
+    )
+
+
+def max_workers_of(plan: Plan, reward: RewardLoad) -> int:
+    """The most workers of one reward for one replica: its share of a host's processors, or concurrent calls to a
+    judge."""
+    return _most_workers(plan.facts, plan.part_of(GENERATE), plan.placement(GENERATE).layout, reward)
+
+
+def _most_workers(facts: Facts, number: int, layout: Layout, reward: RewardLoad) -> int:
+    if reward.is_remote:
+        return MAX_JUDGE_CALLS
+    part = facts.cluster.parts[number]
+    hosts = -(-layout.num_ranks // part.ranks_per_node)
+    replicas = -(-layout.dp // hosts)
+    return max(1, part.cpus // (replicas * sum(not one.is_remote for one in facts.rewards)))
+
+
+def reward_tail_of(plan: Plan, ends: Seconds, workers: Sequence[int]) -> float:
+    """Seconds from the end of the last response of a step to its last reward, with these workers for each reward."""
+    return tail_seconds(ends, served_rewards(plan, workers), plan.placement(GENERATE).layout.dp)
+
+
+def served_rewards(plan: Plan, workers: Sequence[int]) -> list[RewardWorkers]:
+    """The rewards of a plan with these numbers of workers."""
+    return [
+        RewardWorkers(reward.latency_seconds.resolve(), number * reward.batch_size)
+        for reward, number in zip(plan.facts.rewards, workers, strict=True)
+    ]
+
+
+def worker_violations(plan: Plan) -> Iterator[str]:
+    """Rules that the workers of a plan break."""
+    named, rewards = [one.reward for one in plan.workers], {reward.name: reward for reward in plan.facts.rewards}
+    for name in named:
+        if name not in rewards:
+            yield f"workers are given to {name!r}, which is no reward of the job; {suggestion(name, rewards)}"
+    for name, reward in rewards.items():
+        if named.count(name) != 1:
+            yield f"the reward {name} has {named.count(name)} entries of workers; give it one."
+            continue
+        number, most = next(one.workers for one in plan.workers if one.reward == name), max_workers_of(plan, reward)
+        if reward.workers is not None and number != reward.workers:
+            yield f"the reward {name} has {number} workers and the job says {reward.workers}; plan the job again."
+        elif reward.workers is None and number > most:
+            yield f"the reward {name} has {number} workers for each replica; use at most {most}, its share of the host."
+
+
+def _planned_response_ends(plan: Plan) -> Seconds:
+    """End times of the responses of the fullest replica, in seconds from the start of a period in which all of them
+    start and end. Sequences that run on from period to period end no later."""
+    generation = plan.placement(GENERATE)
+    return _response_ends(plan.facts, generation.layout, generation.schedule, generation.cost.total)
+
+
+def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: float) -> Seconds:
+    workload = facts.workload.candidates
+    num_rows = rows_per_replica(workload.batch_size, layout.dp)[0]
+    lengths = np.random.default_rng(0).permutation(workload.response_lengths.stratified_sample(num_rows))
+    return response_ends(lengths.tolist(), schedule.generation_slots, seconds)
+
+
+def _least_seconds(facts: Facts) -> float:
+    """The seconds of `least_cost` for a stage that waits for rewards."""
+    return unqueued_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
+
+
+@lru_cache(maxsize=32)  # every candidate generation uses the same few latencies
+def _resolved(latency: LatencySpec) -> Latencies:
+    return latency.resolve()
+
+
+def reward_readers(facts: Facts) -> set[str]:
+    """The stages that wait for rewards after the generation. There are none with best of, where the generation itself
+    waits for rewards to select the best samples."""
+    return set() if facts.workload.best_of or not facts.rewards else {edge.consumer for edge in facts.graph.host_edges}
+
+
+def _waiting(edge: Edge, seconds: float) -> Edge:
+    """The transfer with this total wait for rewards."""
+    least = Cost(tuple(term for term in edge.cost.terms if term.name != WAITING))
+    more = seconds - least.amount(LATENCY)
+    return edge.model_copy(update={"cost": least + Cost((Term(WAITING, max(0.0, more)),))})

@@ -1,0 +1,146 @@
+"""What-if settings: facts with some fields replaced, such as `cluster.nodes=8` or `workload.response.p99=2048,4096`.
+
+A field is named by its dotted path in the facts of a plan. Devices and networks may be given by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.job_limits import require_within_limits
+from meshwright.profiles.documents import parse
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform
+from meshwright.profiles.untrusted_text import DuplicateKeyError, load_json
+
+Value: TypeAlias = Any
+"""Plain data: a number, a text, a list, an object."""
+
+Setting: TypeAlias = Mapping[str, Value]
+"""New values of some fields, by dotted path."""
+
+_OMITTED_DEFAULTS = ("generation_weights",)
+"""Fields that may be set although facts leave them out at their default."""
+
+_LINKS = ("intra_node", "inter_node", "between")
+
+_MAX_SUGGESTIONS = 3
+"""The most similar fields that an error message lists."""
+
+_MAX_SETTINGS = 1000
+"""The most combinations of values; each is costed and becomes a row of the answer."""
+
+
+def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
+    """Return all combinations of the values of `path=value` texts; commas separate several values.
+
+    Raises BadInput for a text of another form and for a path that is given twice.
+    """
+    ranges: dict[str, tuple[Value, ...]] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        path = path.strip()
+        if not path or not equals or not values.strip():
+            raise BadInput(f"--set {text!r} is not of the form field=value, such as cluster.nodes=8.")
+        if path in ranges:
+            raise BadInput(f"--set {path} is given twice; separate several values by commas.")
+        ranges[path] = _parse_values(values)
+    number = math.prod(map(len, ranges.values()))
+    if number > _MAX_SETTINGS:
+        raise BadInput(f"--set asks for {number} combinations of values; give {_MAX_SETTINGS} at most.")
+    return tuple(dict(zip(ranges, combination, strict=True)) for combination in itertools.product(*ranges.values()))
+
+
+def _parse_values(text: str) -> tuple[Value, ...]:
+    """Parse one list or object, or values that commas separate."""
+    if text.strip()[0] in "[{":
+        return (_parse_value(text),)
+    return tuple(_parse_value(part.strip()) for part in text.split(","))
+
+
+def _parse_value(text: str) -> Value:
+    """Parse a JSON value; other text is a string. Raises BadInput for a number that is not finite."""
+    try:
+        value = load_json(text)
+    except DuplicateKeyError as error:
+        raise BadInput(f"--set: {error}.") from None
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"--set: {text} is not a finite number; use one.")
+    return value
+
+
+def with_setting(facts: Facts, setting: Setting) -> Facts:
+    """Return the facts with these fields set. Raises BadInput for an unknown field, naming the nearest, or a bad
+    value."""
+    tree = json.loads(facts.model_dump_json())
+    known = tuple(dict.fromkeys((*_paths(tree), *_OMITTED_DEFAULTS)))
+    for path, value in setting.items():
+        if path not in known:
+            raise BadInput(f"--set {path}: the plan's facts have no such field; {_suggestion(path, known)}")
+        _assign(tree, path, value)
+    described = ", ".join(f"{path}={value}" for path, value in setting.items())
+    changed = parse(Facts, json.dumps(tree), f"--set {described}")
+    require_within_limits(changed.models.by_name, changed.cluster, changed.workload, f"--set {described}")
+    return changed
+
+
+def _assign(tree: dict[str, Any], path: str, value: Value) -> None:
+    """Set one field in place; a device given by name also sets its links."""
+    *parents, last = path.split(".")
+    parent_node: Any = tree
+    for parent in parents:
+        parent_node = parent_node[int(parent) if isinstance(parent_node, list) else parent]
+    if last == "device" and isinstance(value, str):
+        device, intra_node, host = device_named(value)
+        links = {"device": device, "intra_node": intra_node, "host": host}
+        parent_node |= {name: json.loads(link.model_dump_json()) for name, link in links.items()}
+        return
+    if last in _LINKS and isinstance(value, str):
+        value = json.loads(network_named(value).model_dump_json())
+    parent_node[last] = value
+
+
+def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted paths of all fields, inner nodes included; members of a list are numbered."""
+    for name, value in tree.items():
+        yield prefix + name
+        members = enumerate(value) if isinstance(value, list) else ()
+        holders = {str(index): member for index, member in members if isinstance(member, dict)}
+        for holder, fields in holders.items():
+            yield from _paths(fields, f"{prefix}{name}.{holder}.")
+        if isinstance(value, dict):
+            yield from _paths(value, f"{prefix}{name}.")
+
+
+def _suggestion(path: str, known: Sequence[str]) -> str:
+    """The clause "did you mean ...?" with fields of the same last name, or else the most similar paths; without any,
+    the known roots."""
+    last = path.rpartition(".")[2]
+    same_last_name = [name for name in known if name.rpartition(".")[2] == last]
+    close = same_last_name or difflib.get_close_matches(path, known, n=_MAX_SUGGESTIONS)
+    if close:
+        return f"did you mean {' or '.join(close[:_MAX_SUGGESTIONS])}?"
+    return f"known: {', '.join(sorted({name.partition('.')[0] for name in known}))} and the fields in them."
+
+
+def size_settings(cluster: AnyCluster, sizes: Sequence[int]) -> tuple[Setting, ...]:
+    """Return the setting for each number of ranks: whole nodes, or a part of one. Raises BadInput for any other number,
+    and for a cluster of several kinds of nodes."""
+    per_node = require_uniform(cluster, "--sizes").ranks_per_node
+    settings: list[Setting] = []
+    for size in sizes:
+        if size < 1 or (size > per_node and size % per_node):
+            below, above = size // per_node * per_node, -(-size // per_node) * per_node
+            hint = f"use {below} or {above}" if size > per_node else "use 1 or more"
+            raise BadInput(f"--sizes {size} is not a number of whole nodes of {per_node} ranks; {hint}.")
+        nodes, ranks = (size // per_node, per_node) if size >= per_node else (1, size)
+        settings.append({"cluster.nodes": nodes, "cluster.ranks_per_node": ranks})
+    return tuple(settings)

@@ -1,0 +1,189 @@
+"""Enumerates the legal layouts and schedules of a stage, and keeps the undominated choices of one site.
+
+A site is a layout on a part of the cluster. Choices that take more time than the other stages leave in a short enough
+period are dropped. A dominated choice can be replaced by the one that dominates it in every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from operator import le
+from typing import NamedTuple, TypeAlias
+
+from meshwright.cost_models.protocol import Bytes, LayoutCosts
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, max_context_parallel, offered_layouts
+from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import Stage
+
+_ROUNDING = 1e-9
+"""Relative difference that may occur between equal sums of seconds."""
+
+
+class LeastTime(NamedTuple):
+    """Lower bounds over the remaining choices of a stage: tail seconds, and tail seconds x ranks."""
+
+    seconds: float
+    work: float
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The longest seconds of one stage, and the largest ranks x seconds."""
+
+    seconds: float
+    work: float
+
+    def allows(self, num_ranks: int, seconds: float) -> bool:
+        """Return True if a choice on this many ranks may be in a short enough period."""
+        return seconds <= self.seconds and num_ranks * seconds <= self.work
+
+    def holds(self, other: Allowance) -> bool:
+        """Return True if this allowance leaves at least as much as the other."""
+        return other.seconds <= self.seconds and other.work <= self.work
+
+
+@dataclass(frozen=True)
+class ShortPeriod:
+    """A period of at most `most_seconds` on `num_ranks` ranks.
+
+    `lags` are the seconds of the transfers within it, by producer and consumer; `names` has producers before consumers.
+    """
+
+    max_seconds: float
+    num_ranks: int
+    names: tuple[str, ...]
+    lags: Mapping[tuple[str, str], float]
+
+    def allowance_of(self, stage: str, least: Mapping[str, LeastTime]) -> Allowance:
+        """Return what is left to a stage beside the known least of the others.
+
+        Both the longest path through the period and the total ranks x seconds limit it.
+        """
+        others = {name: stage_least for name, stage_least in least.items() if name != stage}
+        edges = [
+            (self.names.index(producer), self.names.index(consumer), lag)
+            for (producer, consumer), lag in self.lags.items()
+        ]
+        seconds = [others[name].seconds if name in others else 0.0 for name in self.names]
+        position, last = self.names.index(stage), len(self.names) - 1
+        before = _longest_paths(seconds, edges)[position]
+        after = _longest_paths(
+            seconds[::-1], [(last - consumer, last - producer, lag) for producer, consumer, lag in edges]
+        )[last - position]
+        max_seconds = self.max_seconds * (1 + _ROUNDING)
+        return Allowance(
+            max_seconds - before - after,
+            max_seconds * self.num_ranks - sum(stage_least.work for stage_least in others.values()),
+        )
+
+
+def _longest_paths(seconds: list[float], edges: list[tuple[int, int, float]]) -> list[float]:
+    """Return for each stage the length in seconds of the longest path that ends before it."""
+    starts = [0.0] * len(seconds)
+    for position in range(len(seconds)):
+        paths = (
+            starts[producer] + seconds[producer] + lag for producer, consumer, lag in edges if consumer == position
+        )
+        starts[position] = max(paths, default=0.0)
+    return starts
+
+
+class Family(NamedTuple):
+    """Schedules that differ only in how much they process at a time, those that may need less memory first.
+
+    Each member is paired with its quickest variant, which recomputes and offloads nothing.
+    """
+
+    plain: Schedule
+    members: list[tuple[Schedule, Schedule]]
+
+
+def families_in(schedules: Iterable[Schedule]) -> tuple[Family, ...]:
+    """Group schedules into families."""
+    families: dict[Schedule, Family] = {}
+    for schedule in schedules:
+        plain = replace(schedule, micro_batch_size=1, micro_batch_tokens=0, generation_slots=0)
+        quickest = replace(schedule, recompute=Recompute.NONE, offload=Offload.NONE)
+        families.setdefault(plain, Family(plain, [])).members.append((schedule, quickest))
+    return tuple(families.values())
+
+
+def legal_layouts(facts: Facts, stage: Stage, num_ranks: int, part: int) -> Iterator[Layout]:
+    """Yield every legal factorisation of `num_ranks` into tp x pp x cp x dp with the other degrees of a layout.
+
+    A rule that the plain layout violates is also violated with chunks and expert parallelism.
+    """
+    num_layers, most_cp = facts.models.spec(stage.role).num_layers, max_context_parallel(facts, stage)
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            for cp in divisors(num_ranks // (tp * pp)):
+                if cp > most_cp:
+                    break
+                dp = num_ranks // (tp * pp * cp)
+                for sp in (False, True) if tp > 1 else (False,):
+                    plain = Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp)
+                    if layout_rules(facts, stage, plain, part):
+                        continue
+                    for layout in offered_layouts(facts, stage, plain):
+                        chunks = (
+                            divisors(num_layers // pp) if stage.trains and num_layers % pp == 0 and pp > 1 else (1,)
+                        )
+                        for vpp in chunks:
+                            chunked = replace(layout, vpp=vpp)
+                            if not layout_rules(facts, stage, chunked, part):
+                                yield chunked
+
+
+Row: TypeAlias = tuple[float, float, float, float, float]
+"""Seconds and tail seconds; bytes of own memory, of shareable weights, and transient bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParetoFront:
+    """The front of one stage on one site.
+
+    `least` returns a lower bound on the seconds of every schedule that differs from the given one only in ways that
+    cost time; `fits` tells if device and host have room.
+    """
+
+    num_ranks: int
+    shares: bool
+    max_period_seconds: float
+    allowance: Allowance
+    costs: LayoutCosts
+    least: Callable[[Schedule], float]
+    fits: Callable[[Bytes], bool]
+    rows: list[Row] = field(default_factory=list)
+    _least: dict[Schedule, float] = field(default_factory=dict)
+
+    def add(self, family: Family) -> None:
+        """Add the schedules of a family."""
+        for schedule, quickest in family.members:
+            if quickest not in self._least:
+                self._least[quickest] = self.least(quickest)
+            least = self._least[quickest]
+            if not self.allowance.allows(self.num_ranks, least):
+                continue
+            held = self.costs.bytes(schedule)
+            if self.fits(held):  # the others are still tried: no law says that more rows at a time take more memory
+                self._add_fitting(schedule, held, least)
+
+    def _add_fitting(self, schedule: Schedule, held: Bytes, least: float) -> None:
+        """Add a schedule that fits; its seconds are computed only if its bytes and least seconds do not decide."""
+        weights = held.weights if self.shares else 0.0
+        amounts = held.resident - weights, weights, held.transient
+        if self._is_dominated((least, least, *amounts)):
+            return
+        seconds = self.costs.seconds(schedule)
+        tail = self.costs.tail_seconds(schedule) if schedule.chunk_tokens else seconds
+        row = seconds, tail, *amounts
+        is_short = seconds <= self.max_period_seconds and self.allowance.allows(self.num_ranks, tail)
+        if is_short and not self._is_dominated(row):
+            self.rows.append(row)
+
+    def _is_dominated(self, row: Row) -> bool:
+        """Return True if some row is no larger in any amount."""
+        return any(all(map(le, other, row)) for other in self.rows)

@@ -1,0 +1,373 @@
+"""Enumerates every choice that the rules allow a stage, with its costs and refits, independently of the search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Move
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, schedules, streaming_rules
+from meshwright.planner.plan.pool_rules import first_ranks, pool_sizes
+from meshwright.planner.plan.reward_workers import earliest_reward_seconds, reward_readers
+from meshwright.planner.plan.steps_ahead import SearchCase, SearchCaseKey, max_deferral
+from meshwright.planner.proof.site_choices import (
+    Allowance,
+    Family,
+    LeastTime,
+    ParetoFront,
+    ShortPeriod,
+    families_in,
+    legal_layouts,
+)
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Stage, StageGraph
+
+
+class Site(NamedTuple):
+    """A layout on a part of the cluster; stages of one role on equal sites may share weights."""
+
+    part: int
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Refits:
+    """The refits of some facts by a cost model, wherever the pools lie; equal transfers are costed once."""
+
+    facts: Facts
+    model: CostModel
+    _known: dict[object, float] = field(default_factory=dict)
+
+    def seconds(self, stage: Stage, sources: Sequence[Site], targets: Sequence[Site]) -> NDArray[np.float64]:
+        """Return the least seconds, [sources, targets].
+
+        They are 0 if the two sites may share a copy. If they shard weights in the same way but may not share, they are
+        those of a copy within the ranks. Otherwise they depend only on the kinds of the sites (`Move`).
+        """
+        sources_by_kind, targets_by_kind = _by_kind(sources), _by_kind(targets)
+        seconds = self._between(stage, list(sources_by_kind.values()), list(targets_by_kind.values()))
+        indices = ({kind: index for index, kind in enumerate(kinds)} for kinds in (sources_by_kind, targets_by_kind))
+        rows, columns = (
+            [index[_kind(site)] for site in sites] for index, sites in zip(indices, (sources, targets), strict=True)
+        )
+        seconds = seconds[np.ix_(rows, columns)]
+        column_of = {site: column for column, site in enumerate(targets)}
+        for row, source in enumerate(sources):
+            if source in column_of:
+                seconds[row, column_of[source]] = 0.0 if stage.may_share else self._least(stage, source, source)
+        return seconds
+
+    def _between(
+        self, stage: Stage, source_kinds: Sequence[Sequence[Site]], target_kinds: Sequence[Sequence[Site]]
+    ) -> NDArray[np.float64]:
+        """Return the seconds between different sites of every two kinds; 0 if there are none."""
+        cuts = [targets[0].layout.weight_layout for targets in target_kinds]
+        slices: dict[object, int] = {}
+        seconds = np.zeros((len(source_kinds), len(target_kinds)))
+        for row, sources in enumerate(source_kinds):
+            part, layout = sources[0]
+            size, axes = layout.num_ranks, _axes(layout)
+            for column, (targets, cut) in enumerate(zip(target_kinds, cuts, strict=True)):
+                pair = axes, _axes(cut)
+                if pair not in slices:
+                    slices[pair] = layout.max_overlapping_shards(cut)
+                key = stage.name, part, size, slices[pair], targets[0].part, cut
+                if key not in self._known:
+                    distinct_sites = next((pair for pair in product(sources, targets) if pair[0] != pair[1]), None)
+                    if distinct_sites is None:
+                        continue
+                    self._known[key] = self._least(stage, *distinct_sites)
+                seconds[row, column] = self._known[key]
+        return seconds
+
+    def _least(self, stage: Stage, source: Site, target: Site) -> float:
+        """Return the least over disjoint pools and over pools of which one contains the other."""
+        sizes = source.layout.num_ranks, target.layout.num_ranks
+        parts_of = self.facts.cluster.parts_of
+        may_meet = any(one is other for one, other in product(parts_of(source.part), parts_of(target.part)))
+        nested = {min(sizes)} if may_meet else set()
+        apart = {0} if sum(sizes) <= self.facts.cluster.num_ranks else set()
+        moves = (
+            Move(
+                model=self.facts.models.spec(stage.role),
+                source=source.layout,
+                target=target.layout,
+                overlap=overlap,
+                source_part=source.part,
+                target_part=target.part,
+                generates=stage.generates,
+                quantises=stage.is_quantised,
+            )
+            for overlap in nested | apart
+        )
+        return min(self.model.move_seconds(move).total for move in moves)
+
+
+def _kind(site: Site) -> tuple[int, int, tuple[int, int, int, int]]:
+    """Return the properties of a site that a transfer of its weights depends on."""
+    return site.part, site.layout.num_ranks, _axes(site.layout)
+
+
+def _axes(layout: Layout) -> tuple[int, int, int, int]:
+    """Return the degrees that shard weights."""
+    return layout.tp, layout.pp, layout.ep, layout.etp
+
+
+def _by_kind(sites: Sequence[Site]) -> dict[object, list[Site]]:
+    """Group the sites by the properties that a transfer of their weights depends on."""
+    kinds: dict[object, list[Site]] = {}
+    for site in sites:
+        kinds.setdefault(_kind(site), []).append(site)
+    return kinds
+
+
+_PLAIN_AMOUNTS = ("seconds", "tail_seconds", "own", "weights", "transient")
+AMOUNTS = ("ranks", *_PLAIN_AMOUNTS, "work", "tail_work", *(f"{name}_in_all" for name in _PLAIN_AMOUNTS[2:]))
+"""The amounts of a choice.
+
+They are: ranks; seconds and tail seconds; on a rank, resident bytes except shareable weights, shareable weights, and
+transient bytes; ranks x seconds and ranks x tail seconds; and the three kinds of bytes on all ranks.
+"""
+
+
+@dataclass(frozen=True)
+class ChoiceSubset:
+    """A subset of the choices of a stage: their indices, the least of each amount, and the indices of their sites."""
+
+    numbers: NDArray[np.int64]
+    least: Mapping[str, float]
+    sites: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All choices of a stage: their amounts, [amounts, choices], and the index of each one's site."""
+
+    amounts: NDArray[np.float64]
+    site: NDArray[np.int64]
+
+    def subset(self, numbers: NDArray[np.int64]) -> ChoiceSubset:
+        """Return the subset of the choices with these indices."""
+        least = self.amounts[:, numbers].min(axis=1).tolist() if len(numbers) else ()
+        return ChoiceSubset(numbers, dict(zip(AMOUNTS, least, strict=False)), frozenset(self.site[numbers].tolist()))
+
+    @property
+    def least(self) -> LeastTime:
+        """The least tail seconds and tail work of all choices; infinite if there are none."""
+        kinds = (AMOUNTS.index(f"tail_{kind}") for kind in ("seconds", "work"))
+        return LeastTime(*(float(self.amounts[kind].min(initial=math.inf)) for kind in kinds))
+
+    def allowed(self, allowance: Allowance) -> Choices:
+        """Return the choices within the allowance."""
+        seconds, work = (self.amounts[AMOUNTS.index(f"tail_{kind}")] for kind in ("seconds", "work"))
+        is_allowed = (seconds <= allowance.seconds) & (work <= allowance.work)
+        return Choices(self.amounts[:, is_allowed], self.site[is_allowed])
+
+    @cached_property
+    def sites(self) -> tuple[int, ...]:
+        """The indices of all sites, ascending."""
+        return tuple(sorted(set(self.site.tolist())))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The choices of every stage in a search case, and the seconds between stages.
+
+    `lags` are the transfers within a period; `carried` has those to later periods, with the number of periods. `refits`
+    has the least seconds of every refit by its target stage, [sites of the training stage, sites of the target]. Stages
+    that are `late` have the rewards that they read no sooner than `arrival_seconds` after the start of a generation.
+    """
+
+    graph: StageGraph
+    num_ranks: int
+    room_bytes: float
+    search_case: SearchCase
+    lags: Mapping[tuple[str, str], float]
+    choices: Mapping[str, Choices]
+    refits: Mapping[str, NDArray[np.float64]]
+    carried: Mapping[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    arrival_seconds: float = 0.0
+    _known: dict[object, float] = field(default_factory=dict)
+
+    def refit_seconds(self, target: str, sources: frozenset[int], targets: frozenset[int]) -> float:
+        """Return the least seconds of a stage's refit between some sites of its training stage and some of its own."""
+        key = target, sources, targets
+        if key not in self._known:
+            ends = ((self.graph.trainer_of(target), sources), (target, targets))
+            indices = (np.searchsorted(self.choices[name].sites, sorted(sites)) for name, sites in ends)
+            self._known[key] = float(self.refits[target][np.ix_(*indices)].min())
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """Builds the spaces of some facts by a cost model, without choices that are in no period below `most_seconds`.
+
+    Such choices take longer alone, or together with the least of what precedes and follows. Choices that two search
+    cases have in common are costed once.
+    """
+
+    facts: Facts
+    model: CostModel
+    max_period_seconds: float
+    _choices: dict[tuple[str, SearchCaseKey], tuple[Allowance, Choices]] = field(default_factory=dict)
+    sites: dict[Site, int] = field(default_factory=dict)
+    _families: dict[int, tuple[object, tuple[Family, ...]]] = field(default_factory=dict)
+
+    def spaces(self, search_cases: Sequence[SearchCase]) -> tuple[Space, ...]:
+        """Return the spaces of some search cases.
+
+        The last ones are built first: stages work ahead there, so that the fewest choices are pruned.
+        """
+        return tuple(self.space(scope) for scope in reversed(search_cases))[::-1]
+
+    def space(self, search_case: SearchCase) -> Space:
+        """Return the space of a search case."""
+        facts, ahead = self.facts, search_case.ahead
+        edges = [(h, ahead[h.producer] - ahead[h.consumer]) for h in stage_transfers(facts, self.model)]
+        lags = {(edge.producer, edge.consumer): edge.cost.total for edge, turns in edges if not turns}
+        choices = self._allowed(search_case, lags)
+        return Space(
+            graph=facts.graph,
+            num_ranks=facts.cluster.num_ranks,
+            room_bytes=max(part.device.usable_bytes for part in facts.cluster.parts),
+            search_case=search_case,
+            lags=lags,
+            choices=choices,
+            carried={(edge.producer, edge.consumer): (turns, edge.cost.total) for edge, turns in edges if turns},
+            late=frozenset(reward_readers(facts)),
+            arrival_seconds=self._arrival_seconds,
+            refits={stage.name: self._refits_of(stage, choices) for stage in facts.graph.stages if stage.needs_refit},
+        )
+
+    @cached_property
+    def _arrival_seconds(self) -> float:
+        return earliest_reward_seconds(self.facts)
+
+    @cached_property
+    def _refits(self) -> Refits:
+        return Refits(self.facts, self.model)
+
+    def _refits_of(self, stage: Stage, choices: Mapping[str, Choices]) -> NDArray[np.float64]:
+        all_sites = list(self.sites)
+        ends = (choices[name].sites for name in (self.facts.graph.trainer_of(stage.name), stage.name))
+        sources, targets = ([all_sites[number] for number in indices] for indices in ends)
+        return self._refits.seconds(stage, sources, targets)
+
+    def _allowed(self, scope: SearchCase, lags: Mapping[tuple[str, str], float]) -> dict[str, Choices]:
+        """Return the choices of every stage within its allowance.
+
+        Stages that take most of a period come first, because they limit the others most.
+        """
+        graph = self.facts.graph
+        period = ShortPeriod(self.max_period_seconds, self.facts.cluster.num_ranks, graph.names, lags)
+        by_stage: dict[str, Choices] = {}
+        least = {stage.name: self._least_of(stage) for stage in graph.stages if not scope.streams(stage)}
+        for stage in sorted(graph.stages, key=lambda stage: (not stage.generates, not stage.trains)):
+            by_stage[stage.name] = self._choices_of(stage, scope, period.allowance_of(stage.name, least))
+            least[stage.name] = by_stage[stage.name].least
+        return {name: by_stage[name].allowed(period.allowance_of(name, least)) for name in graph.names}
+
+    def _least_of(self, stage: Stage) -> LeastTime:
+        """Return an arithmetic lower bound for a stage that streams nothing, on any pool."""
+        model = self.facts.models.spec(stage.role)
+        seconds_by_size = [
+            (size, self.model.lower_bound_seconds(stage, model, size, part)) for part, size in self._kinds
+        ]
+        return LeastTime(
+            min(seconds for _, seconds in seconds_by_size), min(size * seconds for size, seconds in seconds_by_size)
+        )
+
+    @cached_property
+    def _kinds(self) -> list[tuple[int, int]]:
+        """The kinds of pools: part of the cluster (or pair of parts), and size."""
+        cluster = self.facts.cluster
+        all_ranks = ((first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+        return sorted({(cluster.part_of_pool(range(first, first + size)), size) for first, size in all_ranks})
+
+    def _choices_of(self, stage: Stage, scope: SearchCase, allowance: Allowance) -> Choices:
+        key = stage.name, scope.key_for(stage)
+        if key not in self._choices or not self._choices[key][0].holds(allowance):
+            numbers, rows = [], []
+            for site in self._sites_of(stage, allowance, streams=scope.streams(stage)):
+                for row in self._rows(stage, scope, site, allowance):
+                    numbers.append(self.sites.setdefault(site, len(self.sites)))
+                    rows.append(row)
+            plain = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(_PLAIN_AMOUNTS)).T
+            amounts = np.concatenate([plain, plain[0] * plain[1:]])
+            self._choices[key] = allowance, Choices(amounts, np.array(numbers, dtype=np.int64))
+        return self._choices[key][1]
+
+    def _sites_of(self, stage: Stage, allowance: Allowance, *, streams: bool) -> Iterator[Site]:
+        """Yield every legal layout on every kind of pool that is not too slow whatever the layout."""
+        model = self.facts.models.spec(stage.role)
+        for part, size in self._kinds:
+            least = self.model.lower_bound_seconds(stage, model, size, part)
+            if least <= self.max_period_seconds and (streams or allowance.allows(size, least)):
+                for layout in legal_layouts(self.facts, stage, size, part):
+                    yield Site(part, layout)
+
+    def _rows(self, stage: Stage, scope: SearchCase, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
+        """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated (`Front`)."""
+        (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
+        device_bytes, host_bytes = available_bytes(self.facts, part)
+        legal = [
+            family
+            for family in self._families_of(stage, scope, site)
+            if not streaming_rules(self.facts, layout, family.plain, part)
+        ]
+        if not legal:
+            return iter(())
+        call = self._call(stage, scope, site, legal[0].members[0][0])
+        costs = self.model.on_layout(replace(call, max_deferral=deferral))
+        front = ParetoFront(
+            num_ranks=layout.num_ranks,
+            shares=stage.may_share,
+            max_period_seconds=self.max_period_seconds,
+            allowance=allowance,
+            costs=costs,
+            least=lambda quickest: self._least_seconds(stage, scope, site, quickest, costs),
+            fits=lambda held: held.peak <= device_bytes and held.host <= host_bytes,
+        )
+        for family in legal:
+            front.add(family)
+        return ((layout.num_ranks, *row) for row in front.rows)
+
+    def _call(self, stage: Stage, scope: SearchCase, site: Site, schedule: Schedule) -> Call:
+        deferral = max_deferral(scope.ahead, self.facts.staleness)
+        return query_for_choice(self.facts, stage, Choice(site.layout, schedule), deferral=deferral, part=site.part)
+
+    def _families_of(self, stage: Stage, scope: SearchCase, site: Site) -> tuple[Family, ...]:
+        """Return all schedules of a site by family; on two kinds of nodes with their rows split by speed."""
+        facts, (part, layout) = self.facts, site
+        all_schedules = schedules(facts, stage, layout, scope)
+        if len(facts.cluster.parts_of(part)) > 1:
+            return families_in(
+                self.model.with_row_split(self._call(stage, scope, site, schedule)) for schedule in all_schedules
+            )
+        # Very many sites share one list of schedules. The list is kept with its families so that its id stays valid.
+        if id(all_schedules) not in self._families:
+            self._families[id(all_schedules)] = all_schedules, families_in(all_schedules)
+        return self._families[id(all_schedules)][1]
+
+    def _least_seconds(
+        self, stage: Stage, scope: SearchCase, site: Site, quickest: Schedule, costs: LayoutCosts
+    ) -> float:
+        """Return a lower bound on the seconds of every schedule that differs from `quickest` only by being slower.
+
+        For a generation it is computed without simulation; for a schedule that streams it is 0.
+        """
+        if stage.generates:
+            return self.model.generation_lower_bound(self._call(stage, scope, site, quickest))
+        return costs.seconds(quickest) if self.model.seconds_are_monotone and not quickest.chunk_tokens else 0.0

@@ -1,0 +1,279 @@
+"""The sections on what a plan uses: the terms of every predicted time, the peak memory of every rank, and the busy and
+idle time of every pool.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.cost_models.cost import Source, Term
+from meshwright.planner.plan.evaluate import Item, items, resident_bytes, task_name_of
+from meshwright.planner.plan.plan import Placement, Plan
+from meshwright.planner.report import formatting
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
+from meshwright.planner.report.html import Html, badge, note, section, table, tag
+from meshwright.planner.simulation.simulate import Simulation, TimeUse
+from meshwright.profiles.stages import StageGraph
+
+_TASK_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
+
+_OPACITIES = (1.0, 0.8, 0.62, 0.47, 0.35)
+"""Opacities of the terms of a bar, the largest term first; further terms have the last opacity."""
+
+_MIN_TERM_SHARE = 0.001
+"""The smallest share of a cost with which a term is listed in the table."""
+
+
+def terms(plan: Plan) -> Html:
+    """Return the section: a bar for each task with its terms from the largest to the smallest; extrapolated terms are
+    hatched."""
+    shown = sorted((item for item in items(plan) if item.cost.total), key=lambda item: item.start_seconds)
+    chart = lane_chart(
+        [box for lane, item in enumerate(shown) for box in _task_bar(plan, lane, item)],
+        axis=linear(0.0, max(item.cost.total for item in shown)),
+        unit="s",
+        num_lanes=len(shown),
+        lane_height=_TASK_LANE_HEIGHT,
+        labels=[Label(lane, lane, task_name_of(item)) for lane, item in enumerate(shown)],
+        describe="the terms of the cost of each task",
+    )
+    rows = [(task_name_of(item), f"{item.cost.total:.3f}", _terms_text(item), item.cost.source.value) for item in shown]
+    headings = ("task", "seconds", "terms", "least trusted source")
+    extrapolated_tasks = [task_name_of(item) for item in shown if item.cost.source is Source.EXTRAPOLATED]
+    warning = f"Extrapolated beyond the measurements: {', '.join(extrapolated_tasks)}." if extrapolated_tasks else ""
+    entries = (("c-other", "solid", "a term, the largest first"), ("c-other", "hatched", "extrapolated"))
+    return section(
+        "terms",
+        "Costs",
+        note("Every predicted time is a sum of named terms. ", tag("span", warning, class_="alarm")),
+        legend(entries),
+        chart,
+        table(headings, rows, numbers=(1,)),
+    )
+
+
+def _largest_first(item: Item) -> Sequence[Term]:
+    return sorted(item.cost.merged().terms, key=lambda term: -term.amount)
+
+
+def _task_bar(plan: Plan, lane: int, item: Item) -> list[Box]:
+    boxes, start = [], 0.0
+    for place, term in enumerate(_largest_first(item)):
+        extrapolated = term.source is Source.EXTRAPOLATED
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=start,
+                end=start + term.amount,
+                colour=formatting.colour(task_name_of(item), plan.graph),
+                title=f"{task_name_of(item)}: {term.name} {formatting.seconds(term.amount)}, {term.source}",
+                lines=(f"{term.name} {formatting.seconds(term.amount)}",) if place < 2 or extrapolated else (),
+                look="hatched" if extrapolated else "solid",
+                opacity=_OPACITIES[min(place, len(_OPACITIES) - 1)],
+            )
+        )
+        start += term.amount
+    return boxes
+
+
+def _terms_text(item: Item) -> str:
+    """The terms with their seconds, and with their source where it differs from that of the whole cost."""
+    source = item.cost.source
+    return ", ".join(
+        f"{term.name} {formatting.seconds(term.amount)}" + (f" ({term.source})" if term.source is not source else "")
+        for term in _largest_first(item)
+        if term.amount >= _MIN_TERM_SHARE * item.cost.total
+    )
+
+
+_RANKS_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
+
+_MAX_NAME_LENGTH = 20
+"""The most letters that fit in the margin beside a bar."""
+
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+"""Units of the axis; the largest that a device fills is used."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The equal contents of some ranks: resident bytes of each stage, and the stage with the most transient bytes."""
+
+    ranks: tuple[int, ...]
+    resident: tuple[tuple[str, float], ...]
+    worst: Placement | None
+
+    @property
+    def resident_bytes(self) -> float:
+        return sum(num_bytes for _, num_bytes in self.resident)
+
+    @property
+    def transient_bytes(self) -> float:
+        return self.worst.transient.total if self.worst else 0.0
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.resident_bytes + self.transient_bytes
+
+
+def memory_of_ranks(plan: Plan) -> tuple[RankMemory, ...]:
+    """Return the memory of all ranks, grouped by equal contents."""
+    ranks_by_contents: dict[tuple[int, tuple[str, ...]], list[int]] = defaultdict(list)
+    for rank in range(plan.facts.cluster.num_ranks):
+        stages = tuple(p.stage for p in plan.placements if rank in plan.pool(p.pool).ranks)
+        ranks_by_contents[plan.facts.cluster.part_of(rank), stages].append(rank)
+    return tuple(_filling(plan, stages, ranks) for (_, stages), ranks in ranks_by_contents.items())
+
+
+def memory(plan: Plan) -> Html:
+    """Return the section: a bar for each group of ranks with equal contents, against the usable memory of a device."""
+    cluster, memory_fillings = plan.facts.cluster, memory_of_ranks(plan)
+    limits = sorted({part.device.usable_bytes for part in cluster.parts})
+    usable = limits[-1]
+    fullest = max((f.peak_bytes for f in memory_fillings), default=0.0)
+    scale, unit = next(((s, u) for s, u in _UNITS if usable >= s), _UNITS[-1])
+    chart = lane_chart(
+        [box for lane, filling in enumerate(memory_fillings) for box in _memory_bar(plan, lane, filling, scale)],
+        axis=linear(0.0, max(usable, fullest) * 1.02 / scale),
+        unit=unit,
+        num_lanes=len(memory_fillings),
+        lane_height=_RANKS_LANE_HEIGHT,
+        labels=[Label(lane, lane, _ranks_label(filling)) for lane, filling in enumerate(memory_fillings)],
+        marks=[Mark(limit / scale, f"usable: {formatting.size(limit)}", limit=True) for limit in limits],
+        describe="peak memory of the ranks against the limit",
+    )
+    owners = dict.fromkeys(stage for filling in memory_fillings for stage, _ in filling.resident)
+    entries = [(formatting.colour(stage, plan.graph), "solid", f"{stage}, stays") for stage in owners]
+    entries.append(("c-other", "hatched", "the most that a stage needs while it runs"))
+    rows = [_row(filling, cluster.usable_bytes(filling.ranks[0])) for filling in memory_fillings]
+    headings = ("ranks", "stays", "largest copy", "while a stage runs", "which", "at worst", "free")
+    summary = note(
+        f"{_device_memory(plan)}: what stays on a rank whatever runs, and the most that a stage needs on top. "
+        "Stages that share weights count them once."
+    )
+    return section("memory", "Memory", summary, legend(entries), chart, table(headings, rows, numbers=(1, 3, 5, 6)))
+
+
+def _device_memory(plan: Plan) -> str:
+    devices = {part.device.name: part.device for part in plan.facts.cluster.parts}
+    return "; ".join(
+        f"{name} has {formatting.size(device.memory_bytes)}, of which {formatting.size(device.usable_bytes)} are usable"
+        for name, device in devices.items()
+    )
+
+
+def _filling(plan: Plan, stages: tuple[str, ...], ranks: list[int]) -> RankMemory:
+    placements = [plan.placement(stage) for stage in stages]
+    resident = [(p.stage, resident_bytes(plan, p)) for p in placements]
+    return RankMemory(
+        ranks=tuple(ranks),
+        resident=tuple((stage, num_bytes) for stage, num_bytes in resident if num_bytes),
+        worst=max(placements, key=lambda p: p.transient.total, default=None),
+    )
+
+
+def _ranks_label(filling: RankMemory) -> str:
+    """The ranks of a group, or only their number where they are scattered."""
+    name = f"ranks {formatting.ranks(filling.ranks)}"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{len(filling.ranks)} ranks"
+
+
+def _memory_bar(plan: Plan, lane: int, filling: RankMemory, scale: float) -> list[Box]:
+    boxes, start = [], 0.0
+    parts = [(stage, num_bytes, "solid", "stays") for stage, num_bytes in filling.resident]
+    if filling.worst:
+        parts.append((filling.worst.stage, filling.transient_bytes, "hatched", "while it runs"))
+    for stage, num_bytes, look, when in parts:
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=start / scale,
+                end=(start + num_bytes) / scale,
+                colour=formatting.colour(stage, plan.graph),
+                title=f"{stage}, {when}: {formatting.size(num_bytes)}",
+                lines=(formatting.size(num_bytes),),
+                look=look,
+            )
+        )
+        start += num_bytes
+    return boxes
+
+
+def _row(filling: RankMemory, usable: int) -> tuple[str, ...]:
+    stage, num_bytes = max(filling.resident, key=lambda part: part[1], default=("", 0.0))
+    return (
+        formatting.ranks(filling.ranks),
+        formatting.size(filling.resident_bytes),
+        f"{stage} {formatting.size(num_bytes)}" if stage else "",
+        formatting.size(filling.transient_bytes),
+        filling.worst.stage if filling.worst else "",
+        formatting.size(filling.peak_bytes),
+        formatting.size(usable - filling.peak_bytes),
+    )
+
+
+_POOL_LANE_HEIGHT = 30.0
+"""Height of a bar in pixels, with room for its text."""
+
+_MAX_CAUSES, _MIN_CAUSE_SHARE = 4, 0.0005
+"""The causes of waiting that are listed for a pool: their number, and the smallest share, which does not round to 0."""
+
+
+def idle(simulation: Simulation, graph: StageGraph) -> Html:
+    """Return the section: a bar for each pool, busy time in full colour, waiting hatched in the colour of its cause."""
+    pools = simulation.pools
+    chart = lane_chart(
+        [box for lane, use in enumerate(pools) for box in _pool_bar(lane, use, graph)],
+        axis=linear(0.0, 100.0),
+        unit="%",
+        num_lanes=len(pools),
+        lane_height=_POOL_LANE_HEIGHT,
+        labels=[Label(lane, lane, use.name) for lane, use in enumerate(pools)],
+        describe="what the pools are busy with and what they wait for",
+    )
+    steps = simulation.steps
+    summary = note(
+        badge("SIMULATED"),
+        f"{len(steps.seconds)} steps with {simulation.durations} durations: mean {formatting.seconds(steps.mean)}, "
+        f"median "
+        f"{formatting.seconds(steps.p50)}, p90 {formatting.seconds(steps.p90)}, p99 {formatting.seconds(steps.p99)}; "
+        f"the plan says "
+        f"{formatting.seconds(simulation.plan_seconds)}. {formatting.count(simulation.tokens_per_second)} response "
+        f"tokens/s.",
+    )
+    entries = (("c-other", "solid", "busy, in the colour of the stage"), ("c-other", "hatched", "waiting for it"))
+    rows = [(use.name, formatting.percent(use.idle_share), _causes(use)) for use in pools]
+    return section("idle", "Idle time", summary, legend(entries), chart, table(("pool", "idle", "waiting for"), rows))
+
+
+def _pool_bar(lane: int, use: TimeUse, graph: StageGraph) -> list[Box]:
+    boxes, start = [], 0.0
+    parts = [(share, "solid", share.what) for share in use.busy]
+    parts += [(share, "hatched", f"waits for {share.what}") for share in use.waits]
+    for share, look, text in parts:
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=100 * start,
+                end=100 * (start + share.share),
+                colour=formatting.colour(share.what, graph),
+                title=f"{text}: {formatting.percent(share.share)}",
+                lines=(f"{text} {formatting.percent(share.share)}",),
+                look=look,
+            )
+        )
+        start += share.share
+    return boxes
+
+
+def _causes(use: TimeUse) -> str:
+    """The largest causes of waiting, without those that round to 0.0%."""
+    shares = [share for share in use.waits[:_MAX_CAUSES] if share.share >= _MIN_CAUSE_SHARE] or use.waits[:1]
+    return ", ".join(f"{share.what} {formatting.percent(share.share)}" for share in shares) or "nothing"

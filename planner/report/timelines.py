@@ -1,0 +1,285 @@
+"""The sections that show stages over time: the overview of ranks over one period, the predicted timeline of its tasks
+with the critical path, and several steps of the simulation and of each run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from meshwright.planner.analysis.explain import explain
+from meshwright.planner.analysis.trace_analysis import step_ends
+from meshwright.planner.plan.evaluate import items, ranks_of, task_name_of
+from meshwright.planner.plan.plan import Placement, Plan, Refit
+from meshwright.planner.report import formatting
+from meshwright.planner.report.charts import Box, Label, Mark, lane_chart, legend, linear
+from meshwright.planner.report.contents import Contents, clock_label, run_label
+from meshwright.planner.report.html import Html, badge, note, section, table, tag
+from meshwright.profiles.stages import StageGraph
+from meshwright.profiles.trace import Run, Span
+
+_MIN_HEIGHT, _MAX_HEIGHT, _RANK_HEIGHT = 170.0, 520.0, 24.0
+"""Heights in pixels: limits of the chart, which fits a screen, and of a rank where there are few."""
+
+_MAX_NODE_LABELS = 24
+"""The most labels beside a chart of the largest height, so that they do not overlap."""
+
+
+def overview(plan: Plan) -> Html:
+    """Return the section: the chart, and a table of all placements."""
+    cluster = plan.facts.cluster
+    nodes = _nodes(plan)
+    height = min(max(_RANK_HEIGHT * cluster.num_ranks, _MIN_HEIGHT), _MAX_HEIGHT)
+    chart = lane_chart(
+        _task_boxes(plan),
+        axis=linear(0.0, plan.period_seconds),
+        unit="s",
+        num_lanes=cluster.num_ranks,
+        lane_height=height / cluster.num_ranks,
+        labels=nodes,
+        rules=[*(label.first for label in nodes), cluster.num_ranks],
+        describe="which stage runs on which ranks at what time of a period",
+    )
+    return section("glance", "The plan at a glance", note(_caption(plan)), chart, _placements_table(plan))
+
+
+def works_ahead(plan: Plan) -> bool:
+    """True if some stage works ahead of training."""
+    return any(placement.steps_ahead for placement in plan.placements)
+
+
+def _caption(plan: Plan) -> str:
+    period = f"One period of {formatting.seconds(plan.period_seconds)}: ranks from top to bottom, grouped by node."
+    if not works_ahead(plan):
+        return f"{period} Every stage works on the same step; ranks are idle where nothing is drawn."
+    return f"{period} Stages that work ahead of training name their step; ranks are idle where nothing is drawn."
+
+
+def _task_boxes(plan: Plan) -> Iterator[Box]:
+    for item in items(plan):
+        if item.end_seconds == item.start_seconds:
+            continue
+        name = task_name_of(item)
+        span = f"{formatting.seconds(item.start_seconds)} to {formatting.seconds(item.end_seconds)}"
+        for first, last in formatting.consecutive(ranks_of(plan, item)):
+            yield Box(
+                first=first,
+                last=last,
+                start=item.start_seconds,
+                end=item.end_seconds,
+                colour=formatting.colour(name, plan.graph),
+                title=f"{name} on ranks {formatting.ranks(ranks_of(plan, item))}, {span}",
+                lines=_lines(plan, item),
+            )
+
+
+def _lines(plan: Plan, item: Placement | Refit) -> tuple[str, ...]:
+    if isinstance(item, Refit):
+        return (task_name_of(item),)
+    step = (formatting.step(item.steps_ahead),) if works_ahead(plan) else ()
+    return (item.stage, *step, str(item.layout), formatting.schedule(item.schedule))
+
+
+def _nodes(plan: Plan) -> list[Label]:
+    """A label for each node, or for several nodes together where there are many."""
+    cluster = plan.facts.cluster
+    nodes_per_label = -(-cluster.nodes // _MAX_NODE_LABELS)
+    labels = []
+    for node in range(0, cluster.nodes, nodes_per_label):
+        first, stop = (min(n, cluster.nodes) * cluster.ranks_per_node for n in (node, node + nodes_per_label))
+        nodes = formatting.ranks(range(node, min(node + nodes_per_label, cluster.nodes)))
+        name = f"node {nodes}: {formatting.ranks(range(first, stop))}" if nodes_per_label == 1 else f"nodes {nodes}"
+        labels.append(Label(first, stop - 1, name))
+    return labels
+
+
+def _placements_table(plan: Plan) -> Html:
+    rows = [
+        (
+            p.stage,
+            formatting.ranks(plan.pool(p.pool).ranks),
+            str(p.layout),
+            formatting.schedule(p.schedule),
+            formatting.step(p.steps_ahead),
+            f"{p.start_seconds:.3f}",
+            f"{p.cost.total:.3f}",
+        )
+        for p in sorted(plan.placements, key=lambda p: p.start_seconds)
+    ]
+    headings = ("stage", "ranks", "layout", "schedule", "works on", "start s", "seconds")
+    return table(headings, rows, numbers=(5, 6))
+
+
+_PERIOD_LANE_HEIGHT = 24.0
+"""Height of a task in pixels, with room for its text."""
+
+
+def period_timeline(plan: Plan) -> Html:
+    """Return the section: tasks in the order of their start, those off the critical path pale."""
+    path = explain(plan).critical_path
+    critical = {wait.task for wait in path}
+    shown = sorted((i for i in items(plan) if i.cost.total), key=lambda i: (i.start_seconds, i.end_seconds))
+    boxes = []
+    for lane, item in enumerate(shown):
+        name = task_name_of(item)
+        step = f", {formatting.step(item.steps_ahead)}" if isinstance(item, Placement) and works_ahead(plan) else ""
+        boxes.append(
+            Box(
+                first=lane,
+                last=lane,
+                start=item.start_seconds,
+                end=item.end_seconds,
+                colour=formatting.colour(name, plan.graph),
+                title=f"{name}: {formatting.seconds(item.start_seconds)} to {formatting.seconds(item.end_seconds)}",
+                lines=(f"{formatting.seconds(item.cost.total)}{step}",),
+                look="solid" if name in critical else "faint",
+            )
+        )
+    chart = lane_chart(
+        boxes,
+        axis=linear(0.0, plan.period_seconds),
+        unit="s",
+        num_lanes=len(shown),
+        lane_height=_PERIOD_LANE_HEIGHT,
+        labels=[Label(lane, lane, task_name_of(item)) for lane, item in enumerate(shown)],
+        describe="when each task of a period runs, as predicted",
+    )
+    rows = [
+        (
+            f"{wait.start_seconds:.3f}",
+            f"{wait.seconds:.3f}",
+            wait.task,
+            wait.because,
+            ", ".join(f"{term.name} {formatting.seconds(term.amount)}" for term in wait.largest_terms),
+        )
+        for wait in path
+    ]
+    headings = ("start s", "seconds", "task", "because it", "mostly")
+    caption = note("Predicted. Tasks on the critical path are in full colour, tasks with slack are pale.")
+    return section("turn", "The period", caption, chart, table(headings, rows, numbers=(0, 1)))
+
+
+_MAX_STEPS = 3
+"""The most steps that are drawn after the first."""
+
+_MAX_LANES = 64
+"""The most ranks with a lane each; with more, a lane would be thinner than a line."""
+
+_MAX_LABELS = 16
+"""The most labels beside the lanes."""
+
+_MIN_TIMELINE_HEIGHT, _MAX_TIMELINE_HEIGHT, _TIMELINE_RANK_HEIGHT = 60.0, 400.0, 22.0
+"""Heights in pixels: limits of a chart, and of a rank where there are few."""
+
+_TWO_LINE_HEIGHT = 28.0
+"""The height in pixels from which a box shows its stage and its step in two lines."""
+
+_HIDDEN_KINDS = ("send", "receive")
+"""Kinds of spans that are not drawn: a rank that waits for a message is idle."""
+
+
+def timelines(contents: Contents) -> Html:
+    """Return the section: a chart of the simulation and of each run."""
+    plan, simulation = contents.plan, contents.simulation
+    simulated = Run(spans=simulation.spans, name=f"with {simulation.durations} durations")
+    charts = [part for run in (simulated, *contents.runs) for part in _timeline(plan, run)]
+    caption = (
+        "Every rank over some steps; ranks are idle where nothing is drawn. Rest the pointer on a box for its times."
+    )
+    entries = [(formatting.colour(p.stage, plan.graph), "solid", p.stage) for p in plan.placements]
+    entries += [("c-refit", "solid", "refit"), ("c-other", "solid", "evaluation, checkpoint")]
+    return section("timelines", "Timelines", note(caption), legend(entries), *charts)
+
+
+def _timeline(plan: Plan, run: Run) -> Iterator[Html]:
+    start, end, ends = _window(plan.graph, run.spans)
+    num_ranks = plan.facts.cluster.num_ranks
+    shown = shown_ranks(plan)
+    height = min(max(_TIMELINE_RANK_HEIGHT * len(shown), _MIN_TIMELINE_HEIGHT), _MAX_TIMELINE_HEIGHT)
+    charts = lane_chart(
+        _span_boxes(plan.graph, _between(run.spans, start, end), shown, start, height),
+        axis=linear(0.0, end - start),
+        unit="s",
+        num_lanes=len(shown),
+        lane_height=height / len(shown),
+        labels=_labels(shown),
+        rules=_node_borders(plan, shown),
+        marks=[Mark(at - start, f"end of step {step}") for step, at in ends.items()],
+        describe=f"what every rank does over some steps, {run_label(run)}",
+    )
+    shown_note = (
+        f"; {len(shown)} of the {num_ranks} ranks are shown, some of every pool" if len(shown) < num_ranks else ""
+    )
+    yield tag("h3", badge(clock_label(run)), run.name, shown_note, class_="timeline")
+    yield charts
+
+
+def shown_ranks(plan: Plan) -> list[int]:
+    """Return the ranks to draw: all, or where there are many, some of each set of ranks that are in the same pools."""
+    num_ranks = plan.facts.cluster.num_ranks
+    if num_ranks <= _MAX_LANES:
+        return list(range(num_ranks))
+    borders = sorted({0, num_ranks, *(end for p in plan.pools for end in (p.ranks.start, p.ranks.stop))})
+    shown: list[int] = []
+    for first, stop in pairwise(borders):
+        size = stop - first
+        lanes = min(size, max(1, round(_MAX_LANES * size / num_ranks)))
+        shown += [first + size * lane // lanes for lane in range(lanes)]
+    return shown
+
+
+def _node_borders(plan: Plan, shown: Sequence[int]) -> list[float]:
+    """The lanes at which a node starts, if every rank has a lane."""
+    per_node = plan.facts.cluster.ranks_per_node
+    return [rank for rank in shown if rank % per_node == 0] if len(shown) == plan.facts.cluster.num_ranks else []
+
+
+def _window(graph: StageGraph, spans: Sequence[Span]) -> tuple[float, float, dict[int, float]]:
+    """The time window to draw, with the ends of its steps: from the end of the first step, which is a warm-up, through
+    several more. A single step is drawn whole."""
+    ends = step_ends(graph, spans)
+    (first, first_end), *others = ends.items()
+    if not others:
+        return min(span.start_seconds for span in spans), first_end, {first: first_end}
+    shown = dict(others[:_MAX_STEPS])
+    return first_end, max(shown.values()), shown
+
+
+def _between(spans: Sequence[Span], start: float, end: float) -> list[Span]:
+    """The spans that overlap a time window."""
+    return [span for span in spans if span.end_seconds > start and span.start_seconds < end]
+
+
+def _span_boxes(
+    graph: StageGraph, spans: Sequence[Span], shown: Sequence[int], window_start: float, height: float
+) -> Iterator[Box]:
+    """Boxes of the spans; neighbouring lanes with the same instruction of a step at the same time share a box."""
+    lane_height = height / len(shown)
+    lane_of = {rank: lane for lane, rank in enumerate(shown)}
+    lanes: dict[tuple[int, str, float, float], set[int]] = defaultdict(set)
+    for span in spans:
+        if span.rank in lane_of and span.kind not in _HIDDEN_KINDS and span.seconds:
+            lanes[span.step, span.instruction, span.start_seconds, span.end_seconds].add(lane_of[span.rank])
+    for (step, name, start, end), lanes_of_box in lanes.items():
+        times = f"{formatting.seconds(start - window_start)} to {formatting.seconds(end - window_start)}"
+        for first, last in formatting.consecutive(lanes_of_box):
+            ranks = formatting.ranks(shown[lane] for lane in range(first, last + 1))
+            is_flat = (last + 1 - first) * lane_height < _TWO_LINE_HEIGHT
+            yield Box(
+                first=first,
+                last=last,
+                start=start - window_start,
+                end=end - window_start,
+                colour=formatting.colour(name, graph),
+                title=f"{name} of step {step} on ranks {ranks}: {formatting.seconds(end - start)}, {times}",
+                lines=(f"{name}, step {step}",) if is_flat else (name, f"step {step}"),
+            )
+
+
+def _labels(shown: Sequence[int]) -> list[Label]:
+    """Labels of the ranks beside their lanes, one for several ranks where there are many."""
+    ranks_per_label = -(-len(shown) // _MAX_LABELS)
+    starts = range(0, len(shown), ranks_per_label)
+    ends = [min(lane + ranks_per_label, len(shown)) - 1 for lane in starts]
+    return [Label(a, b, formatting.ranks(range(shown[a], shown[b] + 1))) for a, b in zip(starts, ends, strict=True)]

@@ -1,0 +1,99 @@
+"""The section on training: curves of the metrics of runs over the steps, and some of their responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.report import formatting
+from meshwright.planner.report.charts import PlotPoint, Series, linear, plot
+from meshwright.planner.report.html import Html, note, section, table, tag
+from meshwright.profiles.untrusted_text import printable
+
+CURVES = {
+    "score": "reward",
+    "kl_to_ref": "KL to the reference, nats of a response",
+    "entropy": "entropy, nats of a token",
+    "response_tokens": "tokens of a response",
+    "truncated_fraction": "truncated share of the responses",
+    "actor_grad_norm": "gradient norm of the actor",
+    "seconds": "seconds of a step",
+}
+"""The metrics of a run that are plotted, by name, with the titles of their plots."""
+
+HELD_OUT = "held-out reward"
+"""The name of the curve of evaluations."""
+
+_MAX_POINTS = 200
+"""The most points of a curve; with more steps, each point is a mean over consecutive steps."""
+
+_MAX_MARKED_POINTS = 30
+"""The most points of a curve that are marked on its line."""
+
+_MAX_CHARACTERS = 2000
+"""The most characters of a text that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownSample:
+    """A prompt with its response and score, from a step of a run."""
+
+    step: int
+    prompt: str
+    response: str
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCurves:
+    """The training curves of a run, by name as (step, value) points, and its last recorded responses."""
+
+    run: str
+    curves: Mapping[str, Sequence[tuple[int, float]]]
+    samples: Sequence[ShownSample] = ()
+
+
+def training_section(runs: Sequence[TrainingCurves]) -> Html:
+    """Return the section: a plot for each curve of each run, and a table of its last responses; or a hint how to get
+    them."""
+    trained_runs = [one for one in runs if any(one.curves.values())]
+    if not trained_runs:
+        return section("learning", "Training", note("No run that trains: name the --out of a `meshwright run`."))
+    return section("learning", "Training", *(part for one in trained_runs for part in _run_parts(one)))
+
+
+def _run_parts(learned: TrainingCurves) -> Iterator[Html]:
+    yield tag("h3", learned.run)
+    plots = [_curve(name, points) for name, points in learned.curves.items() if len(points) > 1]
+    yield tag("div", *plots, class_="pair")
+    if learned.samples:
+        rows = [
+            (str(one.step), f"{one.score:.3f}", _shortened(one.prompt), _shortened(one.response))
+            for one in learned.samples
+        ]
+        yield table(("step", "score", "prompt", "response"), rows, numbers=range(2))
+
+
+def _curve(name: str, points: Sequence[tuple[int, float]]) -> Html:
+    title = CURVES.get(name, name)
+    plot_points = tuple(PlotPoint(x, y, f"step {x:.0f}: {y:.4g}") for x, y in _thinned(points))
+    across = linear(plot_points[0].x, plot_points[-1].x)
+    return plot(
+        [Series("", formatting.COLOURS[0], plot_points, marked=len(plot_points) <= _MAX_MARKED_POINTS)],
+        across=across,
+        names=[f"{tick:,g}" for tick in across.ticks],
+        what="step",
+        up=title,
+        describe=f"{title} over the steps of the run",
+    )
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
+    points_per_mean = -(-len(points) // _MAX_POINTS)
+    for start in range(0, len(points), points_per_mean):
+        chunk = points[start : start + points_per_mean]
+        yield sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)
+
+
+def _shortened(text: str) -> str:
+    return printable(text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ...")

@@ -1,0 +1,225 @@
+"""Charts of what-if answers: step time on several numbers of GPUs, as a section and as a page, and the page of a sweep
+over ranges of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
+from meshwright.planner.plan.whatif_settings import Setting
+from meshwright.planner.report import formatting
+from meshwright.planner.report.charts import PlotPoint, Series, at_values, legend, plot
+from meshwright.planner.report.html import Html, join, note, page, section, table, tag
+from meshwright.profiles.errors import BadInput
+
+
+def sizes(what_if: WhatIf | None) -> Html:
+    """Return the section: the plot and the table, or a hint how to get them."""
+    if what_if is None:
+        return section("sizes", "Other numbers of GPUs", note("Not requested: --sizes 8,16,32 plans the job on each."))
+    outlooks = {_num_ranks(answer.setting): answer for answer in what_if.answers}
+    planned = {size: answer.outlook for size, answer in sorted(outlooks.items()) if answer.outlook}
+    plots = [_sizes_plot(planned)] if planned else []
+    rows = [
+        (
+            str(size),
+            *(_size_numbers(size, answer.outlook, planned) if answer.outlook else ("",) * 5),
+            "" if answer.fits else " ".join(answer.broken),
+        )
+        for size, answer in sorted(outlooks.items())
+    ]
+    headings = ("GPUs", "step s", "tokens/s", "speed-up", "efficiency", "GPU-hours of 1000 steps", "why not")
+    summary = note("Predicted: the best plan of the same job on each number of GPUs.")
+    notes = [note(sentence) for sentence in what_if.notes]
+    return section("sizes", "Other numbers of GPUs", summary, *plots, table(headings, rows, numbers=range(6)), *notes)
+
+
+def _num_ranks(setting: Setting) -> int:
+    return int(setting["cluster.nodes"]) * int(setting["cluster.ranks_per_node"])
+
+
+def _sizes_plot(planned: dict[int, Outlook]) -> Html:
+    smallest = min(planned)
+    work = planned[smallest].step_seconds * smallest
+    points = tuple(
+        PlotPoint(float(size), outlook.step_seconds, f"{size} GPUs: {formatting.seconds(outlook.step_seconds)}")
+        for size, outlook in planned.items()
+    )
+    ideal = tuple(PlotPoint(point.x, work / point.x, "") for point in points)
+    series = (Series("in proportion", "c-other", ideal, guide=True), Series("", formatting.COLOURS[0], points))
+    chart = plot(
+        series,
+        across=at_values([point.x for point in points]),
+        names=[str(size) for size in planned],
+        what="GPUs",
+        up="step time, s",
+        describe="step time against the number of GPUs",
+    )
+    entries = (
+        (formatting.COLOURS[0], "solid", "the best plan"),
+        ("c-other", "faint", f"{smallest} GPUs in proportion"),
+    )
+    return join([legend(entries), chart])
+
+
+def _size_numbers(size: int, outlook: Outlook, planned: dict[int, Outlook]) -> tuple[str, ...]:
+    smallest = min(planned)
+    faster = planned[smallest].step_seconds / outlook.step_seconds
+    return (
+        f"{outlook.step_seconds:.3f}",
+        f"{outlook.tokens_per_second:,.0f}",
+        f"{faster:.2f}",
+        formatting.percent(faster * smallest / size),
+        f"{outlook.gpu_hours:,.1f}",
+    )
+
+
+@dataclass(frozen=True)
+class _Swept:
+    """The answers of a sweep. `field` is on the horizontal axis; each of `lines` is one combination of the values of
+    the other fields."""
+
+    field: str
+    lines: Mapping[str, tuple[Consequence, ...]]
+
+
+def swept_field(settings: Sequence[Setting]) -> str:
+    """Return the first field that has several values. Raises BadInput if there is none."""
+    paths = tuple(settings[0])
+    field = next((path for path in paths if len({str(setting[path]) for setting in settings}) > 1), None)
+    if field is None:
+        raise BadInput(
+            f"--plot needs a field with several values and {', '.join(paths)} has one; "
+            f"separate values by commas, as in --set {paths[0]}=1,2."
+        )
+    return field
+
+
+def _swept(answered: WhatIf) -> _Swept:
+    field = swept_field([answer.setting for answer in answered.answers])
+    lines: dict[str, list[Consequence]] = {}
+    for answer in answered.answers:
+        other_values = {path: value for path, value in answer.setting.items() if path != field}
+        lines.setdefault(formatting.setting(other_values), []).append(answer)
+    return _Swept(field, {name: tuple(answers) for name, answers in lines.items()})
+
+
+def sweep(what_if: WhatIf) -> str:
+    """Return the HTML page: two plots and a table. Raises BadInput if no field has several values."""
+    swept = _swept(what_if)
+    method = "planned again for each value" if what_if.replanned else "the same placements re-evaluated"
+    return page(
+        f"What if {swept.field} changes",
+        tag("header", tag("h1", f"What if {swept.field} changes"), tag("p", f"Predicted, {method}.", class_="lead")),
+        _plots(swept),
+        _sweep_table(what_if),
+        *(
+            note(f"{formatting.setting(answer.setting)}: {sentence}")
+            for answer in what_if.answers
+            for sentence in _answer_notes(answer)
+        ),
+        *(note(sentence) for sentence in what_if.notes),
+    )
+
+
+def _plots(swept: _Swept) -> Html:
+    """The plots of step time and tokens/s, side by side where there is room."""
+    places = _places(swept)
+    plots = [
+        _sweep_plot(swept, places, up, value_of)
+        for up, value_of in (("step time, s", _step_seconds), ("response tokens/s", _tokens))
+    ]
+    entries = [(colour, "solid", name) for colour, name in zip(formatting.COLOURS, swept.lines, strict=False) if name]
+    return tag("div", legend(entries), tag("div", *plots, class_="pair"), note("Open circles do not fit in memory."))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The horizontal position of each value, by its text. Values without an order, such as devices, are not joined by
+    lines."""
+
+    positions: Mapping[str, float]
+    ordered: bool
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.positions, key=self.positions.__getitem__)
+
+
+def _places(swept: _Swept) -> _Places:
+    values = tuple(dict.fromkeys(a.setting[swept.field] for answers in swept.lines.values() for a in answers))
+    ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return _Places({str(v): float(v) if ordered else float(place) for place, v in enumerate(values)}, ordered)
+
+
+def _sweep_plot(swept: _Swept, places: _Places, up: str, value_of: Callable[[Outlook], float]) -> Html:
+    """A plot of one number of the answers."""
+    series = []
+    for number, (name, answers) in enumerate(swept.lines.items()):
+        points = [
+            PlotPoint(
+                places.positions[str(answer.setting[swept.field])],
+                value_of(answer.outlook),
+                f"{formatting.setting(answer.setting)}: {value_of(answer.outlook):,.4g}",
+                answer.fits,
+            )
+            for answer in answers
+            if answer.outlook
+        ]
+        ordered = tuple(sorted(points, key=lambda point: point.x))
+        series.append(
+            Series(name, formatting.COLOURS[number % len(formatting.COLOURS)], ordered, joined=places.ordered)
+        )
+    across = at_values(tuple(places.positions.values()))
+    return plot(series, across=across, names=places.names, what=swept.field, up=up, describe=f"{up} by {swept.field}")
+
+
+def _sweep_table(answered: WhatIf) -> Html:
+    headings = ("", "step s", "against", "tokens/s", "idle", "headroom", "GPU-hours of 1000 steps", "fits")
+    rows = [
+        (
+            "as planned",
+            *_sweep_numbers(answered.baseline, None),
+            "yes" if answered.baseline.headroom_bytes >= 0 else "no",
+        )
+    ]
+    for answer in answered.answers:
+        numbers = _sweep_numbers(answer.outlook, answer.difference) if answer.outlook else ("",) * 6
+        rows.append((formatting.setting(answer.setting), *numbers, "yes" if answer.fits else " ".join(answer.broken)))
+    return table(headings, rows, numbers=range(1, 7))
+
+
+def _sweep_numbers(outlook: Outlook, difference: Outlook | None) -> tuple[str, ...]:
+    return (
+        f"{outlook.step_seconds:.3f}",
+        formatting.difference(difference.step_seconds / (outlook.step_seconds - difference.step_seconds))
+        if difference
+        else "",
+        f"{outlook.tokens_per_second:,.0f}",
+        formatting.percent(outlook.idle_share),
+        formatting.size(outlook.headroom_bytes),
+        f"{outlook.gpu_hours:,.1f}",
+    )
+
+
+def _answer_notes(answer: Consequence) -> Iterator[str]:
+    yield from answer.notes
+    if answer.extrapolated:
+        yield f"extrapolated: {', '.join(answer.extrapolated)}."
+
+
+def _step_seconds(outlook: Outlook) -> float:
+    return outlook.step_seconds
+
+
+def _tokens(outlook: Outlook) -> float:
+    return outlook.tokens_per_second
+
+
+def fit_page(what_if: WhatIf, least_ranks: int) -> str:
+    """Return the HTML page: the smallest number of devices, the plot and the table."""
+    title = "How many devices"
+    summary = f"Predicted: a plan fits on {least_ranks} devices, and on none of the smaller numbers that were tried."
+    return page(title, tag("header", tag("h1", title), tag("p", summary, class_="lead")), sizes(what_if))

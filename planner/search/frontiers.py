@@ -1,0 +1,290 @@
+"""Computes the exact Pareto frontier of each stage: the choices that no other beats in seconds and every kind of
+bytes.
+
+If other stages may share a stage's weights, or refits start from them, only choices with the same layout are compared.
+Only the size of a pool and its kind of nodes matter here, not its position. Stages are costed in parallel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.planner.plan.cost_queries import Choice, query_for_choice
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
+from meshwright.planner.plan.pins import Pin, Ranks
+from meshwright.planner.plan.reward_workers import extra_reward_wait_seconds, reward_readers
+from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, synchronous_case
+from meshwright.planner.search import parallel
+from meshwright.planner.search.choice_costs import (
+    DOMINATED,
+    NO_TIME_LIMIT,
+    TOO_SLOW,
+    Candidate,
+    ChoiceLimits,
+    CostingRecord,
+    LayoutCosting,
+    PlainPipeline,
+    QuestionCounts,
+    TimeLimit,
+    cost_call,
+    undominated,
+    undominated_by_layout,
+    undominated_generations,
+)
+from meshwright.planner.search.legal_choices import legal_choices_by_layout, pools
+from meshwright.profiles.layout import Layout
+from meshwright.profiles.schedule import Schedule
+from meshwright.profiles.stages import Stage
+
+
+class PoolKind(NamedTuple):
+    """The properties of a pool that decide the cost of a choice on it: its part of the cluster, and its size."""
+
+    part: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The frontier of one stage: its undominated choices by kind of pool, and the number of rejected ones by reason.
+
+    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `asked` counts the
+    questions to the cost model.
+    """
+
+    stage: Stage
+    pools: Mapping[Ranks, PoolKind]
+    candidates: Mapping[PoolKind, tuple[Candidate, ...]]
+    rejected: Counter[str]
+    smallest: Mapping[int, Candidate]
+    questions: QuestionCounts
+
+    def candidates_on(self, ranks: Ranks) -> tuple[Candidate, ...]:
+        """Return the choices on one of the stage's pools."""
+        return self.candidates[self.pools[ranks]]
+
+
+def frontier(
+    facts: Facts,
+    model: CostModel,
+    stage: Stage,
+    pins: Sequence[Pin],
+    *,
+    is_limited: bool = True,
+    search_case: SearchCase | None = None,
+    time_limits: Mapping[PoolKind, TimeLimit] | None = None,
+    is_plain: bool = False,
+    stage_pools: Mapping[Ranks, PoolKind] | None = None,
+) -> Frontier:
+    """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
+
+    `most` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no limit.
+    `is_plain` costs only plain choices (`space.choices_by_layout`). `on` are the stage's pools if already listed.
+    `scope` defaults to the plainest search case.
+    """
+    stage_pins = [pin for pin in pins if pin.stage == stage.name]
+    kinds = kinds_of(facts, stage, stage_pins) if stage_pools is None else stage_pools
+    costing = _Costing(
+        facts=facts,
+        model=model,
+        stage=stage,
+        pins=stage_pins,
+        is_limited=is_limited,
+        search_case=search_case or synchronous_case(facts.graph),
+        time_limits=time_limits,
+        is_plain=is_plain,
+    )
+    return Frontier(
+        stage=stage,
+        pools=kinds,
+        candidates={kind: costing.candidates_on(kind) for kind in sorted(set(kinds.values()))},
+        rejected=+costing.record.rejected,
+        smallest={
+            part: cost_call(model, costing.call(choice, part)) for part, (_, choice) in costing.record.smallest.items()
+        },
+        questions=costing.record.questions,
+    )
+
+
+def kinds_of(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> dict[Ranks, PoolKind]:
+    """Return the pools that a stage may use, each with its kind."""
+    cluster = facts.cluster
+    return {r: PoolKind(cluster.part_of_pool(r.ranks), r.num_ranks) for r in pools(facts, stage, pins)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costing:
+    """Costs the choices of one stage, one kind of pool after the other, and counts what it rejects."""
+
+    facts: Facts
+    model: CostModel
+    stage: Stage
+    pins: Sequence[Pin]
+    is_limited: bool
+    search_case: SearchCase
+    time_limits: Mapping[PoolKind, TimeLimit] | None
+    is_plain: bool
+    record: CostingRecord = field(default_factory=CostingRecord)
+
+    @property
+    def deferral(self) -> int:
+        return max_deferral(self.search_case.ahead, self.facts.staleness)
+
+    def candidates_on(self, kind: PoolKind) -> tuple[Candidate, ...]:
+        """Return the choices on pools of one kind that fit, are not too slow, and that no other beats."""
+        most = NO_TIME_LIMIT if self.time_limits is None else self.time_limits.get(kind)
+        if most is None:
+            self.record.rejected[TOO_SLOW] += 1
+            return ()
+        rejected, (device_bytes, host_bytes) = self.record.rejected, available_bytes(self.facts, kind.part)
+        room = ChoiceLimits(
+            time_limit=most, device_bytes=device_bytes if self.is_limited else math.inf, host_bytes=host_bytes
+        )
+        fitting: list[Candidate] = []
+        beside = PlainPipeline(self.facts.models.spec(self.stage.role))
+        by_layout = legal_choices_by_layout(
+            self.facts,
+            self.stage,
+            kind.num_ranks,
+            self.pins,
+            rejected,
+            part=kind.part,
+            search_case=self.search_case,
+            plain_only=self.is_plain,
+        )
+        for layout, schedules in by_layout:
+            call = replace(self.call(Choice(layout, schedules[0]), kind.part), max_deferral=self.deferral)
+            on_layout = LayoutCosting(
+                model=self.model, call=call, limits=room, plain_pipeline=beside, record=self.record
+            )
+            for schedule in self.with_split_rows(call, schedules):
+                result = on_layout.cost(schedule)
+                if isinstance(result, Candidate):
+                    fitting.append(result)
+                else:
+                    rejected[result] += 1
+        kept = self._undominated(fitting, kind.part)
+        rejected[DOMINATED] += len(fitting) - len(kept)
+        return kept
+
+    def _undominated(self, fitting: Sequence[Candidate], part: int) -> tuple[Candidate, ...]:
+        by_layout = self.stage.may_share or self.stage.is_trained
+        if not (self.stage.generates and reward_readers(self.facts)):
+            return tuple(undominated_by_layout(fitting)) if by_layout else undominated(fitting)
+        groups: dict[Layout | None, list[Candidate]] = {}
+        for candidate in fitting:
+            groups.setdefault(candidate.layout if by_layout else None, []).append(candidate)
+
+        def late_seconds_of(candidate: Candidate) -> float:
+            return extra_reward_wait_seconds(self.facts, part, candidate.layout, candidate.schedule, candidate.seconds)
+
+        return tuple(
+            candidate for group in groups.values() for candidate in undominated_generations(group, late_seconds_of)
+        )
+
+    def with_split_rows(self, call: Call, schedules: Sequence[Schedule]) -> Iterable[Schedule]:
+        """Replace the schedules by ones whose rows are split by speed if the pool spans two kinds of nodes."""
+        if len(self.facts.cluster.parts_of(call.part)) == 1:
+            return schedules
+        return (self.model.with_row_split(replace(call, schedule=schedule)) for schedule in schedules)
+
+    def call(self, choice: Choice, part: int) -> Call:
+        """Build the question to the cost model for a choice on a part of the cluster."""
+        return query_for_choice(self.facts, self.stage, choice, deferral=self.deferral, part=part)
+
+
+def frontiers(
+    facts: Facts,
+    model: CostModel,
+    pins: Sequence[Pin],
+    *,
+    is_limited: bool = True,
+    search_case: SearchCase | None = None,
+) -> tuple[Frontier, ...]:
+    """Compute the frontier of every stage, in the order of the stages."""
+    stages = facts.graph.stages
+    return tuple(
+        frontier(facts, model, stage, pins, is_limited=is_limited, search_case=search_case) for stage in stages
+    )
+
+
+@dataclass
+class StageCosts:
+    """Costs stages of one job; `asked` collects every frontier that was costed."""
+
+    facts: Facts
+    model: CostModel
+    pins: Sequence[Pin]
+    costed_frontiers: list[Frontier] = field(default_factory=list)
+
+    @cached_property
+    def pools(self) -> dict[str, Mapping[Ranks, PoolKind]]:
+        """The pools of each stage with their kinds; the many pools are listed once for equal pool pins."""
+        by_pins: dict[frozenset[Pin], Mapping[Ranks, PoolKind]] = {}
+        by_stage = {}
+        for stage in self.facts.graph.stages:
+            pool_pins = frozenset(pin for pin in self.pins if pin.stage == stage.name and pin.key == "pool")
+            if pool_pins not in by_pins:
+                by_pins[pool_pins] = kinds_of(self.facts, stage, self.pins)
+            by_stage[stage.name] = by_pins[pool_pins]
+        return by_stage
+
+    @cached_property
+    def kinds(self) -> dict[str, set[PoolKind]]:
+        """The kinds of the pools of each stage."""
+        return {name: set(pools.values()) for name, pools in self.pools.items()}
+
+    def frontier(
+        self,
+        stage: Stage,
+        search_case: SearchCase,
+        time_limits: Mapping[PoolKind, TimeLimit] | None,
+        *,
+        is_plain: bool = False,
+    ) -> Frontier:
+        """Return one stage's frontier in a search case without its pools, which are too many to send between processes.
+
+        `most` and `is_plain` are as in `frontier.frontier`.
+        """
+        costed = frontier(
+            self.facts,
+            self.model,
+            stage,
+            self.pins,
+            search_case=search_case,
+            time_limits=time_limits,
+            is_plain=is_plain,
+            stage_pools=self.pools[stage.name],
+        )
+        return replace(costed, pools={})
+
+    def in_parallel(
+        self,
+        work: Callable[[Stage], Frontier],
+        stages: Sequence[Stage],
+        *,
+        prepare: Callable[[], None],
+        on_start: Callable[[int], None],
+    ) -> list[Frontier]:
+        """Return the frontiers of some stages, with their pools; see `parallel.side_by_side`."""
+        pools = self.pools  # listed here, so that a forked process inherits them
+        frontiers = parallel.map_in_two_processes(work, stages, prepare=prepare, on_start=on_start)
+        self.costed_frontiers += frontiers
+        return [replace(found, pools=pools[found.stage.name]) for found in frontiers]
+
+
+def costing_order(stages: Sequence[Stage]) -> tuple[list[Stage], ...]:
+    """Group the stages in the order in which to cost them: generation, training, and the others.
+
+    Generation and training take most of a period, so that their costs prune choices of the other stages most.
+    """
+    generates = [stage for stage in stages if stage.generates]
+    trains = [stage for stage in stages if stage.trains]
+    return generates, trains, [stage for stage in stages if stage not in [*generates, *trains]]

@@ -1,0 +1,239 @@
+"""Enumerates the legal choices (layout and schedule) of one stage on a pool of one size, without any costs.
+
+Every rejected choice is counted under the sentence that says why.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from meshwright.planner.plan.cost_queries import Choice
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import (
+    layout_rules,
+    max_context_parallel,
+    offered_layouts,
+    schedules,
+    streaming_rules,
+)
+from meshwright.planner.plan.micro_batch_rules import NO_EXTRA_CHOICES, ExtraChoices
+from meshwright.planner.plan.pins import Pin, Ranks, Value, value_of
+from meshwright.planner.plan.pool_rules import (
+    first_ranks,
+    may_span_node_kinds,
+    overlap_violations,
+    pool_sizes,
+    pool_violations,
+)
+from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous_case
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.layout import Layout, divisors
+from meshwright.profiles.schedule import Offload, Recompute, Schedule
+from meshwright.profiles.stages import Stage
+
+PINNED = "excluded by a pin"
+
+
+def legal_choices(
+    facts: Facts,
+    stage: Stage,
+    num_ranks: int,
+    pins: Sequence[Pin],
+    *,
+    part: int = 0,
+    search_case: SearchCase | None = None,
+    wanted: ExtraChoices = NO_EXTRA_CHOICES,
+) -> Iterator[Choice]:
+    """Yield the legal choices that agree with the pins, in a fixed order; see `choices_by_layout`."""
+    by_layout = legal_choices_by_layout(
+        facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, wanted=wanted
+    )
+    return (Choice(layout, schedule) for layout, schedules in by_layout for schedule in schedules)
+
+
+def legal_choices_by_layout(
+    facts: Facts,
+    stage: Stage,
+    num_ranks: int,
+    pins: Sequence[Pin],
+    rejected: Counter[str],
+    *,
+    part: int = 0,
+    search_case: SearchCase | None = None,
+    plain_only: bool = False,
+    wanted: ExtraChoices = NO_EXTRA_CHOICES,
+) -> Iterator[tuple[Layout, list[Schedule]]]:
+    """Yield the legal layouts on a part of the cluster, each with its legal schedules that agree with the pins.
+
+    The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
+    split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
+    `scope` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
+    addition to the usual ones; without pins, `wanted` is offered.
+    """
+    search_case = search_case or synchronous_case(facts.graph)
+    wanted = _wanted(pins) if pins else wanted
+    for plain_layout in _layouts(facts, stage, num_ranks, wanted):
+        if plain_only and not _is_plain_layout(plain_layout, facts.cluster.ranks_per_node):
+            continue
+        for layout in (plain_layout,) if plain_only else _with_chunks(facts, stage, plain_layout):
+            violations = layout_rules(facts, stage, layout, part)
+            if violations:
+                rejected[violations[0]] += 1
+                break  # every number of chunks violates the same rule
+            legal, by_chunk = [], {0: violations}
+            for schedule in schedules(facts, stage, layout, search_case, wanted):
+                if plain_only and not _is_plain_schedule(schedule, facts.workload.max_tokens):
+                    continue
+                if schedule.chunk_tokens not in by_chunk:
+                    by_chunk[schedule.chunk_tokens] = streaming_rules(facts, layout, schedule, part)
+                violations = by_chunk[schedule.chunk_tokens]
+                if not violations and (not pins or agrees(Choice(layout, schedule), pins)):
+                    legal.append(schedule)
+                else:
+                    rejected[violations[0] if violations else PINNED] += 1
+            if legal:
+                yield layout, legal
+
+
+def _wanted(pins: Sequence[Pin]) -> ExtraChoices:
+    """Return which micro-batch sizes and layouts the pins of a stage require beyond the usual ones."""
+    caps = [pin.value for pin in pins if pin.key == "micro_batch_tokens" and not pin.forbids]
+    by_rows = 0 in caps or any(pin.key == "micro_batch_size" for pin in pins)
+    all_layouts = any(pin.key in ("layout", "pp", "ep", "etp") for pin in pins)
+    return ExtraChoices(by_rows, tuple(cap for cap in caps if isinstance(cap, int) and cap), all_layouts)
+
+
+def _is_plain_layout(layout: Layout, ranks_per_node: int) -> bool:
+    """True for the usual layouts: tp within a node and with sequence parallelism, no context parallelism."""
+    return layout.tp <= ranks_per_node and layout.sp == (layout.tp > 1) and layout.cp == 1
+
+
+def _is_plain_schedule(schedule: Schedule, longest: int) -> bool:
+    """True for the usual schedules: no offload, selective recomputation or chunks.
+
+    Their micro-batches hold a power of four of the longest rows.
+    """
+    rows = schedule.max_tokens(longest) // longest
+    is_power_of_four = rows.bit_length() % 2 and rows.bit_count() == 1
+    return (
+        schedule.offload is Offload.NONE
+        and schedule.recompute is not Recompute.SELECTIVE
+        and not schedule.chunk_tokens
+        and bool(is_power_of_four)
+    )
+
+
+def pools(facts: Facts, stage: Stage, pins: Iterable[Pin]) -> tuple[Ranks, ...]:
+    """Return the pools that a stage may run on."""
+    cluster = facts.cluster
+    pool_pins = [pin for pin in pins if pin.stage == stage.name and pin.key == "pool"]
+    all_ranks = (Ranks(first, size) for size in pool_sizes(cluster) for first in first_ranks(cluster, size))
+    return tuple(
+        ranks
+        for ranks in all_ranks
+        if all(pin.allows(ranks) for pin in pool_pins)
+        and (may_span_node_kinds(facts, stage) or len(cluster.parts_of(cluster.part_of_pool(ranks.ranks))) == 1)
+    )
+
+
+def check_pins(facts: Facts, pins: Sequence[Pin]) -> None:
+    """Check that the pins leave legal choices.
+
+    Raises BadInput for the first pin that no legal choice agrees with; the message names the nearest legal value.
+    """
+    for name in dict.fromkeys(pin.stage for pin in pins):
+        stage, stage_pins = facts.graph.by_name[name], [pin for pin in pins if pin.stage == name]
+        for pin in stage_pins:
+            if isinstance(pin.value, Ranks):
+                _refuse(pin, pool_violations(facts.cluster, pin.value.first_rank, pin.value.num_ranks))
+            if isinstance(pin.value, Layout):
+                _refuse(pin, layout_rules(facts, stage, pin.value))
+        _check_together(facts, stage, stage_pins)
+    pool_pins = [pin for pin in pins if isinstance(pin.value, Ranks) and not pin.forbids]
+    for first, second in combinations(pool_pins, 2):
+        assert isinstance(first.value, Ranks)
+        assert isinstance(second.value, Ranks)
+        _refuse(second, overlap_violations(first.value.ranks, second.value.ranks))
+
+
+def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
+    """Apply the pins of a stage one by one, and refuse the first that leaves or forbids no legal choice."""
+    cluster = facts.cluster
+    parts = [(cluster.part_of_pool(ranks.ranks), ranks.num_ranks) for ranks in pools(facts, stage, pins)]
+    kinds = {(len(cluster.parts_of(part)), size): part for part, size in parts}
+    if not kinds:
+        _refuse(pins[-1], (f"no pool is left for {stage.name}; remove one of its pins.",))
+    wanted = _wanted(pins)
+    all_legal = remaining = [
+        choice
+        for ahead in steps_ahead_patterns(facts.graph, facts.staleness)
+        for scope in search_cases(ahead, facts.staleness)
+        for (_, size), part in sorted(kinds.items(), key=lambda kind: kind[0][::-1])
+        for choice in legal_choices(facts, stage, size, (), part=part, search_case=scope, wanted=wanted)
+    ]
+    for pin in pins:
+        if pin.key == "pool":
+            continue
+        values = {_value(choice, pin.key) for choice in (all_legal if pin.forbids else remaining)}
+        if remaining and pin.value not in values:
+            legal = min(values, key=lambda value: _distance(value, pin.value))
+            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
+        agreeing = [choice for choice in remaining if agrees(choice, (pin,))]
+        if remaining and not agreeing:
+            _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
+        remaining = agreeing
+
+
+def _refuse(pin: Pin, violations: Sequence[str]) -> None:
+    if violations:
+        raise BadInput(f"{pin.quoted}: {violations[0]}")
+
+
+def _layouts(facts: Facts, stage: Stage, num_ranks: int, wanted: ExtraChoices) -> Iterator[Layout]:
+    """Yield every factorisation of `num_ranks` into tp x pp x dp x cp.
+
+    Each comes with and without sequence parallelism, and with every offered degree of expert parallelism.
+    """
+    max_cp = max_context_parallel(facts, stage)
+    for tp in divisors(num_ranks):
+        for pp in divisors(num_ranks // tp):
+            for cp in divisors(num_ranks // (tp * pp)):
+                dp = num_ranks // (tp * pp * cp)
+                if cp > max_cp:
+                    break
+                for sp in (False, True)[: 2 if tp > 1 else 1]:
+                    yield from offered_layouts(facts, stage, Layout(tp=tp, pp=pp, dp=dp, sp=sp, cp=cp), wanted)
+
+
+def _with_chunks(facts: Facts, stage: Stage, layout: Layout) -> Iterator[Layout]:
+    """Yield the layout and, for a stage that trains, its interleaved variants.
+
+    Every number of chunks that divides the layers of a pipeline stage is offered.
+    """
+    yield layout
+    num_layers = facts.models.spec(stage.role).num_layers
+    if stage.trains and layout.pp > 1 and num_layers % layout.pp == 0:
+        for vpp in divisors(num_layers // layout.pp)[1:]:
+            yield replace(layout, vpp=vpp)
+
+
+def agrees(choice: Choice, pins: Iterable[Pin]) -> bool:
+    """True if the pins of a stage allow a choice; pins of pools are ignored."""
+    return all(pin.key == "pool" or pin.allows(_value(choice, pin.key)) for pin in pins)
+
+
+def _value(choice: Choice, key: str) -> Value:
+    return value_of(choice.layout, choice.schedule, key)
+
+
+def _distance(value: object, pinned: object) -> tuple[float, str]:
+    """Return a sort key: the distance of a legal value from the pinned one, then the value as text."""
+    if isinstance(value, int) and isinstance(pinned, int):
+        return abs(value - pinned), f"{value:09d}"
+    if isinstance(value, Layout) and isinstance(pinned, Layout):
+        axes = ("tp", "pp", "dp", "sp", "ep", "folded", "cp", "vpp")
+        return sum(abs(getattr(value, axis) - getattr(pinned, axis)) for axis in axes), str(value)
+    return 0.0, str(value)

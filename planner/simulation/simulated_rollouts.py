@@ -1,0 +1,194 @@
+"""Simulated generation of multi-turn rollouts: which are sampling, which wait for a tool, and which wait for a slot."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.simulation.simulated_flight import RoundTimes
+from meshwright.planner.simulation.simulated_generation import Generated, Lengths, staleness_of_period
+from meshwright.profiles.packing import replica_rows, rows_per_prompt
+from meshwright.profiles.schedule import WhileWaiting
+from meshwright.profiles.stages import GENERATE
+from meshwright.profiles.workload import Workload
+
+
+class SampledRollout(NamedTuple):
+    """One sampled rollout: prompt tokens, sampled tokens of each turn, and tool tokens and seconds between turns."""
+
+    prompt: int
+    sampled_tokens: tuple[int, ...]
+    tool_tokens: tuple[int, ...]
+    tool_seconds: tuple[float, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return sum(self.sampled_tokens) + sum(self.tool_tokens)
+
+
+def sample_rollouts(workload: Workload, prompts: Lengths, rng: np.random.Generator) -> tuple[SampledRollout, ...]:
+    """Return a random rollout for each prompt; it ends with the turn in which it reaches the length limit."""
+    turns = workload.turns
+    assert turns is not None
+    distributions = turns.number.resolve(), workload.response.resolve(), turns.result.resolve()
+    number, turn_tokens, result_tokens = ((np.array(one.tokens), np.array(one.probabilities)) for one in distributions)
+    latencies = turns.latency_seconds.resolve()
+    rollouts = []
+    for prompt in prompts.tolist():
+        count = int(rng.choice(number[0], p=number[1]))
+        sampled = rng.choice(turn_tokens[0], count, p=turn_tokens[1]).tolist()
+        tool_tokens = rng.choice(result_tokens[0], count - 1, p=result_tokens[1]).tolist()
+        waits = rng.choice(latencies.seconds, count - 1, p=latencies.probabilities).tolist()
+        rollouts.append(
+            _truncate(SampledRollout(prompt, tuple(sampled), tuple(tool_tokens), tuple(waits)), turns.max_tokens)
+        )
+    return tuple(rollouts)
+
+
+def _truncate(rollout: SampledRollout, max_tokens: int) -> SampledRollout:
+    sampled: list[int] = []
+    remaining = max_tokens
+    for number, (tokens, tool_tokens) in enumerate(zip(rollout.sampled_tokens, (*rollout.tool_tokens, 0), strict=True)):
+        sampled.append(min(tokens, remaining))
+        remaining -= sampled[-1] + tool_tokens
+        if remaining < 1:
+            return rollout._replace(
+                sampled_tokens=tuple(sampled),
+                tool_tokens=rollout.tool_tokens[:number],
+                tool_seconds=rollout.tool_seconds[:number],
+            )
+    return rollout
+
+
+class RolloutGeneration:
+    """Generation of multi-turn rollouts, in which each step's rollouts start and end in one period."""
+
+    def __init__(
+        self, plan: Plan, turns_of_step: Callable[[int], Sequence[SampledRollout]], times: RoundTimes, level: float
+    ) -> None:
+        self._plan, self._turns, self._times, self._level = plan, turns_of_step, times, level
+
+    def of_step(self, step: int) -> Generated:
+        rollouts, placement = self._turns(step), self._plan.placement(GENERATE)
+        workload, layout, schedule = self._plan.facts.workload, placement.layout, placement.schedule
+        same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, layout.dp)
+        results = []
+        for replica in range(layout.dp):
+            rows = replica_rows(workload.batch_size, workload.group_size, replica, layout.dp)
+            one = _Replica(self._times, schedule.generation_slots, layout.pp, schedule.while_waiting)
+            results.append(one.play([rollouts[row] for row in rows], same_prompt))
+        num_sampled = sum(sum(one.sampled_tokens) for one in rollouts)
+        return Generated(
+            prompts=np.array([one.prompt for one in rollouts]),
+            responses=np.array([one.num_tokens for one in rollouts]),
+            seconds=tuple(self._level * seconds for seconds, _ in results),
+            live=tuple(live for _, live in results),
+            held=(),
+            tokens_by_staleness={staleness_of_period(self._plan, step, step): num_sampled},
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Rollout:
+    """A rollout in one of its turns, with the tokens left to sample in the turn and the tokens before them."""
+
+    row: int
+    sampled: SampledRollout
+    turn: int = 0
+    left: int = 0
+    before: int = 0
+
+    def begin_turn(self) -> None:
+        self.left = self.sampled.sampled_tokens[self.turn]
+
+
+class _Replica:
+    """The state of one replica: live rollouts, rollouts that wait with or without a slot, and the time."""
+
+    def __init__(self, times: RoundTimes, num_slots: int, num_stages: int, while_waiting: WhileWaiting) -> None:
+        self._times, self._num_slots, self._num_stages = times, num_slots, num_stages
+        self._num_groups = min(num_stages, num_slots)
+        self._keeps = while_waiting is WhileWaiting.KEEP
+        self._now, self._num_rounds, self._row_rounds = 0.0, 0, 0
+        self._live: list[_Rollout] = []
+        self._waiting: list[tuple[float, int, _Rollout]] = []
+        """Rollouts that wait for a tool: a heap by the time of its result."""
+        self._paused: list[tuple[int, _Rollout]] = []
+        """Rollouts that wait for a slot: a heap by row."""
+
+    def play(self, rollouts: Sequence[SampledRollout], rows_per_prompt: int) -> tuple[float, float]:
+        """Return the seconds until all rollouts have ended, and the mean number of sequences that sample in a round."""
+        queue = deque(_Rollout(row=row, sampled=rollout, before=rollout.prompt) for row, rollout in enumerate(rollouts))
+        while queue or self._live or self._waiting or self._paused:
+            fed = self._receive_tool_results()
+            while len(self._live) + self._num_held < self._num_slots and (self._paused or queue):
+                is_paused = bool(self._paused)
+                rollout = heapq.heappop(self._paused)[1] if is_paused else queue.popleft()
+                rollout.begin_turn()
+                self._live.append(rollout)
+                if is_paused or rollout.row % rows_per_prompt == 0:
+                    fed.append(rollout.before)
+            self._prefill(fed)
+            if self._live:
+                self._decode()
+            elif self._waiting:
+                self._now = max(self._now, self._waiting[0][0])
+        return self._now, self._row_rounds / max(self._num_rounds, 1)
+
+    @property
+    def _num_held(self) -> int:
+        """Slots held by rollouts that wait for a tool."""
+        return len(self._waiting) if self._keeps else 0
+
+    def _receive_tool_results(self) -> list[int]:
+        """Process arrived tool results; return the number of tokens to prefill for each rollout that kept its slot."""
+        to_prefill = []
+        while self._waiting and self._waiting[0][0] <= self._now:
+            _, row, rollout = heapq.heappop(self._waiting)
+            tool_tokens = rollout.sampled.tool_tokens[rollout.turn]
+            rollout.turn, rollout.before = rollout.turn + 1, rollout.before + tool_tokens
+            if self._keeps:
+                rollout.begin_turn()
+                self._live.append(rollout)
+                to_prefill.append(tool_tokens + 1)
+            else:
+                heapq.heappush(self._paused, (row, rollout))
+        return to_prefill
+
+    def _prefill(self, fed: Sequence[int]) -> None:
+        """Prefill: the first prompts fill the pipeline; later ones delay one group."""
+        if not fed:
+            return
+        is_first = not self._num_rounds
+        rows = np.array([float(len(fed) if is_first else len(fed) * self._num_groups)])
+        seconds = float(self._times.prefill(rows, np.array([sum(fed) / len(fed)])).sum())
+        self._now += seconds if is_first else seconds / self._num_stages
+
+    def _decode(self) -> None:
+        """Decode until a turn ends or a tool result arrives, whichever is first."""
+        rounds = min(rollout.left for rollout in self._live)
+        context = sum(rollout.before for rollout in self._live) / len(self._live) + rounds / 2
+        seconds = float(self._times.round_(np.array([float(len(self._live))]), np.array([context])).sum())
+        if self._waiting:
+            until = self._waiting[0][0] - self._now
+            rounds = min(rounds, max(1, -int(-until // seconds)))
+        self._now += rounds * seconds
+        self._num_rounds += rounds
+        self._row_rounds += rounds * len(self._live)
+        still_live = []
+        for rollout in self._live:
+            rollout.left, rollout.before = rollout.left - rounds, rollout.before + rounds
+            if rollout.left:
+                still_live.append(rollout)
+            elif rollout.turn < len(rollout.sampled.tool_tokens):
+                heapq.heappush(
+                    self._waiting, (self._now + rollout.sampled.tool_seconds[rollout.turn], rollout.row, rollout)
+                )
+        self._live = still_live

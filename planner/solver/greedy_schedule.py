@@ -1,0 +1,384 @@
+"""Computes and scores greedy schedules of many choices of options at once.
+
+The next task is always the one that can start first; of several the one with the longest chain after it, then the
+first. A choice has a column for each call with the indices of its options, [choices], or [1] if all choices have the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations, product
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.solver.lower_bounds import followers
+from meshwright.planner.solver.problem import CallRun, Option, Problem, TimedPeriod, Transfer, shortest_period
+from meshwright.planner.solver.rank_ranges import Crossing
+
+Array: TypeAlias = NDArray[np.int64]
+Columns: TypeAlias = Sequence[Array]
+
+_AFTER_ALL = 2**62
+"""Later than every tick."""
+
+_NO_LAG = -(2**61)
+"""Lag of a pair of tasks without a precedence; a sum with it is before every tick."""
+
+
+class Durations(NamedTuple):
+    """Durations of the tasks in several choices, each [choices, tasks].
+
+    `ticks` are durations, `early` the ticks by which a task may start before the end of what streams to it, `late` the
+    ticks after its end until it has everything that it delivers late, and `tails` the ticks from its start to the end
+    of the longest chain of tasks after it.
+    """
+
+    ticks: Array
+    early: Array
+    late: Array
+    tails: Array
+
+    def where(self, kept: NDArray[np.bool_]) -> Durations:
+        """Select some of the choices."""
+        return Durations(*(amounts[kept] for amounts in self))
+
+
+class Timetable:
+    """The greedy schedules of one problem; `owners` has the positions of the calls whose copy each call shares."""
+
+    def __init__(self, problem: Problem, owners: Sequence[Sequence[int]], crossing: Crossing) -> None:
+        call = {one.name: index for index, one in enumerate(problem.calls)}
+        task = {one.name: index for index, one in enumerate(problem.tasks)}
+        self._owners, self._crossing = owners, crossing
+        self._places = _place_numbers(problem)
+        self._distinct_places = [list(dict.fromkeys(option.place for option in one.options)) for one in problem.calls]
+        self._place_index = [_numbered([option.place for option in one.options]) for one in problem.calls]
+        self._ticks = [_column([option.ticks for option in one.options]) for one in problem.calls]
+        self._early = [_column([option.early_ticks for option in one.options]) for one in problem.calls]
+        self._late = [_column([option.late_ticks for option in one.options]) for one in problem.calls]
+        self._tasks = problem.tasks
+        self._ends = [
+            (call[t.call], call[t.call]) if isinstance(t, CallRun) else (call[t.source], call[t.target])
+            for t in problem.tasks
+        ]
+        self._representative = [task[problem.lasts_like[one.name]] for one in problem.tasks]
+        self._order = [task[name] for name in problem.order]
+        self._waits = [(task[p.before], task[p.after], p.lag, p.streamed, p.late) for p in problem.precedences]
+        self._carried = [(task[p.before], task[p.after], p.periods, p.lag, p.late) for p in problem.carried]
+        self._unordered = self._pairs(problem)
+        self._moved: dict[int, Array] = {}
+        shape = len(task), len(task)
+        self._counts = np.zeros(shape, dtype=np.int64)
+        self._lags = {streamed: np.full(shape, _NO_LAG, dtype=np.int64) for streamed in (False, True)}
+        self._late_lags = np.full(shape, _NO_LAG, dtype=np.int64)
+        for before, after, lag, streamed, late in self._waits:
+            self._counts[before, after] += 1
+            self._lags[streamed][before, after] = max(lag, self._lags[streamed][before, after])
+            if late:
+                self._late_lags[before, after] = max(lag, self._late_lags[before, after])
+        self._streams = self._lags[True] > _NO_LAG
+        self._is_late = bool((self._late_lags > _NO_LAG).any())
+
+    def _pairs(self, problem: Problem) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        """Return the pairs of tasks that no precedence separates, with the pairs of calls whose ranks could
+        conflict."""
+        followers_of = followers(problem)
+        numbered = combinations(enumerate(task.name for task in problem.tasks), 2)
+        return [
+            (one, other, list(product(self._occupants(one), self._occupants(other))))
+            for (one, one_name), (other, other_name) in numbered
+            if other_name not in followers_of[one_name] and one_name not in followers_of[other_name]
+        ]
+
+    def shares(self, call: int, columns: Columns) -> NDArray[np.bool_]:
+        """Return True for each choice in which a call shares an earlier call's copy, [choices]."""
+        places = self._places[call][columns[call]]
+        is_shared = np.zeros(1, dtype=bool)
+        for owner in self._owners[call]:
+            is_shared = is_shared | (self._places[owner][columns[owner]] == places)
+        return is_shared
+
+    def durations(self, columns: Columns) -> Durations:
+        """Return the durations of the tasks, [choices, tasks]."""
+        ticks: list[Array] = []
+        for task, like in enumerate(self._representative):
+            ticks.append(ticks[like] if like < task else self._task_ticks(task, columns))
+        runs = [isinstance(task, CallRun) for task in self._tasks]
+        early, late = (
+            [
+                amounts[call][columns[call]] if is_run else np.zeros(1, dtype=np.int64)
+                for is_run, (call, _) in zip(runs, self._ends, strict=True)
+            ]
+            for amounts in (self._early, self._late)
+        )
+        tails = list(ticks)
+        for task in reversed(self._order):
+            for before, after, lag, streamed, is_late in self._waits:
+                if before == task:
+                    wait = ticks[task] + lag + late[task] * is_late
+                    wait = np.maximum(0, wait - early[after]) if streamed else wait
+                    tails[task] = np.maximum(tails[task], wait + tails[after])
+        size = max(len(column) for column in columns)
+        return Durations(*(_stacked(amounts, size) for amounts in (ticks, early, late, tails)))
+
+    def schedule(self, columns: Columns, lasts: Durations) -> Array:
+        """Return the end of each task, [choices, tasks]."""
+        choices, meets = np.arange(len(lasts.ticks)), self._conflicts(columns, lasts)
+        begins, ends = np.zeros_like(lasts.ticks), np.zeros_like(lasts.ticks)
+        waits = np.tile(self._counts.sum(axis=0), (len(choices), 1))
+        for _ in self._tasks:
+            ready = np.where(waits == 0, begins, _AFTER_ALL)
+            start = ready.min(axis=1)
+            task = np.where(ready == start[:, np.newaxis], lasts.tails, -1).argmax(axis=1)
+            end = start + lasts.ticks[choices, task]
+            ends[choices, task] = end
+            waits -= self._counts[task]
+            waits[choices, task] = -1
+            start, end = start[:, np.newaxis], end[:, np.newaxis]
+            begins = np.maximum(begins, np.where(meets[choices, task], end, 0))
+            begins = np.maximum(begins, end + self._lags[False][task])
+            if self._is_late:
+                begins = np.maximum(begins, end + lasts.late[choices, task][:, np.newaxis] + self._late_lags[task])
+            if self._streams.any():
+                streamed = np.maximum(start, end + self._lags[True][task] - lasts.early)
+                begins = np.maximum(begins, np.where(self._streams[task], streamed, 0))
+        return ends
+
+    def makespans(self, columns: Columns, lasts: Durations) -> Array:
+        """Return the lengths of the periods of the greedy schedules, [choices].
+
+        If a carried precedence would be violated, the period is as long as if the chain after its reader could move to
+        the end of the period, or at least long enough if the reader precedes the sender on the same ranks.
+        """
+        ends = self.schedule(columns, lasts)
+        makespans: Array = ends.max(axis=1)
+        for before, after, turns, lag, is_late in self._carried:
+            delivered = ends[:, before] + lag + lasts.late[:, before] * is_late
+            with_moved_reader = -(-(delivered + lasts.tails[:, after]) // (turns + 1))
+            starts = ends[:, after] - lasts.ticks[:, after]
+            reader_precedes = self._share_ranks(columns, before, after) & (ends[:, after] <= ends[:, before])
+            makespans = np.maximum(
+                makespans, np.where(reader_precedes, -(-(delivered - starts) // turns), with_moved_reader)
+            )
+        return makespans
+
+    def _share_ranks(self, columns: Columns, one: int, other: int) -> NDArray[np.bool_]:
+        """Return True for each choice in which two tasks have a rank in common, [choices]."""
+        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        pairs = product(self._occupants(one), self._occupants(other))
+        return np.asarray(
+            sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in pairs) > 0
+        )
+
+    def work(self, columns: Columns, lasts: Durations) -> Array:
+        """Return ticks x ranks, [choices]."""
+        return sum(
+            (lasts.ticks[:, task] * self._num_ranks(task, columns) for task in range(len(self._tasks))),
+            start=np.zeros(len(lasts.ticks), dtype=np.int64),
+        )
+
+    def _task_ticks(self, task: int, columns: Columns) -> Array:
+        """Return the ticks of a task, [choices]."""
+        source, target = self._ends[task]
+        if isinstance(self._tasks[task], CallRun):
+            return self._ticks[source][columns[source]]
+        return np.where(self.shares(target, columns), 0, self._transfer_ticks(task, columns[source], columns[target]))
+
+    def _transfer_ticks(self, task: int, sources: Array, targets: Array) -> Array:
+        """Return the ticks of a transfer by the places of its ends, each computed when it is first needed."""
+        transfer, ends = self._tasks[task], self._ends[task]
+        assert isinstance(transfer, Transfer)
+        at = [self._place_index[call][chosen] for call, chosen in zip(ends, (sources, targets), strict=True)]
+        sources_at, targets_at = (self._distinct_places[call] for call in ends)
+        known = self._moved.setdefault(task, np.full((len(sources_at), len(targets_at)), -1, dtype=np.int64))
+        missing = known[*at] < 0
+        if missing.any():
+            pairs = np.stack(np.broadcast_arrays(*at))[:, missing]
+            for one, other in np.unique(pairs, axis=1).T.tolist():
+                known[one, other] = transfer.ticks_between(
+                    sources_at[one], targets_at[other], sources_at[one].overlap(targets_at[other])
+                )
+        ticks: Array = known[*at]
+        return ticks
+
+    def _occupants(self, task: int) -> tuple[int, ...]:
+        """Return the calls whose ranks a task occupies."""
+        one, (source, target) = self._tasks[task], self._ends[task]
+        if isinstance(one, CallRun) or one.occupies == "source":
+            return (source,)
+        return (target,) if one.occupies == "target" else (source, target)
+
+    def _conflicts(self, columns: Columns, lasts: Durations) -> NDArray[np.bool_]:
+        """Return True for two tasks without a precedence that must not overlap, [choices, tasks, tasks].
+
+        A task that takes no time occupies no ranks.
+        """
+        num_tasks, happens = len(self._tasks), lasts.ticks > 0
+        conflicts = np.zeros((len(lasts.ticks), num_tasks, num_tasks), dtype=bool)
+        range_numbers = [self._crossing.numbers[call][column] for call, column in enumerate(columns)]
+        for one, other, ends in self._unordered:
+            common = sum(self._crossing.common[range_numbers[here], range_numbers[there]] for here, there in ends)
+            conflicts[:, one, other] = conflicts[:, other, one] = happens[:, one] & happens[:, other] & (common > 0)
+        return conflicts
+
+    def _num_ranks(self, task: int, columns: Columns) -> Array:
+        """Return the number of ranks that a task occupies, [choices]."""
+        one, *other = [self._crossing.numbers[call][columns[call]] for call in self._occupants(task)]
+        common = self._crossing.common
+        ranks: Array = common[one, one]
+        return ranks + common[other[0], other[0]] - common[one, other[0]] if other else ranks
+
+
+def _stacked(amounts: Sequence[Array], size: int) -> Array:
+    return np.stack([np.broadcast_to(one, size) for one in amounts], axis=1)
+
+
+def _column(amounts: Sequence[int]) -> Array:
+    return np.array(amounts, dtype=np.int64)
+
+
+def _place_numbers(problem: Problem) -> list[Array]:
+    """Number the places of all options; options of all calls at the same place have the same number."""
+    numbers: dict[Hashable, int] = {}
+    return [_numbered([option.place for option in call.options], numbers) for call in problem.calls]
+
+
+def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = None) -> Array:
+    """Number the names from 0 in the order of their first occurrence; `numbers` are known already, and grow."""
+    known = {} if numbers is None else numbers
+    return _column([known.setdefault(name, len(known)) for name in names])
+
+
+class Score(NamedTuple):
+    """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
+
+    `excess_blocks` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
+    """
+
+    excess_units: int
+    makespan: int
+    work: int
+
+
+Picks = tuple[int, ...]
+"""The index of an option for each call, in the order of the calls."""
+
+Neighbours = Sequence[Sequence[int]]
+"""Indices of some options for each call."""
+
+
+Array_of_greedy: TypeAlias = NDArray[np.int64]
+
+
+class _Table(NamedTuple):
+    """The memory units that each option of a call puts on each atom, [options, atoms]."""
+
+    resident: Array_of_greedy
+    shared: Array_of_greedy
+    transient: Array_of_greedy
+
+
+class Greedy:
+    """Scores choices of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._device = problem, problem.device_units
+        call = {c.name: index for index, c in enumerate(problem.calls)}
+        self.options = [c.options for c in problem.calls]
+        self._tasks = [task.name for task in problem.tasks]
+        self._owners = [[call[owner] for owner in problem.owners(c.name)] for c in problem.calls]
+        self._atoms = np.array([ranks.start for ranks in problem.atoms])
+        self._tables = [self._table(options) for options in self.options]
+        self._crossing = Crossing(problem)
+        self._timetable = Timetable(problem, self._owners, self._crossing)
+
+    def score(self, picks: Picks) -> Score:
+        """Return the score of a choice."""
+        columns = _columns(picks)
+        excess, lasts = self._excess(columns), self._timetable.durations(columns)
+        makespan, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
+        return Score(int(excess[0]), int(makespan[0]), int(work[0]))
+
+    def best_change(self, picks: Picks, score: Score, calls: Sequence[int], near: Neighbours) -> tuple[Picks, Score]:
+        """Return the best change of these calls to options in `near`, and its score; the first of equals.
+
+        The given choice and score are returned if no change is better.
+        """
+        columns = _columns(picks)
+        for call, column in zip(calls, np.meshgrid(*near, indexing="ij"), strict=True):
+            columns[call] = column.ravel()
+        excess = self._excess(columns)
+        least = int(excess.min())
+        if least > score.excess_units:
+            return picks, score
+        columns = _selected(columns, excess == least)
+        lasts = self._timetable.durations(columns)
+        if least == score.excess_units:
+            is_possible = lasts.tails.max(axis=1) <= score.makespan
+            if not is_possible.any():
+                return picks, score
+            columns, lasts = _selected(columns, is_possible), lasts.where(is_possible)
+        makespans, work = self._timetable.makespans(columns, lasts), self._timetable.work(columns, lasts)
+        best = np.lexsort((work, makespans))[0]
+        best_score = Score(least, int(makespans[best]), int(work[best]))
+        if best_score >= score:
+            return picks, score
+        return tuple(int(column[best % len(column)]) for column in columns), best_score
+
+    def timed_period(self, picks: Picks) -> TimedPeriod:
+        """Return the shortest period in the order of the greedy schedule."""
+        columns = _columns(picks)
+        lasts = self._timetable.durations(columns)
+        ends = self._timetable.schedule(columns, lasts)
+        starts = dict(zip(self._tasks, (ends - lasts.ticks)[0].tolist(), strict=True))
+        if not self._problem.carried:
+            return TimedPeriod(int(ends.max()), starts)
+        position = {name: index for index, name in enumerate(self._problem.order)}
+        order = sorted(position, key=lambda name: (starts[name], position[name]))
+        picked = {call.name: option for call, option in zip(self._problem.calls, self.picked(picks), strict=True)}
+        return shortest_period(self._problem, picked, order)
+
+    def picked(self, picks: Picks) -> tuple[Option, ...]:
+        """Return the options of a choice."""
+        return tuple(options[index] for options, index in zip(self.options, picks, strict=True))
+
+    def indices(self, options: Sequence[Option]) -> Picks:
+        """Return the choice of these options."""
+        return tuple(call_options.index(option) for call_options, option in zip(self.options, options, strict=True))
+
+    def _table(self, options: Sequence[Option]) -> _Table:
+        start = np.array([option.place.ranks.start for option in options])
+        stop = np.array([option.place.ranks.stop for option in options])
+        is_covered = (start[:, np.newaxis] <= self._atoms) & (self._atoms < stop[:, np.newaxis])
+
+        def per_atom(amounts: Iterable[int]) -> Array_of_greedy:
+            return is_covered * np.array(list(amounts), dtype=np.int64)[:, np.newaxis]
+
+        return _Table(
+            resident=per_atom(option.resident_units for option in options),
+            shared=per_atom(option.shared_units for option in options),
+            transient=per_atom(option.transient_units for option in options),
+        )
+
+    def _excess(self, columns: Columns) -> Array_of_greedy:
+        """Return the memory units above the device, [choices]."""
+        held, peak = (np.zeros((1, len(self._atoms)), dtype=np.int64) for _ in range(2))
+        for call, (table, chosen) in enumerate(zip(self._tables, columns, strict=True)):
+            held = held + table.resident[chosen]
+            peak = np.maximum(peak, table.transient[chosen])
+            if self._owners[call]:
+                held = held - table.shared[chosen] * self._timetable.shares(call, columns)[:, np.newaxis]
+        excess: Array_of_greedy = np.maximum(held + peak - self._device, 0).sum(axis=-1)
+        return excess + self._crossing.count(columns) * (self._device + 1)
+
+
+def _columns(picks: Picks) -> list[Array_of_greedy]:
+    return [np.array([index], dtype=np.int64) for index in picks]
+
+
+def _selected(columns: Columns, mask: NDArray[np.bool_]) -> list[Array_of_greedy]:
+    """Select some of the choices; a column that is the same for all choices stays."""
+    return [column[mask] if len(column) == len(mask) else column for column in columns]

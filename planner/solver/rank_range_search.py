@@ -1,0 +1,390 @@
+"""The search if calls may be on any rank range, with a proof of its lower bound.
+
+    answer     = the best among a few options per call, if no answer is known
+    bound      = of the problem in which short calls have only representative options (`coarse.py`)
+    answer     = the best among the options on as many ranks as the best representatives; often the search ends here
+    repeat
+        aim    = the bound plus a stride; strides grow
+        for each branch of the problem (`branches.py`): memory and times in coarse parts, with few layouts, then with
+        more, then with all layouts, and last without rounding
+            repeat while the answer improves
+                target     = the aim, or a makespan that is better than the answer by more than the requested gap
+                problem    = the options that can meet the target, rounded down to whole parts
+                bound      = what CP-SAT proves for it, in coarse steps of the makespan
+                answer     = the best within the target among options similar to those that CP-SAT picked
+                answer     = if that did not suffice and layouts were few, the best among all layouts on as many ranks,
+                             even beyond the aim if it is within the gap of the bound
+    until the gap or the limit is reached
+
+The further a target lies above the bound of the linear program, the more options may meet it. Hence the search starts
+near the bound: an answer found there leaves little to prove, and the absence of one is proven with few options.
+Everything is deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwright.planner.solver.branches import Branch, branches
+from meshwright.planner.solver.coarse_problem import (
+    coarsened,
+    fastest_few,
+    short_calls,
+    similar_to_coarse,
+    similar_to_picked,
+    with_representatives_only,
+    without_dominated,
+)
+from meshwright.planner.solver.cp_sat import Solved, Steps, run_cp_sat
+from meshwright.planner.solver.fixed_ranks_model import TaskVariables
+from meshwright.planner.solver.lower_bounds import least_makespan, options_within
+from meshwright.planner.solver.problem import Option, Problem, shortest_period
+from meshwright.planner.solver.rank_range_model import Relations, first_ranks, rank_range_makespan_model
+from meshwright.planner.solver.result import Answer, Effort, Limits, Progress, Result, picked_options
+
+_STEPS = 64
+"""Number of steps into which the range of makespans is divided for CP-SAT."""
+
+_FIRST_TIME = 4.0
+"""Deterministic time limit for a first answer."""
+
+_FIRST_RANGE = 4
+"""A first answer is searched within this multiple of the bound, and only then without a limit."""
+
+_MEMORY_PARTS = 64
+"""Number of parts of a device in which memory is counted at first."""
+
+_MERGE_GAPS = (2, 1 / 8)
+"""Multiples of the requested gap: layouts whose transfer times differ by less are merged, in a first and a second pass.
+The size of a model grows with its pairs of layouts, and most transfers are short compared to a period."""
+
+_MANY_OPTIONS = 700
+"""Number of options beyond which CP-SAT proves a bound faster if it first solves the problem with merged layouts."""
+
+_STRIDE, _STRIDE_GROWTH = 0.01, 1.5
+"""First stride, as a share of the bound, and the factor by which strides grow in each round.
+
+The first stride is the requested gap if that is more.
+"""
+
+_SHORT_CALL_GAPS, _FINER_GAP = 2, 2
+"""Calls that take less of the bound than this multiple of the requested gap get representatives.
+
+The problem with representatives is solved to a gap finer by the second factor.
+"""
+
+_TICKS_PER_GAP = 128
+"""Times are rounded to one in this many parts of the requested gap.
+
+Ten tasks in sequence then lose at most a tenth of the gap.
+"""
+
+
+def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:
+    """Return the best answer within the limits and the proven lower bound; every call must have options.
+
+    The work is added to `effort`.
+    """
+    state = _Best(problem, limits, progress, effort or Effort())
+    remaining = without_dominated(problem)
+    if any(not call.options for call in remaining.calls):
+        return Result(status="infeasible", answer=None, objective=None, bound=0)
+    state.bound = least_makespan(remaining)
+    if limits.max_makespan is None:
+        state.find_first(fastest_few(remaining))
+    state.search_representatives(remaining)
+    state.search_branches(remaining)
+    if state.set_aside:
+        state.offer(state.set_aside)
+    return state.result()
+
+
+def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | None:
+    """Return the best answer among a few options per call, or None if there is none."""
+    state = _Best(problem, limits, _ignore_progress, effort)
+    remaining = without_dominated(problem)
+    if any(not call.options for call in remaining.calls):
+        return None
+    state.bound = least_makespan(remaining)
+    state.find_first(fastest_few(remaining))
+    return state.result() if state.answer else None
+
+
+@dataclass
+class _Best:
+    """The state of the search: the best answer so far, the bounds, and the deterministic time left.
+
+    `bound` belongs to the branch being searched, `elsewhere` is the least bound of the other branches. `aside` is an
+    answer that is ignored in the meantime. If `is_rough`, any answer within the gap serves as well as a shorter one.
+    """
+
+    problem: Problem
+    limits: Limits
+    progress: Progress
+    effort: Effort
+    bound: int = 0
+    other_branches_bound: int | None = None
+    makespan: int = 0
+    answer: Answer | None = None
+    set_aside: Answer | None = None
+    aim: int | None = None
+    is_rough: bool = False
+    time_left: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.time_left = self.limits.max_deterministic_time
+
+    @property
+    def target(self) -> int:
+        """The largest makespan that is requested and improves on the answer by more than the requested gap."""
+        longest = self.longest if self.answer is None else self.limits.target(self.makespan)
+        return longest if self.aim is None else min(longest, self.aim)
+
+    @property
+    def _longest_worthwhile(self) -> int:
+        """The largest makespan of a better answer that meets the target or is within the gap of the bound."""
+        longest = self.longest if self.answer is None else min(self.longest, self.makespan - 1)
+        return min(longest, max(self.target, self.limits.comparable_makespan(self.bound)))
+
+    @property
+    def longest(self) -> int:
+        """The largest makespan that is requested; the horizon of the problem if there is no limit."""
+        return self.problem.horizon if self.limits.max_makespan is None else self.limits.max_makespan
+
+    @property
+    def is_open(self) -> bool:
+        """True if time is left and an answer within the target is not excluded."""
+        in_time = self.time_left > 0 and self.limits.seconds_left > 0
+        return in_time and self.bound <= self.target
+
+    @property
+    def _grain(self) -> int:
+        """Ticks to which times may be rounded with little effect on the bound."""
+        return max(1, int(self.limits.tolerance * self.bound) // _TICKS_PER_GAP)
+
+    @property
+    def _proven(self) -> int:
+        """The proven bound over all branches, or the answer's makespan if that is shorter."""
+        bound = self.bound if self.other_branches_bound is None else min(self.bound, self.other_branches_bound)
+        return min(bound, self.makespan) if self.answer else bound
+
+    def without_hopeless(self, problem: Problem) -> Problem:
+        """Return the problem without options that cannot meet the target.
+
+        If a call has none left, the bound rises above the target.
+        """
+        target = self.target
+        remaining = options_within(problem, target)
+        bound = least_makespan(remaining) if all(call.options for call in remaining.calls) else target + 1
+        self._raise_bound(min(bound, target + 1))
+        return remaining
+
+    def find_first(self, restricted: Problem) -> None:
+        """Search a first answer among a few options, whatever time is left."""
+        longest = self.target
+        for target in (min(_FIRST_RANGE * self.bound, longest), longest):
+            if self.answer is None and self.is_open:
+                self._search_among(restricted, max(target, self.bound), _FIRST_TIME)
+        if self.answer is not None and self.is_open:
+            self._search_among(restricted, self.target, self.time_left)
+
+    def search_representatives(self, problem: Problem) -> None:
+        """Solve the problem with representatives for short calls, then search among the similar real options.
+
+        A representative stands for all options of a short call on one number of ranks.
+        """
+        short = short_calls(problem, _SHORT_CALL_GAPS * self.limits.tolerance * self.bound)
+        if not self.is_open or not _have_many_options(problem, short):
+            return
+        problem = self.without_hopeless(problem)
+        if not self.is_open:
+            return
+        limits = replace(self.limits, gap=self.limits.tolerance / _FINER_GAP, max_makespan=self.target)
+        with_representatives = with_representatives_only(problem, short)
+        relaxed = _Best(with_representatives, limits, _ignore_progress, self.effort, self.bound, is_rough=True)
+        relaxed.search_branches(relaxed.problem)
+        self.time_left -= limits.max_deterministic_time - relaxed.time_left
+        result = relaxed.result()
+        self._raise_bound(min(result.bound, self.target + 1))
+        if result.answer is not None and self.is_open:
+            answer, similar = (
+                self.answer,
+                similar_to_picked(problem, picked_options(relaxed.problem, result.answer), short),
+            )
+            self._search_among(similar, self.target, self.time_left)
+            # Answers that are only a little shorter would be hard to exclude, so the new answer is set aside.
+            if self.is_open and self.answer is not answer:
+                self.set_aside, self.answer = self.answer, None
+
+    def search_branches(self, problem: Problem) -> None:
+        """Search all branches in rounds with a growing aim; a round without an answer raises the bound to the aim."""
+        problem = self.without_hopeless(problem)
+        if not self.is_open:
+            return
+        least, longest = self.bound, self.target
+        all_branches = branches(problem, longest, lambda: self.limits.seconds_left > 0)
+        proven = [max(least, branch.bound) for branch in all_branches]
+        stride = max(self.limits.tolerance, _STRIDE) * min(proven, default=0)
+        while proven and self.limits.seconds_left > 0 and self.time_left > 0:
+            self.aim = min(proven) + math.ceil(stride)
+            stride *= _STRIDE_GROWTH
+            if min(proven) > self.target:
+                break
+            for position, branch in enumerate(all_branches):
+                self.bound = proven[position]
+                self.other_branches_bound = min([longest + 1, *proven[:position], *proven[position + 1 :]])
+                if self.is_open:
+                    self._prove(branch)
+                proven[position] = self.bound
+        self.bound, self.other_branches_bound, self.aim = min([longest + 1, *proven]), None, None
+
+    def _prove(self, branch: Branch) -> None:
+        """Search a branch for better answers until none is left, or no time."""
+        problem = branch.within(self.target)
+        for gaps in _MERGE_GAPS:
+            merged_ticks = int(self.limits.tolerance * self.bound * gaps)
+            if merged_ticks and self._has_many_options(problem):
+                problem = self._tighten(branch, problem, merged_ticks)
+        problem = self._tighten(branch, problem)
+        while self.is_open:
+            problem = self.without_hopeless(problem)
+            if self.is_open:
+                self._finish(problem)
+
+    def _has_many_options(self, problem: Problem) -> bool:
+        """True if so many options are left in coarse parts that merging layouts first is worth a search of its own."""
+        if not self.is_open:
+            return False
+        coarse = coarsened(self.without_hopeless(problem), parts=_MEMORY_PARTS, ticks=self._grain).problem
+        return _num_options(coarse) > _MANY_OPTIONS
+
+    def _tighten(self, branch: Branch, problem: Problem, merged_ticks: int = 0) -> Problem:
+        """Tighten bound and answer with coarse parts until neither improves, and return the options that are left."""
+        is_better = True
+        while self.is_open and is_better:
+            problem, answer = self.without_hopeless(problem), self.answer
+            if not self.is_open:
+                break
+            coarse = coarsened(problem, parts=_MEMORY_PARTS, ticks=self._grain, merge_ticks=merged_ticks)
+            before = self.time_left
+            picked = self._bound_by(coarse.problem)
+            spent = before - self.time_left
+            if picked and self.is_open:
+                self._search_among(similar_to_coarse(problem, picked, coarse), self.target, self.time_left)
+            if (
+                picked and self.is_open and (merged_ticks or self.is_rough)
+            ):  # with fewer options the rest is proven quickly
+                self._search_beyond_aim(branch.within(self._longest_worthwhile), picked, min(spent, self.time_left))
+            is_better = self.answer is not answer
+        return problem
+
+    def _bound_by(self, outer: Problem) -> tuple[Option, ...]:
+        """Tighten the bound with a relaxed problem, and return the options of its best answer, if there is one."""
+        steps = Steps.between(self.bound, self.target, _STEPS)
+        solved, x, _ = self._run(outer, steps, self.time_left)
+        self._raise_bound_by(solved, steps)
+        return _picked(outer, solved, x) if solved.is_found else ()
+
+    def _finish(self, problem: Problem) -> None:
+        """Search a better answer among all options that can be part of one, and tighten the bound."""
+        steps = Steps.between(self.bound, self.target, _STEPS)
+        solved, x, times = self._run(problem, steps, self.time_left)
+        if solved.is_found:
+            self.offer(_answer(self.problem, problem, solved, x, times))
+        self._raise_bound_by(solved, steps)
+
+    def _search_beyond_aim(self, problem: Problem, picked: Sequence[Option], limit: float) -> None:
+        """Search all layouts on as many ranks as those picked for an answer within the gap, even beyond the aim.
+
+        To prove that no answer lies between the bound and an aim just below an answer takes longer than to find that
+        answer.
+        """
+        names = [call.name for call in problem.calls]
+        self._search_among(
+            similar_to_picked(problem, dict(zip(names, picked, strict=True)), names), self._longest_worthwhile, limit
+        )
+
+    def _search_among(self, few: Problem, target: int, limit: float) -> None:
+        remaining = options_within(few, target)
+        if all(call.options for call in remaining.calls):
+            solved, x, times = self._run(remaining, Steps.between(self.bound, target, _STEPS), limit)
+            if solved.is_found:
+                self.offer(_answer(self.problem, remaining, solved, x, times))
+
+    def _run(self, problem: Problem, steps: Steps, limit: float) -> tuple[Solved, Relations, TaskVariables]:
+        model, x, times = rank_range_makespan_model(problem, steps.target)
+        steps.minimise(model, times.makespan)
+        solved = run_cp_sat(model, replace(self.limits, max_deterministic_time=limit), effort=self.effort)
+        self.time_left -= max(solved.solver.deterministic_time, 1e-3)
+        return solved, x, times
+
+    def _raise_bound_by(self, solved: Solved, steps: Steps) -> None:
+        self._raise_bound(min(steps.proven(solved), steps.target + 1))
+
+    def _raise_bound(self, proven: int) -> None:
+        if proven > self.bound:
+            self.bound = proven
+            self.progress(self.makespan if self.answer else None, self._proven)
+
+    def offer(self, answer: Answer) -> None:
+        picked = picked_options(self.problem, answer)
+        position = {name: index for index, name in enumerate(self.problem.order)}
+        order = sorted(position, key=lambda name: (answer.starts[name], position[name]))
+        turn = shortest_period(self.problem, picked, order)
+        if self.answer is None or turn.makespan < self.makespan:
+            self.answer, self.makespan = replace(answer, starts=turn.starts), turn.makespan
+            self.progress(turn.makespan, self._proven)
+
+    def result(self) -> Result:
+        if self.answer is None:
+            return self._no_answer()
+        return Result(
+            status="optimal" if self._proven == self.makespan else "feasible",
+            answer=self.answer,
+            objective=self.makespan,
+            bound=self._proven,
+        )
+
+    def _no_answer(self) -> Result:
+        """Return the result without an answer: none is short enough, none exists, or none was found in time."""
+        if self.bound > self.longest:
+            if self.limits.max_makespan is not None:
+                return Result.beaten(self.limits.max_makespan)
+            return Result(status="infeasible", answer=None, objective=None, bound=0)
+        return Result(status="out_of_limit", answer=None, objective=None, bound=self.bound)
+
+
+def _have_many_options(problem: Problem, names: Collection[str]) -> bool:
+    """True if these calls have at least a quarter of all options."""
+    return 4 * sum(len(problem.options(name)) for name in names) >= _num_options(problem)
+
+
+def _num_options(problem: Problem) -> int:
+    return sum(len(call.options) for call in problem.calls)
+
+
+def _ignore_progress(_makespan: int | None, _bound: int) -> None:
+    """Ignore progress."""
+
+
+def _picked(problem: Problem, solved: Solved, x: Relations) -> tuple[Option, ...]:
+    """Return the option of each call that CP-SAT picked."""
+    return tuple(
+        next(o for index, o in enumerate(call.options) if solved.solver.value(x.pick[call.name, index]))
+        for call in problem.calls
+    )
+
+
+def _answer(problem: Problem, restricted: Problem, solved: Solved, x: Relations, times: TaskVariables) -> Answer:
+    """Convert what CP-SAT found among part of the options to option indices of the whole problem."""
+    value_of, options = solved.solver.value, _picked(restricted, solved, x)
+    picked = {call.name: call.options.index(option) for call, option in zip(problem.calls, options, strict=True)}
+    sizes = {call.name: call.options[picked[call.name]].place.num_ranks for call in problem.calls}
+    inside = {pair: bool(value_of(variable)) for pair, variable in x.ranges.inside.items()}
+    return Answer(
+        picked=picked,
+        first_ranks=first_ranks(sizes, inside),
+        starts={name: value_of(start) for name, start in times.start.items()},
+    )

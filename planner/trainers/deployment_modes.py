@@ -1,0 +1,185 @@
+"""The deployment modes of other trainers: each fixes choices of a plan as pins, and ties choices of stages together.
+
+A mode is, say, verl with generation on the ranks that train. Everything that it neither pins nor ties is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from meshwright.planner.plan.job import Facts
+from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
+from meshwright.planner.plan.pins import Ranks, parse_pin
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.pool_rules import pool_sizes, pool_violations
+from meshwright.planner.plan.steps_ahead import StepsAhead, pattern_ahead
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.hardware import AnyCluster
+from meshwright.profiles.layout import Layout, divisors, layers_per_stage
+from meshwright.profiles.stages import GENERATE, StageGraph
+
+ONE_AHEAD = 1
+"""Steps that generation works ahead in the asynchronous modes of all known trainers."""
+
+_MIN_POOL_DIVISOR = 8
+"""Each of several pools has at least 1/8 of the ranks."""
+
+
+@dataclass(frozen=True)
+class EqualChoice:
+    """A choice of one stage that has to equal that of another, the leader."""
+
+    stage: str
+    leader: str
+    key: str = "layout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentMode:
+    """A deployment mode of a trainer: the pins and equal choices that it requires; everything else is free."""
+
+    name: str
+    pins: tuple[str, ...]
+    equal_choices: tuple[EqualChoice, ...] = ()
+    steps_ahead: int = 0
+
+    def ahead(self, graph: StageGraph) -> StepsAhead:
+        """The steps ahead of every stage."""
+        return pattern_ahead(graph, self.steps_ahead)
+
+    def for_job(self, facts: Facts) -> DeploymentMode:
+        """The mode restricted to the stages of a job, which may have no critic or no reference.
+
+        Pipelines whose inner stages hold different numbers of layers are forbidden, since no trainer has a key for
+        them.
+        """
+        graph = facts.graph
+        pins = tuple(pin for pin in self.pins if pin.partition(".")[0] in graph.by_name)
+        return replace(
+            self,
+            pins=(*pins, *_equal_inner_stages(facts, pins)),
+            equal_choices=tuple(
+                choice for choice in self.equal_choices if {choice.stage, choice.leader} <= graph.by_name.keys()
+            ),
+        )
+
+    def inexpressible(self, plan: Plan) -> Iterator[str]:
+        """A clause for each choice of a plan that this mode cannot express."""
+        for text in self.pins:
+            pin = parse_pin(text, plan.graph)
+            value = plan.choice(pin.stage, pin.key)
+            if not pin.allows(value):
+                required = f"anything but {pin.value}" if pin.forbids else f"{pin.value}"
+                yield f"{pin.stage} has {pin.key}={value}, and the trainer requires {required}"
+        for choice in self.equal_choices:
+            value, leader_value = plan.choice(choice.stage, choice.key), plan.choice(choice.leader, choice.key)
+            if value != leader_value:
+                yield (
+                    f"{choice.stage} has {choice.key}={value}, and the trainer requires that of {choice.leader}, "
+                    f"{leader_value}"
+                )
+        for placement in plan.placements:
+            if placement.schedule.rows:
+                yield f"{placement.stage} splits rows by speed, and the trainer has as many on every replica"
+        ahead = self.ahead(plan.graph)
+        for stage, steps in plan.ahead.items():
+            if steps != ahead[stage]:
+                yield f"{stage} works {steps} steps ahead, and the trainer requires {ahead[stage]}"
+
+
+def _equal_inner_stages(facts: Facts, pins: Iterable[str]) -> Iterator[str]:
+    """Pins that forbid pipeline degrees whose inner stages hold different numbers of layers.
+
+    Applies to stages whose pool a pin fixes and whose pipeline degree none does.
+    """
+    fixed_pins = [parse_pin(pin, facts.graph) for pin in pins]
+    single_stage = {GENERATE, *(pin.stage for pin in fixed_pins if pin.key == "pp" and not pin.forbids)}
+    for pin in fixed_pins:
+        if isinstance(pin.value, Ranks) and pin.stage not in single_stage:
+            stage, num_ranks = facts.graph.by_name[pin.stage], pin.value.num_ranks
+            for pp in divisors(num_ranks):
+                layouts = (Layout(tp=tp, pp=pp, dp=num_ranks // pp // tp) for tp in divisors(num_ranks // pp))
+                if any(not layout_rules(facts, stage, layout) for layout in layouts):
+                    inner_layers = layers_per_stage(facts.models.spec(stage.role), pp)[1:-1]
+                    if len(set(inner_layers)) > 1:
+                        yield f"{stage.name}.pp!={pp}"
+
+
+def on_pool(ranks: Ranks, stages: Iterable[str]) -> tuple[str, ...]:
+    """Pins that put stages on a pool."""
+    return tuple(f"{stage}.pool={ranks}" for stage in stages)
+
+
+def pin_value(key: str, value: object, stages: Iterable[str]) -> tuple[str, ...]:
+    """Pins that give stages one value."""
+    return tuple(f"{stage}.{key}={value}" for stage in stages)
+
+
+def equal_choices(key: str, leader: str, stages: Iterable[str]) -> tuple[EqualChoice, ...]:
+    """Choices of stages that follow those of a leader."""
+    return tuple(EqualChoice(stage, leader, key) for stage in stages)
+
+
+def ppo_stages(*, trains: bool | None = None, role: str | None = None) -> tuple[str, ...]:
+    """The stages of PPO that do not generate, optionally of one role and only those that train or do not.
+
+    PPO has the stages of all exported algorithms.
+    """
+    return tuple(
+        stage.name
+        for stage in PPO_GRAPH.stages
+        if not stage.generates and trains in (None, stage.trains) and role in (None, stage.role.value)
+    )
+
+
+def present_stages(plan: Plan, stages: Mapping[str, str]) -> dict[str, str]:
+    """The items of a mapping whose key or value is a stage of the plan."""
+    return {key: value for key, value in stages.items() if {key, value} & plan.graph.by_name.keys()}
+
+
+def all_ranks(cluster: AnyCluster) -> Ranks:
+    """The pool of every rank."""
+    return Ranks(0, cluster.num_ranks)
+
+
+def pool_divisions(cluster: AnyCluster, number: int) -> Iterator[tuple[Ranks, ...]]:
+    """All divisions of the ranks into `number` consecutive pools."""
+    return _parts(cluster, 0, number)
+
+
+def _parts(cluster: AnyCluster, first: int, number: int) -> Iterator[tuple[Ranks, ...]]:
+    num_left = cluster.num_ranks - first
+    if number == 1:
+        if num_left and not pool_violations(cluster, first, num_left):
+            yield (Ranks(first, num_left),)
+        return
+    min_size = cluster.num_ranks / _MIN_POOL_DIVISOR
+    for size in pool_sizes(cluster):
+        if min_size <= size < num_left and not pool_violations(cluster, first, size):
+            for rest in _parts(cluster, first + size, number - 1):
+                yield (Ranks(first, size), *rest)
+
+
+def tp_only_engines() -> tuple[str, ...]:
+    """The pins of a trainer whose engines, of the reward model too, support tensor parallelism alone.
+
+    It neither overlaps stages nor interleaves pipelines.
+    """
+    return (
+        *no_overlap(),
+        *pin_value("pp", 1, (GENERATE, "reward_score")),
+        "reward_score.cp=1",
+        *pin_value("vpp", 1, ppo_stages(trains=True)),
+        "reward_score.offload=none",
+    )
+
+
+def no_overlap() -> tuple[str, ...]:
+    """The pins of a trainer that neither streams responses nor carries unfinished sequences into the next batch."""
+    reads = ppo_stages(trains=False)
+    return (
+        *pin_value("chunk_tokens", 0, reads),
+        f"{GENERATE}.batches_in_flight=1",
+        f"{GENERATE}.overcommit=0",
+    )

@@ -1,0 +1,326 @@
+"""Reading of Hugging Face configs: defaults of the family, rotary embeddings and sliding windows.
+
+A config that contradicts itself is refused; an accepted one describes the same model that transformers builds from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from meshwright.profiles.errors import BadInput, require_none, suggestion
+from meshwright.profiles.model_parts.family_keys import FAMILIES, Family
+
+_LARGEST, _LARGEST_NUMBER = 2**40, 1e30
+"""Upper bounds on the sizes of a model and on other numbers of a config."""
+
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""Keys in every config that transformers writes: without one the file is incomplete, and a default would be wrong."""
+
+_OWN_EXPERTS = "moe_intermediate_size"
+"""A family with this key needs `intermediate_size` only for dense layers."""
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+_ABSENT: Mapping[str, Any] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "qkv_bias": False,
+    "use_qk_norm": False,
+    "use_sliding_window": False,
+    "use_bidirectional_attention": False,
+    "partial_rotary_factor": 1,
+    "moe_layer_freq": 1,
+    "embedding_multiplier": 1,
+    "residual_multiplier": 1,
+    "attention_multiplier": None,
+    "logits_scaling": 1,
+    "logit_scale": 1,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "per_layer_config": None,
+}
+"""Keys that change models of some families, with the value that all other families compute with."""
+
+_PRESENT: Mapping[str, frozenset[str]] = {
+    "attention_bias": frozenset({"Qwen2"}),
+    "qkv_bias": frozenset({"Qwen2"}),
+    "use_qk_norm": frozenset({"Qwen3", "Qwen3Moe"}),
+}
+"""Families that always compute as if the key were true, without having it."""
+
+_KINDS = {bool: "true or false", int: "a positive integer", float: "a number", str: "a text"}
+
+
+def complete_config(config: Mapping[str, Any], family: str, name: str) -> dict[str, Any]:
+    """Return all keys that shape a model of the family, missing ones with their default in transformers.
+
+    A default of None means that the value is derived from others. Raises BadInput for a config that contradicts itself,
+    lacks a required size, or has null for a key that does not allow it.
+    """
+    known, with_aliases = FAMILIES[family], dict(config)
+    require_none(_contradictions(config, family, known), f"model {name}")
+    for alias, key in known.aliases.items():
+        if with_aliases.get(key) is None and with_aliases.get(alias) is not None:
+            with_aliases[key] = with_aliases[alias]
+    values = {}
+    for key, default in known.defaults.items():
+        value = with_aliases.get(key, default)
+        is_needed = key in _REQUIRED and not (key == "intermediate_size" and _OWN_EXPERTS in known.defaults)
+        if (is_needed and key not in with_aliases) or (
+            key in with_aliases and value is None and not known.may_be_null(key)
+        ):
+            kind = _KINDS.get(type(default), "a number")
+            raise BadInput(f"model {name}: config key {key!r} is {with_aliases.get(key)!r}; it must be {kind}.")
+        values[key] = value
+    return values
+
+
+def _contradictions(config: Mapping[str, Any], family: str, known: Family) -> Iterator[str]:
+    """One sentence for each contradiction between keys, and for each key that the family ignores."""
+    counts = {key: config[key] for key in _COUNTS if config.get(key) is not None}
+    if len({str(count) for count in counts.values()}) > 1 and not counts.keys().isdisjoint(known.defaults):
+        yield f"{_both(counts)} are two numbers of experts; keep the one that the weights have."
+    for key, absent in _ABSENT.items():
+        value = config.get(key)
+        if key in known.defaults or value is None:
+            continue
+        computed = True if family in _PRESENT.get(key, ()) else absent
+        if isinstance(value, bool) is not isinstance(computed, bool) or value != computed:
+            yield (
+                f"config key {key!r} is {value!r}, which {family} models ignore; give the architecture that the "
+                "weights were made for, or remove the key."
+            )
+    alternative, activation = config.get("hidden_activation"), activation_of(config, family)
+    if alternative is not None and alternative != activation:
+        yield (
+            f"config key 'hidden_activation' is {alternative!r}, and {family} models compute 'hidden_act', which is "
+            f"{activation!r}; give both the same value."
+        )
+    listed = config.get("layer_types")
+    if "layer_types" not in known.defaults and isinstance(listed, list):
+        all_slide = "sliding_window" in known.defaults and config.get("use_sliding_window", True)
+        if {*map(str, listed)} != {"sliding_attention" if all_slide else "full_attention"}:
+            yield (
+                f"config key 'layer_types' lists {', '.join(sorted({*map(str, listed)}))}, and {family} models have "
+                "the same attention in all layers; remove the key."
+            )
+
+
+def activation_of(config: Mapping[str, Any], family: str) -> Any:
+    """Return the activation that transformers uses: early Gemma configs say "gelu" for the tanh approximation."""
+    activation = config.get("hidden_act", FAMILIES[family].defaults["hidden_act"])
+    return "gelu_pytorch_tanh" if family == "Gemma" and activation == "gelu" else activation
+
+
+def _both(values: Mapping[str, Any]) -> str:
+    return " and ".join(f"{key}={value!r}" for key, value in values.items())
+
+
+def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
+    """Return the value of a key that must be a positive integer. Raises BadInput if it is not."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a positive integer.")
+    if value > _LARGEST:
+        raise BadInput(f"model {name}: config key {key!r} is above {_LARGEST}; no model is so large.")
+    return value
+
+
+def size_or(config: Mapping[str, Any], key: str, default: int, name: str) -> int:
+    """Return a size, or `otherwise` if it is null. Raises BadInput if it is not a positive integer."""
+    return default if config.get(key) is None else required_size(config, key, name)
+
+
+def count_or_none(config: Mapping[str, Any], key: str, name: str) -> int:
+    """Return a count, or 0 if it is missing or null. Raises BadInput if it is not an integer of 0 or more."""
+    return 0 if config.get(key) in (None, 0) and config.get(key) is not False else required_size(config, key, name)
+
+
+def number(config: Mapping[str, Any], key: str, name: str) -> float:
+    """Return the value of a key that must be a number of 0 or more. Raises BadInput if it is not."""
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _LARGEST_NUMBER:
+        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be a number.")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = False) -> bool:
+    """Return the value of a boolean key, `otherwise` if it is absent. Raises BadInput if it is not a boolean."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be true or false.")
+    return value
+
+
+_RUN = ("default", "llama3")
+_PLANNED = ("dynamic", "linear", "longrope", "proportional", "yarn")
+"""Types that can be planned, because no cost depends on them, but not run."""
+
+_FORMS = ("rope_scaling", "rope_parameters")
+_LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor")
+_ORIGINAL = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's scaling of the rotary frequencies (Llama 3 report, arXiv:2407.21783, section 3.4.2)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+class Rope(NamedTuple):
+    """The base `theta`, Llama 3.1's scaling if it applies, and the type if it can only be planned."""
+
+    theta: float
+    scaling: RopeScaling | None = None
+    planned_type: str = ""
+
+
+def rope_from_config(config: Mapping[str, Any], max_positions: int, family: str, name: str) -> Rope:
+    """Return the rotary embedding described by the old keys (`rope_theta`, `rope_scaling`) or by `rope_parameters`.
+
+    Raises BadInput if they contradict each other or the type is unknown.
+    """
+    forms = {key: _form(config, key, family, name) for key in _FORMS if config.get(key)}
+    if len(forms) > 1 and len({str(sorted(form.items())) for form in forms.values()}) > 1:
+        raise BadInput(
+            f"model {name}: config keys 'rope_scaling' and 'rope_parameters' contradict each other, "
+            f"{config['rope_scaling']} and {config['rope_parameters']}; keep the one that the model was trained with."
+        )
+    form = next(iter(forms.values()), None) or _completed({}, config, family)
+    theta = number(form, "rope_theta", name)
+    if not theta:
+        raise BadInput(f"model {name}: config key 'rope_theta' is {theta}; it must be above 0.")
+    kind = form["rope_type"]
+    if kind in _PLANNED:
+        return Rope(theta, planned_type=kind)
+    more = {key: value for key, value in form.items() if value is not None}.keys() - {"rope_type", "rope_theta"}
+    if unknown := sorted(more - ({*_LLAMA3_KEYS, _ORIGINAL} if kind == "llama3" else set())):
+        raise BadInput(
+            f"model {name}: its rotary embedding has {', '.join(unknown)}, which type {kind!r} does not know; give the "
+            "rope_type that it belongs to, or remove it."
+        )
+    if kind == "default":
+        return Rope(theta)
+    factor, low, high = (number(form, key, name) for key in _LLAMA3_KEYS)
+    if not factor or high <= low:
+        raise BadInput(
+            f"model {name}: rope type llama3 has factor={factor:g}, low_freq_factor={low:g} and high_freq_factor="
+            f"{high:g}; the first must be above 0, and the last above the one before it."
+        )
+    original = required_size({_ORIGINAL: max_positions} | form, _ORIGINAL, name)
+    return Rope(
+        theta,
+        RopeScaling(factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_positions=original),
+    )
+
+
+def _form(config: Mapping[str, Any], key: str, family: str, name: str) -> dict[str, Any]:
+    """The parameters under one of the keys, with base and type filled in. Raises BadInput for invalid ones."""
+    form, top_theta = config[key], config.get("rope_theta")
+    if not isinstance(form, dict):
+        raise BadInput(f"model {name}: config key {key!r} is {form!r}; it must be an object.")
+    if any(isinstance(value, dict) for value in form.values()):
+        raise BadInput(f"model {name}: config key {key!r} has a rotary embedding for each kind of layer; give one.")
+    theta = form.get("rope_theta", top_theta)
+    if top_theta is not None and theta != top_theta:
+        raise BadInput(
+            f"model {name}: rope_theta is {top_theta} in the config and {theta} in its {key!r}; keep the one that the "
+            "model was trained with."
+        )
+    kinds = {str(form[key]) for key in ("rope_type", "type") if form.get(key) is not None} or {"default"}
+    if len(kinds) > 1:
+        raise BadInput(f"model {name}: config key {key!r} has two types, {' and '.join(sorted(kinds))}; keep one.")
+    [kind] = kinds
+    if kind not in (*_RUN, *_PLANNED):
+        raise BadInput(f"model {name}: rope type {kind!r} is not known; {suggestion(kind, (*_RUN, *_PLANNED))}")
+    factor = form.get("partial_rotary_factor")
+    if factor not in (None, 1):
+        raise BadInput(f"model {name}: config key {key!r} has partial_rotary_factor={factor!r}; only 1 is supported.")
+    return _completed(form, config, family)
+
+
+def _completed(form: Mapping[str, Any], config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    theta = config.get("rope_theta", FAMILIES[family].rope_theta)
+    kind = form.get("rope_type") or form.get("type") or "default"
+    parameters = {"rope_theta": theta, **form, "rope_type": kind}
+    return {key: value for key, value in parameters.items() if key not in ("type", "partial_rotary_factor")}
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_LONGEST = "max_position_embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow:
+    """A sliding window in layer `first`, counted from 0, and every `every`-th layer after it.
+
+    A token in such a layer attends to the last `num_tokens` tokens, including itself (Beltagy et al., Longformer,
+    arXiv:2004.05150, section 3.1; Hugging Face configs of Mistral, Qwen2, Qwen3 and gpt-oss).
+    """
+
+    num_tokens: int
+    first: int = 0
+    every: int = 1
+
+    def num_layers(self, start: int, end: int) -> int:
+        """Number of layers from `start` to `end` - 1 that have the window."""
+        return len(range(self.first, end, self.every)) - len(range(self.first, start, self.every))
+
+    def attended_tokens(self, tokens: float, context: float) -> float:
+        """Mean number of tokens that each of `tokens` new tokens attends to, after a context of `context` tokens."""
+        unbounded = min(max(self.num_tokens - context, 0.0), tokens)
+        attended = unbounded * (context + (unbounded + 1) / 2)
+        return (attended + (tokens - unbounded) * self.num_tokens) / tokens
+
+
+def window_from_config(config: Mapping[str, Any], family: str, name: str) -> SlidingWindow | None:
+    """Return the window that a completed Hugging Face config describes.
+
+    None if there is none, or if it is not shorter than the longest sequence. Raises BadInput for an unsupported pattern
+    of layers or an invalid size.
+    """
+    size, is_on = config.get("sliding_window"), flag(config, "use_sliding_window", name, default=True)
+    listed = config.get("layer_types")
+    if not is_on and isinstance(listed, list) and _SLIDING in listed:
+        raise BadInput(
+            f"model {name}: config key 'layer_types' lists {_SLIDING} and 'use_sliding_window' is false; set that to "
+            "true, or list full_attention."
+        )
+    if not size or not is_on or (isinstance(size, int) and size >= count_or_none(config, _LONGEST, name)):
+        return None
+    num_tokens = required_size(config, "sliding_window", name)
+    num_layers = required_size(config, "num_hidden_layers", name)
+    pattern = _pattern(config, family, num_layers, name)
+    window_layers = [number for number, kind in enumerate(pattern) if kind == _SLIDING]
+    if not window_layers:
+        return None
+    every = window_layers[1] - window_layers[0] if len(window_layers) > 1 else num_layers
+    if window_layers != list(range(window_layers[0], num_layers, every)):
+        raise BadInput(
+            f"model {name}: sliding windows in layers {', '.join(map(str, window_layers))} are not supported; they "
+            "may be in every n-th layer from one on."
+        )
+    return SlidingWindow(num_tokens=num_tokens, first=window_layers[0], every=every)
+
+
+def _pattern(config: Mapping[str, Any], family: str, num_layers: int, name: str) -> Sequence[str]:
+    """The attention type of each layer, from `layer_types` or else by the rule of the family."""
+    listed, numbers = config.get("layer_types"), range(num_layers)
+    if listed is None:
+        last = config.get("max_window_layers")
+        if family in ("GptOss", "Qwen2Moe"):  # every other layer; for Qwen2-MoE only below max_window_layers
+            return [_FULL if number % 2 or (last is not None and number >= last) else _SLIDING for number in numbers]
+        return [_FULL if last is not None and number < last else _SLIDING for number in numbers]
+    if not isinstance(listed, list) or len(listed) != num_layers or not {*map(str, listed)} <= {_FULL, _SLIDING}:
+        raise BadInput(
+            f"model {name}: config key 'layer_types' must list {_FULL} or {_SLIDING} for each of the {num_layers} "
+            "layers."
+        )
+    return listed

@@ -1,0 +1,135 @@
+"""Measured tables: timed on this machine, corrected by a run, or composed of operators that NVIDIA measured
+(aiconfigurator).
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from meshwright.cost_models.imported_operators import imported_points, imported_table
+from meshwright.planner.analysis.calibration import Calibration, read_run
+from meshwright.planner.analysis.calibration import calibrate as calibrated
+from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
+from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators
+from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.environment.latency import TimedCalls
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.hardware import Cluster, require_uniform
+from meshwright.profiles.lengths import LengthSpec
+from meshwright.profiles.model_shape import ModelSpec, model_from_config
+from meshwright.profiles.stages import Role
+from meshwright.profiles.table import Point, Table
+from meshwright.profiles.workload import Workload
+from meshwright.runtime.api.arguments import Pathname, require_number
+
+_SHARE_OF_CALLS = 0.1
+"""The fraction of the measuring time that is spent on calls of rewards and tools."""
+
+
+def profile(
+    facts: Facts,
+    output: Pathname,
+    *,
+    minutes: float = 2.0,
+    device: str | None = None,
+    fresh: bool = False,
+    job: Job | None = None,
+    directory: Pathname = ".",
+    allow_modules: Sequence[str] = (),
+) -> Table:
+    """Time the job's kernel passes and collectives on this machine for about `minutes`; return and write the table.
+
+    With the `job` of the facts, whose paths are relative to `directory`, calls of its rewards and its tool are timed
+    first where it states no latency; functions may be built-in ones and those of `allow_modules`.
+
+    A call that was interrupted is continued by the next one unless that is `fresh`; `num_missing` counts the remaining
+    measurements. `device` is cpu or cuda, by default that of the job's cluster. It starts processes that import the
+    program's main module, which therefore needs `if __name__ == "__main__":`.
+    Raises BadInput when this machine is not one of the cluster's, when `output` was measured under other conditions,
+    and when a reward or the tool does not answer.
+    """
+    require_number("minutes", minutes, minimum=0)
+    from meshwright.runtime.profiling.call_benchmarks import time_calls
+    from meshwright.runtime.profiling.profiling import profile_job
+
+    def calls(known: Sequence[TimedCalls]) -> Sequence[TimedCalls]:
+        if job is None:
+            return ()
+        seconds = 60 * minutes * _SHARE_OF_CALLS
+        return time_calls(job, Path(directory), known, seconds=seconds, allowed=allow_modules)
+
+    return profile_job(facts, Path(output), minutes=minutes, kind=device, fresh=fresh, time_calls=calls)
+
+
+def num_missing(facts: Facts, table: Table) -> int:
+    """The number of measurements of the job's shapes that a table of this machine lacks, because its time was over."""
+    from meshwright.runtime.profiling.profiling import num_missing as missing
+
+    return missing(facts, table)
+
+
+def calibrate(plan: Plan, run: Pathname, table: Table | None = None) -> Calibration:
+    """Correct a table by what a run of this plan measured; the measurements stay, and corrections are added.
+
+    `run` is the directory of the run, and `table` the one that the plan was made with, if any.
+    Raises BadInput for a plan that breaks a rule, a run of another plan and a trace that was not measured.
+    """
+    require_valid(plan)
+    return calibrated(plan, read_run(plan, Path(run)), table, date=datetime.date.today().isoformat())
+
+
+_BATCH_SIZE = 256
+"""The batch size of a table that is for no particular job; no point of the grid has more rows."""
+_LENGTHS = ((16, 128), (128, 1024), (1024, 8192))
+"""Tokens of prompts and of responses, as (shortest, longest), of a table that is for no particular job."""
+
+
+def import_operators(facts: Facts | None = None, *, device: str | None = None) -> Table:
+    """The table of a job's shapes or, without a job, of the dense models that `aiconfigurator-core` names.
+
+    It has the seconds of forward, prefill and decode passes, composed of operators that NVIDIA measured, and none of
+    training. Raises BadInput for a device that the package lacks or that is not the job's, for a job in another
+    precision than the operators', and where the package is not installed.
+    """
+    points, cluster, precision = _of_job(facts, device) if facts else _of_known_models(device)
+    operators = read_operators(cluster.device.name)
+    return imported_table(operators, points, cluster, precision, datetime.date.today().isoformat())
+
+
+def _of_job(facts: Facts, device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
+    cluster = require_uniform(facts.cluster, "profile --from aiconfigurator")
+    name = cluster.device.name
+    if device is not None and device_of(device) != name:
+        raise BadInput(f"--device {device!r}: the job's cluster has {name!r}; leave --device out, or change the job.")
+    if name not in SYSTEMS:
+        raise BadInput(f"{PACKAGE} has no operators of the job's device {name!r}; it has {', '.join(SYSTEMS)}.")
+    specs = {role: facts.models.spec(role) for role in facts.graph.roles}
+    return imported_points(facts.graph, [specs], [facts.workload], cluster), cluster, facts.precision
+
+
+def _of_known_models(device: str | None) -> tuple[tuple[Point, ...], Cluster, str]:
+    if device is None:
+        raise BadInput(f"name a job, or a device with --device: {', '.join(SYSTEMS.values())}.")
+    cluster = ClusterSpec(device=device_of(device)).resolve()
+    models = [specs for name, config in read_configs().items() if (specs := _both_heads(name, config))]
+    workloads = [_workload(*lengths) for lengths in _LENGTHS]
+    return imported_points(PPO_GRAPH, models, workloads, cluster), cluster, PRECISION
+
+
+def _both_heads(name: str, config: Mapping[str, object]) -> dict[Role, ModelSpec]:
+    """The model with a vocabulary head and with a scalar head; empty for one that is not a dense decoder."""
+    heads = {Role.ACTOR: False, Role.REWARD: True}
+    try:
+        return {role: model_from_config(config, name=name, scalar_head=head) for role, head in heads.items()}
+    except BadInput:
+        return {}
+
+
+def _workload(shortest: int, longest: int) -> Workload:
+    lengths = LengthSpec(max=longest, histogram=((shortest, 1.0), (longest, 1.0)))
+    return Workload(batch_size=_BATCH_SIZE, prompt=lengths, response=lengths)

@@ -1,0 +1,85 @@
+"""Reports, plots and timelines: a plan with its simulation and runs, a what-if, several traces side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from meshwright.planner.analysis.cluster_sizing import Fit
+from meshwright.planner.analysis.whatif import WhatIf
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.plan.verify import require_valid
+from meshwright.planner.report.contents import Contents
+from meshwright.planner.report.report import report as drawn
+from meshwright.planner.report.training_curves import TrainingCurves
+from meshwright.planner.report.whatif_pages import fit_page, sweep
+from meshwright.planner.simulation.simulate import Simulation
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.trace import Run, chrome_trace
+from meshwright.runtime.records.results import Rehearsal
+
+SpanSource: TypeAlias = Run | Rehearsal | Simulation
+"""A source of a plan's spans."""
+
+
+def report(
+    plan: Plan,
+    simulation: Simulation,
+    *,
+    runs: Iterable[Run | Rehearsal] = (),
+    learned: Iterable[TrainingCurves] = (),
+    sizes: WhatIf | None = None,
+) -> str:
+    """A plan, its simulation and its runs as the text of one HTML file that needs no network.
+
+    `learned` are the runs' curves and samples from `read_learned`, and `sizes` are answers about other numbers of
+    ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
+
+    >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
+    '<!doctype html>'
+    """
+    require_valid(plan)
+    _run(plan, simulation)
+    drawn_runs = tuple(_run(plan, run) for run in runs)
+    return drawn(Contents(plan=plan, simulation=simulation, runs=drawn_runs, learned=tuple(learned), sizes=sizes))
+
+
+def plot(answers: WhatIf) -> str:
+    """Step time and tokens/s against the first field that has several values, as the text of an HTML file.
+
+    Raises BadInput where every field has one value.
+
+    >>> batches = [{"workload.batch_size": 512}, {"workload.batch_size": 1024}]
+    >>> api.plot(api.whatif(plan, batches)).count("<circle")
+    4
+    """
+    return sweep(answers)
+
+
+def fit_plot(fit: Fit) -> str:
+    """Step time against the number of devices, as the text of an HTML file.
+
+    Raises BadInput where no plan fits on any number.
+    """
+    if fit.answers is None or fit.least_ranks is None:
+        raise BadInput(f"no plan fits on up to {fit.most_ranks} devices, so there is nothing to draw; ask for more.")
+    return fit_page(fit.answers, fit.least_ranks)
+
+
+def timeline(plan: Plan, *played: SpanSource) -> str:
+    """Simulations, rehearsals and runs of a plan side by side, as JSON that Perfetto opens.
+
+    Raises BadInput for a simulation that was not traced.
+
+    >>> api.timeline(plan, api.simulate(plan, steps=1, traced=True))[:16]
+    '{"traceEvents": '
+    """
+    return chrome_trace([_run(plan, source) for source in played])
+
+
+def _run(plan: Plan, played: SpanSource) -> Run:
+    if isinstance(played, Run):
+        return played
+    if not played.spans:
+        raise BadInput("the simulation has no spans to draw; simulate with traced=True.")
+    return Run(spans=played.spans, pools={pool.name: pool.ranks for pool in plan.pools})

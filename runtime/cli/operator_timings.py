@@ -1,0 +1,34 @@
+"""The part of `profile --from`: a table from operator timings that others published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshwright.planner.plan.job import read_job, resolve
+from meshwright.profiles.aiconfigurator import has_operators
+from meshwright.profiles.hardware import AnyCluster, MixedCluster
+from meshwright.profiles.table import Table, resume_table, write_table
+from meshwright.runtime.api.measurements import import_operators
+
+
+def import_table(job: Path | None, device: str | None, output: Path, *, fresh: bool = False) -> Table:
+    """Write the table for a job's shapes or, without a job, for the dense models that the package names.
+
+    Raises BadInput if the package has no timings of the device, if the device is not that of the job, and if `output`
+    holds a table from another source.
+    """
+    table = import_operators(resolve(read_job(job), job.parent) if job else None, device=device)
+    resume_table(output, table.provenance, fresh=fresh)
+    write_table(output, table)
+    return table
+
+
+def operator_timings_hint(cluster: AnyCluster, job: Path) -> str | None:
+    """Return a hint for a user who plans without a table on a device with published operator timings; else None."""
+    device = cluster.name if isinstance(cluster, MixedCluster) else cluster.device.name
+    if not has_operators(device):
+        return None
+    return (
+        f"operator timings of {device} are installed: `meshwright profile {job} --from aiconfigurator -o table.json` "
+        "makes a table of them for --profile."
+    )

@@ -1,0 +1,330 @@
+"""The command that searches for a plan, with --for within the settings of another trainer, and the progress that it
+shows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, NoReturn, TypedDict
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from meshwright.planner.analysis.plan_structures import Ranked
+from meshwright.planner.analysis.sensitivity import main_influences
+from meshwright.planner.plan.job import Facts, Job, read_job
+from meshwright.planner.plan.pin_files import read_pins
+from meshwright.planner.plan.plan import Plan, read_plan, write_plan
+from meshwright.planner.plan.reward_workers import unknown_latencies
+from meshwright.planner.proof.document import write_proof
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.planner.search.search_control import ProgressCallback, SearchProgress
+from meshwright.planner.solver.result import Limits
+from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.table import Table
+from meshwright.profiles.workload import ObservedLengths
+from meshwright.runtime.api.arguments import cost_model_builder
+from meshwright.runtime.api.files import resolve
+from meshwright.runtime.api.planning import plan as search_plan
+from meshwright.runtime.api.planning import structures
+from meshwright.runtime.api.trainers import plan_for, structures_for
+from meshwright.runtime.api.verification import prove
+from meshwright.runtime.cli import view_plan, view_search
+from meshwright.runtime.cli.call import (
+    STOPPED,
+    FromTrace,
+    TraceFields,
+    limit_memory,
+    progress_bars,
+    read_lengths,
+    read_profile,
+    stop_on_signal,
+)
+from meshwright.runtime.cli.operator_timings import operator_timings_hint
+from meshwright.runtime.cli.options import (
+    AsJson,
+    ForbidTexts,
+    ForTrainer,
+    Gap,
+    JobPath,
+    PinsPath,
+    PinTexts,
+    Profile,
+    ProofOut,
+    TrainerName,
+    finite,
+)
+from meshwright.runtime.records.outputs import Output, OutputKind, require_outputs
+
+
+@contextmanager
+def show_search_progress(began: float, *, as_json: bool) -> Iterator[ProgressCallback | None]:
+    """Yield the progress callback of a search that started at `began` (seconds of `time.monotonic`).
+
+    None if standard error is not a terminal and `as_json` is False. No thread is started, because a search forks a
+    second process only in a program without threads.
+    """
+    console = Console(stderr=True)
+    if as_json:
+        yield lambda now: typer.echo(progress_json(now, time.monotonic() - began), err=True)
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
+            yield lambda now: live.update(Text(progress_line(now, time.monotonic() - began)), refresh=True)
+    else:
+        yield None
+
+
+def progress_json(state: SearchProgress, seconds: float) -> str:
+    """Return the progress as one JSON object; all times are in seconds."""
+    return json.dumps(
+        {
+            "seconds": round(seconds, 3),
+            "phase": state.phase,
+            "done": state.done,
+            "total": state.total,
+            "period_seconds": state.period_seconds,
+            "bound_seconds": state.bound_seconds,
+            "gap": state.gap,
+        }
+    )
+
+
+def progress_line(state: SearchProgress, seconds: float) -> str:
+    """Return the progress as a line to read."""
+    activity = {"costing": "costing stage", "searching": "searching case"}[state.phase]
+    progress = f"{seconds:5.1f} s  {activity} {min(state.done + 1, state.total)} of {state.total}"
+    if state.period_seconds is None:
+        return f"{progress}: no plan yet"
+    return f"{progress}: step {state.period_seconds:.3f} s, none below {state.bound_seconds:.3f} s, gap {state.gap:.1%}"
+
+
+class SearchConstraints(TypedDict):
+    """The constraints of a search: pinned and forbidden choices, the plan to start from, and the lengths of a trace.
+
+    The plan names the job.
+    """
+
+    job: Job
+    pins: Sequence[str]
+    forbid: Sequence[str]
+    start: Plan | None
+    observed: ObservedLengths | None
+
+
+def search_for_trainer(
+    trainer: str, facts: Facts, table: Table | None, constraints: SearchConstraints, limits: Limits
+) -> Plan | NoPlan:
+    """Return the best plan within the settings of the trainer, with a progress bar."""
+    title = f"searching within the settings of {trainer}"
+    with progress_bars() as progress:
+        return plan_for(
+            trainer, facts, table, **constraints, limits=limits, progress=lambda *done: progress(title, *done)
+        )
+
+
+def structures_for_trainer(
+    trainer: str, best: Plan, table: Table | None, constraints: SearchConstraints, *, count: int, limits: Limits
+) -> tuple[Ranked, ...]:
+    """Return the best few plans of different structure within the settings of the trainer, with progress bars."""
+    pins, forbid = constraints["pins"], constraints["forbid"]
+    with progress_bars() as progress:
+        return structures_for(
+            trainer, best, table, count=count, pins=pins, forbid=forbid, limits=limits, progress=progress
+        )
+
+
+_NOISY_SPREAD = 0.5
+"""Spread of repeated measurements above which the table is called noisy."""
+
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=1e6,
+        callback=finite,
+        help="Time limit in seconds; the best plan so far is written with its gap. Without it, a search ends by a "
+        "deterministic count of work, so that every machine finds the same plan.",
+    ),
+]
+Top = Annotated[
+    int,
+    typer.Option(
+        min=1, max=100, help="Write this many plans of different structure, as plan.json, plan.2.json and so on."
+    ),
+]
+Start = Annotated[
+    Path | None, typer.Option("--from", metavar="PLAN.json", help="A plan of a similar job to start from.")
+]
+
+EXAMPLES = """Example: meshwright plan job.yaml --profile table.json -o plan.json
+
+meshwright plan job.yaml --pin actor_generate.layout=tp1,pp2,dp1 --forbid actor_train.recompute=full -o plan.json
+
+meshwright plan job.yaml --pins pins.txt -o plan.json
+
+meshwright plan other-job.yaml --from plan.json -o other-plan.json
+
+meshwright plan job.yaml --from-trace run -o plan.json
+
+meshwright plan job.yaml --from-trace rollouts.jsonl --trace-field response=completion_length -o plan.json
+
+meshwright plan job.yaml --proof proof.json -o plan.json
+
+meshwright plan job.yaml --for verl --top 2 --proof proof.json -o plan.json
+
+meshwright plan job.yaml --top 3 --time-limit 20 --gap 0 -o plan.json
+"""
+
+
+def plan(
+    job: JobPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the plan here.")],
+    *,
+    profile: Profile = None,
+    pin: PinTexts = None,
+    pins: PinsPath = None,
+    forbid: ForbidTexts = None,
+    trainer: ForTrainer = None,
+    top: Top = 1,
+    time_limit: TimeLimit = None,
+    gap: Gap = None,
+    start: Start = None,
+    from_trace: FromTrace = None,
+    trace_field: TraceFields = None,
+    proof: ProofOut = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest plan that fits, and prove how good it is. Ctrl-C keeps the best plan so far.
+
+    With --for, --top and --from stay within the settings of the trainer; --proof proves a bound on all plans.
+
+    With --json, standard error has a line of JSON for each change of the search's progress, and one for what the plan
+    is most sensitive to.
+    """
+    began = time.monotonic()
+    require_outputs(*_outputs(output, top, proof), inputs=(job, profile, pins, start, from_trace))
+    limits = Limits(gap=gap) if time_limit is None else Limits.for_seconds(time_limit, gap=gap, began=began)
+    document, table = read_job(job), read_profile(profile)
+    facts = resolve(document, job.parent, table)
+    constraints = SearchConstraints(
+        job=document,
+        pins=(*(pin or ()), *(read_pins(pins, facts.graph) if pins else ())),
+        forbid=forbid or (),
+        start=read_plan(start) if start else None,
+        observed=read_lengths(from_trace, trace_field),
+    )
+    with limit_memory(), stop_on_signal() as stop:
+        if trainer:
+            best = search_for_trainer(trainer, facts, table, constraints, replace(limits, stop=stop))
+        else:
+            with show_search_progress(began, as_json=as_json) as report:
+                best = search_plan(facts, table, **constraints, limits=replace(limits, stop=stop), progress=report)
+    if isinstance(best, NoPlan):
+        _report_no_plan(best, as_json)
+    if proof and not stop.is_set():
+        write_proof(proof, prove(best, table))
+    if top == 1 or stop.is_set():
+        _write(output, best, as_json)
+    else:
+        _write_all(output, _structures(trainer, best, table, constraints, count=top, limits=limits), as_json)
+    if start and "start" not in best.digests:
+        _report_unused_start(start, trainer)
+    if trainer and not as_json:
+        typer.echo(f"generated by {best.facts.engine}, with which {trainer} runs")
+    _report_sensitivity(best, table, job, document, as_json=as_json)
+    if stop.is_set():
+        view_plan.print_search_stopped(best, output)
+        raise typer.Exit(STOPPED)
+
+
+def _report_unused_start(start: Path, trainer: TrainerName | None) -> None:
+    subject = f"the job, or {trainer}, does" if trainer else "the job does"
+    view_plan.print_to_stderr(f"{subject} not allow the placements of {start}; the search started without it.")
+
+
+def _structures(
+    trainer: TrainerName | None,
+    best: Plan,
+    table: Table | None,
+    constraints: SearchConstraints,
+    *,
+    count: int,
+    limits: Limits,
+) -> tuple[Ranked, ...]:
+    if trainer:
+        return structures_for_trainer(trainer, best, table, constraints, count=count, limits=limits)
+    with progress_bars() as progress:
+        return structures(best, table, count=count, limits=limits, progress=progress)
+
+
+def _report_no_plan(answer: NoPlan, as_json: bool) -> NoReturn:
+    if as_json:
+        typer.echo(json.dumps(asdict(answer), indent=2))
+    else:
+        view_plan.print_no_plan(answer)
+    raise typer.Exit(3)
+
+
+def _report_sensitivity(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:
+    """Print what the plan is most sensitive to and, unless the output is JSON, how to improve its costs.
+
+    Rewards of unknown latency are named on standard error."""
+    for sentence in unknown_latencies(document, best.facts):
+        view_plan.print_to_stderr(sentence)
+    sensitivity = main_influences(best, cost_model_builder(table), measured=table is not None)
+    if as_json:
+        typer.echo(json.dumps({"leading": asdict(sensitivity)}), err=True)
+        return
+    for sentence in sensitivity.sentences:
+        typer.echo(sentence)
+    _report_costs(best.facts, job, table)
+
+
+def _report_costs(facts: Facts, job: Path, table: Table | None) -> None:
+    """Print how to improve the costs."""
+    if table is None and (line := operator_timings_hint(facts.cluster, job)):
+        typer.echo(line)
+    if table is not None and table.spread > _NOISY_SPREAD:
+        typer.echo(
+            f"repeats of the measured costs spread by {table.spread:.0%} (median): something else used the machine; "
+            "profile again when it is quiet, with --fresh, for costs to rely on."
+        )
+
+
+def _outputs(output: Path, count: int, proof: Path | None = None) -> Iterator[Output]:
+    """Yield the outputs: the first plan, the others beside it, and the proof."""
+    yield Output("-o", output, OutputKind.PLAN)
+    for number in range(2, count + 1):
+        yield Output("--top", output.with_suffix(f".{number}{output.suffix}"), OutputKind.PLAN)
+    if proof:
+        yield Output("--proof", proof, OutputKind.PROOF)
+
+
+def _write(output: Path, plan: Plan, as_json: bool) -> None:
+    write_plan(output, plan)
+    if as_json:
+        typer.echo(canonical_json(plan), nl=False)
+    else:
+        view_plan.print_plan(plan, output)
+
+
+def _write_all(output: Path, rows: Sequence[Ranked], as_json: bool) -> None:
+    paths = [planned_output.path for planned_output in _outputs(output, len(rows))]
+    for path, row in zip(paths, rows, strict=True):
+        write_plan(path, row.plan)
+    if as_json:
+        documents = [
+            {"path": str(path), "period_seconds": row.plan.period_seconds, "simulated_seconds": row.simulated_seconds}
+            for path, row in zip(paths, rows, strict=True)
+        ]
+        typer.echo(json.dumps(documents, indent=2))
+    else:
+        view_plan.print_plan(rows[0].plan, output)
+        view_search.print_structures(rows, paths)

@@ -1,0 +1,221 @@
+"""The terminal output of plans and runs. Nothing is computed here."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.planner.analysis.calibration import Calibration
+from meshwright.planner.analysis.optional_features import (
+    adapter_summary,
+    best_samples,
+    host_rewards,
+    measured_latencies,
+    quantised_copy,
+)
+from meshwright.planner.analysis.wave_size import sampled_waves
+from meshwright.planner.plan.evaluate import fullest_rank, items
+from meshwright.planner.plan.plan import Plan, Refit, Solver
+from meshwright.planner.report.formatting import difference, ranks, schedule, search_work, size
+from meshwright.planner.search.no_plan import NoPlan
+from meshwright.profiles.model_shape import run_violations
+from meshwright.runtime.records.record import EvaluationRecord, RunSummary
+from meshwright.runtime.records.resource_use import MemoryUse
+
+_LENGTH_TOLERANCE = 0.1
+"""Relative difference of mean response lengths within which predicted and measured times compare the same work."""
+
+_MIN_SHARE = 0.01
+"""Share of a step below which no error is shown."""
+
+
+def print_plan(plan: Plan, path: Path) -> None:
+    """Print the plan as a table, and its bound."""
+    console = Console()
+    cluster = plan.facts.cluster
+    table = Table(title=f"plan for {cluster.name}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("start s", "seconds", "task", "pool", "layout", "schedule"):
+        table.add_column(heading, no_wrap=heading != "schedule", overflow="fold")
+    table.columns[0].justify = table.columns[1].justify = "right"
+    for item in sorted(items(plan), key=lambda item: item.start_seconds):
+        timing = (f"{item.start_seconds:.3f}", f"{item.cost.total:.3f}")
+        if isinstance(item, Refit):
+            table.add_row(*timing, "refit", "", f"to {item.target}", f"from {item.source}")
+            continue
+        names = ranks(plan.pool_of(item.stage).ranks)
+        schedule_text = schedule(item.schedule) + (f", {item.steps_ahead} ahead" if item.steps_ahead else "")
+        table.add_row(*timing, item.stage, names, str(item.layout), schedule_text)
+    ahead = "; ahead: steps before training" if any(plan.ahead.values()) else ""
+    table.caption = f"rows, tokens: per micro-batch{ahead}"
+    console.print(table)
+    console.print(_bound_sentence(plan))
+    console.print(search_work(plan.solver.work))
+    rewards, latencies = host_rewards(plan), measured_latencies(plan.facts)
+    for analysis in (
+        adapter_summary(plan),
+        quantised_copy(plan),
+        rewards,
+        latencies,
+        sampled_waves(plan),
+        best_samples(plan),
+    ):
+        for sentence in analysis.sentences if analysis else ():
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    specs = plan.facts.models.by_name.values()
+    for sentence in dict.fromkeys(sentence for spec in specs for sentence in run_violations(spec)):
+        console.print(f"note: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    rank = fullest_rank(cluster, plan.peak_bytes_per_rank)
+    peak, usable = plan.peak_bytes_per_rank[rank], cluster.usable_bytes(rank)
+    console.print(f"fullest rank {size(peak)} of {size(usable)} usable; written to {path}")
+
+
+def print_to_stderr(sentence: str) -> None:
+    """Print a sentence on standard error."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, markup=False)
+
+
+def print_no_plan(answer: NoPlan) -> None:
+    """Print the binding limits, and the smallest changes that make the job feasible."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[bold red]no plan fits.[/]" if answer.status == "infeasible" else "[bold red]no plan found.[/]")
+    for limit in answer.limits:
+        console.print(f"  {limit.sentence}", markup=False)
+    if answer.changes:
+        console.print("any one of these changes makes a plan possible:")
+    for change in answer.changes:
+        console.print(f"  {change.sentence}", markup=False)
+
+
+def print_run_summary(summary: RunSummary, out: Path) -> None:
+    """Print predicted and measured seconds, and the held-out rewards."""
+    console = Console()
+    table = Table(title=f"predicted and measured seconds per step, {summary.steps} steps", box=box.SIMPLE)
+    for heading in ("", "predicted s", "measured s", "error"):
+        table.add_column(heading, justify="right" if heading else "left")
+    min_seconds = _MIN_SHARE * max(row.measured_seconds for row in summary.comparisons)
+    for row in summary.comparisons:
+        error_text = difference(row.error) if row.measured_seconds > min_seconds else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error_text)
+    console.print(table)
+    console.print(
+        f"{summary.tokens_per_second:.0f} response tokens/s (median); a response had "
+        f"{summary.response_tokens:.0f} tokens on average, the plan expects {summary.expected_response_tokens:.0f}"
+        + _length_hint(summary)
+    )
+    if summary.memory:
+        console.print(_memory(summary.memory))
+        console.print(
+            "memory of the fullest rank: planned for sequences of maximum length, measured without what a process uses "
+            "before it loads models"
+        )
+    if summary.overhead is not None:
+        console.print(
+            f"{summary.overhead:.1%} of a step is neither stages nor messages (worst rank, median over steps)"
+        )
+    if gap := summary.generator_gap:
+        console.print(
+            f"generator against trainer: log-probabilities of the same weights differ by {gap.mean:.1e} on average, "
+            f"at most {gap.largest:.1e} (on {gap.measured_on})"
+        )
+    for evaluation in summary.evaluations:
+        metric, unit, _ = _metric_words(evaluation)
+        console.print(
+            f"held-out {metric} after {evaluation.step} updates: {evaluation.reported_score:.3f} ± "
+            f"{evaluation.standard_error:.3f}{unit} (standard error over {evaluation.num_prompts} prompts, "
+            f"{evaluation.mean_response_tokens:.0f} tokens a response)"
+        )
+    improvement = summary.improvement()
+    if improvement:
+        gain, error = improvement
+        times = f", {gain / error:.1f} standard errors" if error else ""
+        metric, unit, verb = _metric_words(summary.evaluations[-1])
+        console.print(f"held-out {metric} {verb} by {gain:.3f} ± {error:.3f}{unit}{times}")
+    for restart in summary.restarts:
+        console.print(restart.message, markup=False)
+    console.print(f"metrics.jsonl, trace.jsonl, trace.chrome.json, summary.json and checkpoints are in {out}")
+
+
+def _length_hint(summary: RunSummary) -> str:
+    """Return a hint if the responses were longer or shorter than planned."""
+    is_near = math.isclose(summary.response_tokens, summary.expected_response_tokens, rel_tol=_LENGTH_TOLERANCE)
+    return "" if is_near else "; `meshwright calibrate` predicts for the observed lengths"
+
+
+def _metric_words(evaluation: EvaluationRecord) -> tuple[str, str, str]:
+    """Return the metric of an evaluation, its unit, and the verb for an improvement."""
+    return ("divergence to the teachers", " nats a token", "fell") if evaluation.by_teachers else ("reward", "", "rose")
+
+
+def print_run_stopped(done: int, steps: int, saved: int | None, out: Path) -> None:
+    """Print that a run stopped on request, and how to continue it."""
+    next_step = f"its checkpoint of step {saved} is in {out}; continue it with --resume"
+    if saved is None:
+        next_step = "no step was finished, so there is nothing to resume; run it again"
+    print_to_stderr(f"stopped after {done} of {steps} steps: {next_step}.")
+
+
+def print_search_stopped(plan: Plan, path: Path) -> None:
+    """Print that a search stopped on request, and how to continue it."""
+    print_to_stderr(
+        f"stopped: {path} is the best plan so far, proven to be within {plan.solver.gap:.1%} of the best; "
+        f"--from {path} continues from it."
+    )
+
+
+def _memory(uses: Sequence[MemoryUse]) -> Table:
+    """Planned and measured peak memory of each stage."""
+    table = Table("peak memory", box=box.SIMPLE)
+    for heading in ("planned", "measured"):
+        table.add_column(heading, justify="right")
+    for use in uses:
+        table.add_row(use.stage, size(use.planned_bytes), size(use.measured_bytes))
+    return table
+
+
+def print_calibration(calibration: Calibration, path: Path) -> None:
+    """Print each stage's predicted seconds before and after the correction, and the measured seconds."""
+    console = Console()
+    table = Table(title=f"seconds of each stage, median of {calibration.num_steps} steps", box=box.SIMPLE)
+    for heading in ("", "planned", "before", "measured", "after"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in calibration.rows:
+        seconds = (row.planned_seconds, row.before_seconds, row.measured_seconds, row.after_seconds)
+        table.add_row(row.stage, *(f"{value:.3f}" for value in seconds))
+    table.caption = "before, after: predicted for the lengths of the run"
+    console.print(table)
+    if calibration.response_tokens is not None:
+        console.print(
+            f"a response had {calibration.response_tokens:.0f} tokens, the plan expects "
+            f"{calibration.expected_response_tokens:.0f}"
+        )
+    console.print(f"written to {path}")
+
+
+def _bound_sentence(plan: Plan) -> str:
+    """The step time, how far it can be from the best, and where the costs come from."""
+    solver: Solver = plan.solver
+    if solver.gap:
+        request = "; --gap 0 searches to optimality" if solver.asked_gap else ""
+        proven = (
+            f"at most {solver.gap:.1%} slower than the best plan in the space "
+            f"(bound {solver.bound_seconds:.3f} s{request})"
+        )
+    else:
+        proven = "the fastest plan in the space"
+    return f"step {plan.period_seconds:.3f} s, by this cost model {proven}\n{_cost_sources(plan)}"
+
+
+def _cost_sources(plan: Plan) -> str:
+    """Return the number of costs of the plan by source."""
+    sources = Counter(item.cost.source for item in items(plan))
+    if set(sources) == {"analytic"}:
+        return (
+            f"all {sources.total()} costs come from equations and none was measured; `meshwright profile` measures them"
+        )
+    return "costs: " + ", ".join(f"{count} {source}" for source, count in sorted(sources.items()))

@@ -1,0 +1,168 @@
+"""The command that follows a run by reading its directory, and its tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.planner.report.formatting import count, difference, percent, seconds
+from meshwright.runtime.cli.options import AsJson, finite
+from meshwright.runtime.records.run_status import RunStatus, StatusReader
+from meshwright.runtime.records.version_gap import KL_ERROR, KL_TO_TEACHERS, PROB_ERROR
+
+_SIGNALS = (
+    ("score", "reward"),
+    ("kl_to_teachers", "KL to the teachers per response, k1"),
+    (KL_TO_TEACHERS, "KL to the teachers per token, k1"),
+    ("kl_to_ref", "KL to the reference per response, k1"),
+    ("kl_to_ref_per_token", "KL to the reference per token, k1"),
+    ("entropy", "entropy"),
+    ("approx_kl", "KL per update, k3"),
+    ("clip_fraction", "clip fraction"),
+    ("actor_grad_norm", "actor gradient norm"),
+    ("explained_variance", "explained variance"),
+    ("response_tokens", "response tokens"),
+    ("truncated_fraction", "truncated fraction"),
+    (PROB_ERROR, f"generator against trainer, {PROB_ERROR}"),
+    (KL_ERROR, f"generator against trainer, {KL_ERROR}"),
+)
+"""The training metrics that are shown, and their labels."""
+
+_FAULT_THRESHOLDS = {PROB_ERROR: 1.05, KL_ERROR: 0.02}
+"""Thresholds above which generator and trainer disagree, from NeMo-RL's tests."""
+
+_MAX_CAUSES, _MIN_SHARE = 4, 0.001
+
+_MIN_STEP_SHARE = 0.01
+"""Share of a step below which no error is shown."""
+
+
+def run_view(standing: RunStatus) -> RenderableType:
+    """The tables of a run's recent steps."""
+    if not standing.num_recent:
+        return Text(f"{standing.directory}: {_state(standing)}, no step has been finished yet")
+    return Group(Text(_head(standing)), _times(standing), _uses(standing), _signals(standing), *_held_out(standing))
+
+
+def _state(standing: RunStatus) -> str:
+    return "running" if standing.is_running else "not running"
+
+
+def _head(standing: RunStatus) -> str:
+    assert standing.step_seconds is not None
+    assert standing.tokens_per_second is not None
+    assert standing.quiet_seconds is not None
+    learned = standing.learned
+    staleness = (
+        f"; staleness {learned['staleness']:.2f} on average, {learned['max_staleness']:.0f} at most, "
+        f"{standing.staleness_bound} allowed"
+        if "staleness" in learned
+        else ""
+    )
+    return (
+        f"{standing.directory}: {_state(standing)}, {standing.updates} steps, the last "
+        f"{standing.quiet_seconds:.0f} s ago\n"
+        f"{count(standing.tokens_per_second)} response tokens/s, step {seconds(standing.step_seconds)}, planned "
+        f"{seconds(standing.plan_seconds)} (last {standing.num_recent} steps){staleness}"
+    )
+
+
+def _times(standing: RunStatus) -> Table:
+    table = Table(title="seconds of a step", box=box.SIMPLE)
+    for heading in ("", "predicted", "measured", "error"):
+        table.add_column(heading, justify="right" if heading else "left")
+    min_seconds = _MIN_STEP_SHARE * max(row.measured_seconds for row in standing.comparisons)
+    for row in standing.comparisons:
+        error = difference(row.error) if row.measured_seconds > min_seconds else ""
+        table.add_row(row.name, f"{row.predicted_seconds:.3f}", f"{row.measured_seconds:.3f}", error)
+    return table
+
+
+def _uses(standing: RunStatus) -> Table:
+    table = Table(title="idle time", box=box.SIMPLE)
+    for heading in ("", "idle", "waiting for"):
+        table.add_column(heading, justify="right" if heading == "idle" else "left")
+    for use in standing.uses[:1] + tuple(use for use in standing.uses[1:] if use.ranks != standing.uses[0].ranks):
+        causes = [f"{one.what} {percent(one.share)}" for one in use.waits[:_MAX_CAUSES] if one.share >= _MIN_SHARE]
+        table.add_row(use.name, percent(use.idle_share), ", ".join(causes) or "-")
+    return table
+
+
+def _signals(standing: RunStatus) -> Table:
+    table = Table(title=f"training, mean of {standing.num_recent} steps", box=box.SIMPLE)
+    for heading in ("", "mean", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, label in _SIGNALS:
+        if name in standing.learned:
+            table.add_row(label, f"{standing.learned[name]:.4g}", _disagreement(name, standing.learned))
+    return table
+
+
+def _disagreement(name: str, learned: Mapping[str, float]) -> str:
+    threshold = _FAULT_THRESHOLDS.get(name)
+    return f"above {threshold:g}: they disagree" if threshold is not None and learned[name] > threshold else ""
+
+
+def _held_out(standing: RunStatus) -> Iterator[Text]:
+    if standing.held_out:
+        first, last, by_teachers = standing.held_out[0], standing.held_out[-1], KL_TO_TEACHERS in standing.learned
+        metric, sign = ("KL to the teachers per token", -1) if by_teachers else ("reward", 1)
+        yield Text(
+            f"held-out {metric} after {last['step']:.0f} updates: {sign * last['mean_score']:.3f} ± "
+            f"{last['standard_error']:.3f}, {sign * first['mean_score']:.3f} at the first evaluation"
+        )
+
+
+EXAMPLES = """Example: meshwright watch run
+
+meshwright watch run --once --json
+"""
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The --out of a `meshwright run`.")],
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, callback=finite, help="Seconds between updates.")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run: throughput, predicted and measured times, staleness, idle time, reward, KL.
+
+    It reads the files of the run, on this machine or a shared file system, and ends with the run or on Ctrl-C. --json
+    prints the current state once.
+    """
+    watcher, console = StatusReader(run), Console()
+    standing = watcher.read()
+    if as_json:
+        typer.echo(json.dumps(_plain(standing), indent=2, sort_keys=True))
+    elif once or not console.is_terminal:
+        console.print(run_view(standing))
+    else:
+        _follow(watcher, standing, every, console)
+
+
+def _follow(watcher: StatusReader, standing: RunStatus, every: float, console: Console) -> None:
+    with Live(run_view(standing), console=console, auto_refresh=False) as live:
+        try:
+            while standing.is_running:
+                time.sleep(every)
+                standing = watcher.read()
+                live.update(run_view(standing), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _plain(standing: RunStatus) -> dict[str, object]:
+    """Return the state as plain data, each comparison with its error."""
+    rows = [asdict(row) | {"error": row.error if row.measured_seconds else None} for row in standing.comparisons]
+    return asdict(standing) | {"comparisons": rows}

@@ -1,1 +1,0 @@
-"""The command line of other trainers: importing configurations, planning for them, exporting plans."""

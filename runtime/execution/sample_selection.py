@@ -1,0 +1,259 @@
+"""Selection of the samples that a step trains on: dynamic sampling and best-of-n.
+
+Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2) fills the batch, wave by wave, with the first groups whose
+rewards differ, in prompt order. Best-of-n takes the samples with the highest reward of each prompt from one wave; the
+earlier one where rewards are equal, and NaN is below all numbers. Every rank that sees waves has all scores and
+selects the same rows. A rank fills in those fields of the selected rows that it has sampled or received.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from meshwright.planner.plan.algorithm_settings import RewardedSettings
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import RESPONSE_LENGTHS
+from meshwright.runtime.environment.environment import require_scores
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.training.advantages import ResponseRewards, compute_rewards, groups_that_differ
+
+
+@dataclass(frozen=True)
+class SampleReward:
+    """Total reward of a sample, by which samples are selected.
+
+    It is the weighted sum of rewards on hosts and of a reward model, after the scale, clip and penalties of the job's
+    settings. `max_response` is the largest number of tokens of a response.
+    """
+
+    reward_weights: tuple[float, ...] = ()
+    model_weight: float = 1.0
+    settings: RewardedSettings = field(default_factory=RewardedSettings)
+    max_response: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, job: Job) -> SampleReward:
+        assert isinstance(job.settings, RewardedSettings), job.settings
+        weights = tuple(job.reward_weights) if job.rewards else ()
+        return cls(weights, job.reward_model_weight, job.settings, plan.facts.workload.max_response)
+
+    def scores(self, wave: StepExperience) -> list[float]:
+        """Add up and return the score of every row of a wave that has all its scores.
+
+        Raises RunFailed for a reward that failed.
+        """
+        require_scores(wave.experience)
+        wave.share_scores_of_duplicates()
+        if self.reward_weights:
+            wave.sum_rewards(self.reward_weights, self.model_weight)
+        return [float(wave.score(row)) for row in wave.rows]
+
+    def rewards(self, wave: StepExperience) -> ResponseRewards:
+        """Return the reward of every row exactly as training will compute it; call `scores` first."""
+        truncated, num_tokens = (
+            torch.cat([wave.experience.get(name, row) for row in wave.rows]) for name in ("truncated", RESPONSE_LENGTHS)
+        )
+        return compute_rewards(
+            torch.cat([wave.score(row) for row in wave.rows]),
+            truncated,
+            self.settings,
+            sizes=torch.cat([wave.score_size(row) for row in wave.rows]),
+            num_tokens=num_tokens,
+            max_response=self.max_response,
+        )
+
+
+def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]) -> None:
+    """Put this rank's fields of the chosen (wave, row) pairs into the rows of the batch, in order."""
+    for place, (wave, row) in zip(batch.rows, chosen, strict=True):
+        for name, rows in wave.experience.fields().items():
+            if row in rows:
+                batch.experience.put(name, place, rows[row])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSampling:
+    """Dynamic sampling of a job: batches of `num_groups` groups of `group_size` samples.
+
+    A wave has `num_prompts` prompts, and a step at most `most_waves` waves. A group has a signal if the rewards
+    (`paid`) of its samples differ.
+    """
+
+    num_groups: int
+    group_size: int
+    num_prompts: int
+    max_waves: int
+    reward: SampleReward = field(default_factory=SampleReward)
+
+    @classmethod
+    def of(cls, plan: Plan, job: Job) -> GroupSampling | None:
+        """Return the dynamic sampling of a job; None if it has none."""
+        workload = plan.facts.workload
+        if not (sampling := workload.dynamic_sampling):
+            return None
+        return cls(
+            num_groups=workload.num_prompts,
+            group_size=workload.group_size,
+            num_prompts=sampling.wave_size(workload.num_prompts),
+            max_waves=sampling.max_waves(workload.num_prompts),
+            reward=SampleReward.of(plan, job),
+        )
+
+    def filling(self, step: int) -> WaveFilling:
+        """Return the filling of a step, still without samples."""
+        return WaveFilling(self, step)
+
+
+@dataclass
+class WaveFilling:
+    """The batch of one step on one rank; call `next_wave` and `take` alternately until it is full."""
+
+    sampling: GroupSampling
+    step: int
+    _kept: list[tuple[StepExperience, Sequence[int]]] = field(default_factory=list)
+    """Groups with a signal in prompt order: the wave of each and its rows in it."""
+    _scores: list[float] = field(default_factory=list)
+    """Scores of all samples, kept or not."""
+    _num_waves: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._kept) >= self.sampling.num_groups
+
+    @property
+    def _num_sampled(self) -> int:
+        return self._num_waves * self.sampling.num_prompts
+
+    def next_wave(self) -> StepExperience:
+        """Return an empty wave; rows are numbered through all waves of the step, in prompt order.
+
+        Raises RunFailed once the most waves are used, because too few groups have a signal.
+        """
+        if self._num_waves == self.sampling.max_waves:
+            raise RunFailed(
+                f"step {self.step}: {len(self._kept)} of {self._num_sampled} groups have a signal, where a batch needs "
+                f"{self.sampling.num_groups} and dynamic sampling a share of {MIN_ACCEPTANCE:g} or more; give "
+                "prompts or rewards that distinguish samples, or plan the job without workload.dynamic_sampling"
+            )
+        size = self.sampling.num_prompts * self.sampling.group_size
+        first = self._num_waves * size
+        return StepExperience(step=self.step, rows=range(first, first + size), is_wave=True)
+
+    def take(self, wave: StepExperience) -> None:
+        """Keep the groups with a signal of a wave that has all its scores.
+
+        Raises RunFailed for a reward that failed.
+        """
+        self._scores += self.sampling.reward.scores(wave)
+        size = self.sampling.group_size
+        self._num_waves += 1
+        for number, differs in enumerate(groups_that_differ(self.sampling.reward.rewards(wave), size).tolist()):
+            if differs:
+                self._kept.append((wave, wave.rows[number * size : (number + 1) * size]))
+
+    def fill(self, batch: StepExperience) -> None:
+        """Put this rank's fields of the first kept groups into the rows of the batch, in order."""
+        put_rows(batch, [(wave, row) for wave, group in self._kept[: self.sampling.num_groups] for row in group])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of all sampled prompts; `groups_with_signal` is the share of their groups."""
+        return {
+            "waves": float(self._num_waves),
+            "drawn_prompts": float(self._num_sampled),
+            "trained_prompts": float(self.sampling.num_groups),
+            "dropped_prompts": float(self._num_sampled - self.sampling.num_groups),
+            "groups_with_signal": len(self._kept) / self._num_sampled,
+            "drawn_score": sum(self._scores) / len(self._scores),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFilter:
+    """Selection of the best `num_kept` of `num_drawn` samples for each of `num_prompts` prompts, by reward (`paid`)."""
+
+    num_prompts: int
+    num_sampled: int
+    num_kept: int
+    reward: SampleReward = field(default_factory=SampleReward)
+
+    @classmethod
+    def of(cls, plan: Plan, job: Job) -> SampleFilter | None:
+        """Return the filter of a job; None where it trains on every sample or uses dynamic sampling."""
+        workload = plan.facts.workload
+        if not workload.best_of:
+            return None
+        return cls(
+            num_prompts=workload.num_prompts,
+            num_sampled=workload.best_of,
+            num_kept=workload.group_size,
+            reward=SampleReward.of(plan, job),
+        )
+
+    def filling(self, step: int) -> FilterFilling:
+        """Return the filling of a step, still without samples."""
+        return FilterFilling(self, step)
+
+
+@dataclass
+class FilterFilling:
+    """The batch of one step on one rank, full after its one wave."""
+
+    samples: SampleFilter
+    step: int
+    _wave: StepExperience | None = None
+    _kept: list[int] = field(default_factory=list)
+    """Selected rows of the wave."""
+    _scores: list[float] = field(default_factory=list)
+    """Scores of all samples, selected or not."""
+    _num_tied: int = 0
+    """Prompts with a dropped sample whose reward equals that of a selected one."""
+
+    @property
+    def is_full(self) -> bool:
+        return self._wave is not None
+
+    def next_wave(self) -> StepExperience:
+        """Return the empty wave."""
+        rows = range(self.samples.num_prompts * self.samples.num_sampled)
+        return StepExperience(step=self.step, rows=rows, is_wave=True)
+
+    def take(self, wave: StepExperience) -> None:
+        """Select from the wave, which has all its scores. Raises RunFailed for a reward that failed."""
+        self._wave, self._scores = wave, self.samples.reward.scores(wave)
+        size, amounts = self.samples.num_sampled, self.samples.reward.rewards(wave).amounts.tolist()
+        for first in range(0, len(wave.rows), size):
+            rewards = amounts[first : first + size]
+            chosen = best(rewards, self.samples.num_kept)
+            self._kept += [wave.rows[first + index] for index in chosen]
+            dropped = (reward for index, reward in enumerate(rewards) if index not in chosen)
+            self._num_tied += max(dropped) == min(rewards[index] for index in chosen)
+
+    def fill(self, batch: StepExperience) -> None:
+        """Put this rank's fields of the selected rows into the rows of the batch, prompt by prompt."""
+        assert self._wave is not None
+        put_rows(batch, [(self._wave, row) for row in self._kept])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of all samples, selected or not."""
+        return {
+            "drawn_samples": float(len(self._scores)),
+            "trained_samples": float(len(self._kept)),
+            "dropped_samples": float(len(self._scores) - len(self._kept)),
+            "tied_prompts": self._num_tied / self.samples.num_prompts,
+            "drawn_score": sum(self._scores) / len(self._scores),
+        }
+
+
+def best(scores: Sequence[float], number: int) -> tuple[int, ...]:
+    """Return the ascending indices of the `number` highest scores; of equal scores the lower index is taken first."""
+    order = sorted(range(len(scores)), key=lambda index: (math.isnan(scores[index]), -scores[index], index))
+    return tuple(sorted(order[:number]))

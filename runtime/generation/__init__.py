@@ -1,1 +1,0 @@
-"""The generation engine: prompts, slots, decode steps, responses and their chunks."""

@@ -1,0 +1,1 @@
+"""The generation engine: continuous batching on a paged KV cache, over the ranks of one replica."""

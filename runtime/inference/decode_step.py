@@ -1,0 +1,252 @@
+"""A decoder's forward pass that computes on the weights of megatron's modules: decode steps of one token per row, and
+packed rows of several tokens each.
+
+A decode step or a short prefill is so little arithmetic that megatron's modules around it would take most of its time.
+The results are those of the modules, which training uses; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from meshwright.runtime.inference.attention import (
+    GatheredAttention,
+    PackedAttention,
+    PackedReads,
+    PagedAttention,
+    PrefillAttention,
+    PrefillReads,
+    StepReads,
+    TableReads,
+)
+from meshwright.runtime.inference.decode_layer import (
+    DecodeLayer,
+    Norm,
+    RotaryAttention,
+    RotatedAttention,
+    Scratch,
+    StepAttention,
+    Weight,
+    allocate_scratch,
+    set_read_ahead,
+)
+from meshwright.runtime.model.attention import VarlenKernel, torch_varlen_kernel
+from meshwright.runtime.model.block_attention import BlockAttention, plan_block_reads
+from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.padded_attention import PaddedAttention, PaddedReads
+
+
+class DecodeRunner(Protocol):
+    """A pipeline stage's part of the decode steps; each computes one more token for every row of a group."""
+
+    def refresh_weights(self) -> None:
+        """Prepare for the steps of a period, before which weights may have moved; to be called before the first."""
+
+    def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
+        """Return logits [B, V / tp] of the padded vocabulary on the last stage, hidden states [B, hidden] before it.
+
+        `inputs` are tokens [B] on the first stage, on the host or the device, and the hidden states of the previous
+        stage on the others; `reads` is what they read of the cache, on the host. Logits are valid until the next step.
+        """
+
+    def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        """Return a function that runs successive steps of the same rows on the only stage: it takes tokens [B] on the
+        device and returns logits [B, V / tp]. `reads` is what the first step reads, with the blocks of all steps."""
+
+
+class DecodeStep:
+    """Decode steps that read the model's own parameters, so that they see weight updates."""
+
+    def __init__(self, model: Decoder, mesh: Mesh, cache: PagedCache) -> None:
+        """The model must be a language model without sequence parallelism; its keys and values are in `cache`."""
+        assert not model.config.sequence_parallel
+        assert not model.spec.scalar_head
+        self._model, self._mesh, self.cache = model, mesh, cache
+        self._layers = [DecodeLayer(layer, model, mesh) for layer in model.decoder.layers]
+        by_kernel = model.kernels.decode == "paged"
+        self._norm = Norm(model.decoder.final_layernorm, by_kernel=by_kernel) if mesh.is_last_stage else None
+        self._are_fetched = set_read_ahead(self._layers, self._head_weight() if mesh.is_last_stage else None)
+        cos, sin = (angles.flatten(1) for angles in model.rotary.table(cache.max_tokens, next(model.parameters())))
+        low, high = sin.chunk(2, dim=-1)
+        self._signed_angles = torch.stack((cos, torch.cat((-low, high), dim=-1)), dim=1)
+        """[positions, 2, D]: cos and sin, with the sine of the low half negated, as a head is rotated by x cos + (x
+        with its halves swapped) sin."""
+        self._angles = cos.chunk(2, dim=-1)[0].contiguous(), high.contiguous()
+        self._largest_scratch: Scratch | None = None
+        self._padded_attention = PaddedAttention(cache, self._queries_per_group)
+        self._block_attention: BlockAttention | None = None
+        self.refresh_weights()
+
+    def refresh_weights(self) -> None:
+        """Look up the weights again: a parameter that moved is the same object at another address."""
+        self._padded_attention.reset()
+        for layer in self._layers:
+            layer.refresh_weights()
+        if self._mesh.is_first_stage:
+            self._embedding: Tensor = self._model.embedding.word_embeddings.weight.detach()
+        if self._norm is not None:
+            self._norm.refresh_weight()
+            weight = self._head_weight()
+            self._head_product, self._num_logits = Weight(weight, reads_ahead=self._are_fetched), len(weight)
+
+    @property
+    def returns_logits(self) -> bool:
+        """True on the last pipeline stage."""
+        return self._norm is not None
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Tensor, reads: StepReads) -> Tensor:
+        inputs = inputs.to(self.cache.keys.device)
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
+        room = self._scratch_for(hidden)
+        attention = self._attention(reads, room)
+        for index, layer in enumerate(self._layers):
+            layer.attend(hidden, room, index, attention)
+            layer.feed_forward(hidden, room)
+        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+    def multi_step(self, reads: TableReads) -> Callable[[Tensor], Tensor]:
+        """Return a function that maps tokens [B] on the device to logits [B, V / tp], one step after another."""
+        reads = reads.to(self.cache.keys.device)
+
+        def step(tokens: Tensor) -> Tensor:
+            answer = self(tokens, reads)
+            reads.lengths.add_(1)
+            return answer
+
+        return step
+
+    def _attention(self, reads: StepReads, room: Scratch) -> StepAttention:
+        """Return the attention over what this step reads of the cache."""
+        if isinstance(reads, TableReads):
+            reads = reads.to(self.cache.keys.device)
+            if self._model.kernels.decode == "paged":
+                return PagedAttention(self.cache, reads, self._angles, self._queries_per_group)
+        room.set_angles(self._signed_angles.index_select(0, reads.lengths))
+        return RotaryAttention(room, self._rotated_attention(reads))
+
+    def _rotated_attention(self, reads: StepReads) -> RotatedAttention:
+        """Return the attention for heads that are already rotated."""
+        if isinstance(reads, TableReads):
+            return GatheredAttention(self.cache, reads)
+        if isinstance(reads, PaddedReads):
+            return self._padded_attention.prepare(reads)
+        if self._block_attention is None or not self._block_attention.advance_to(reads):
+            self._block_attention = BlockAttention(self.cache, plan_block_reads(self.cache.tables, reads))
+        return self._block_attention
+
+    @property
+    def _queries_per_group(self) -> int:
+        """Query heads per key-value head."""
+        return self._model.spec.num_heads // self._model.spec.num_kv_heads
+
+    def _scratch_for(self, hidden: Tensor) -> Scratch:
+        """Return scratch tensors for these hidden states: on a CPU a view on those of earlier steps if they have enough
+        rows; on a GPU new ones, which a CUDA graph keeps."""
+        num_rows = len(hidden)
+        if self._largest_scratch is None or self._largest_scratch.num_rows < num_rows or hidden.is_cuda:
+            self._largest_scratch = self._scratch = allocate_scratch(num_rows, self._model, self._mesh)
+        elif self._scratch.num_rows != num_rows:
+            self._scratch = self._largest_scratch.first_rows(num_rows)
+        return self._scratch
+
+    def _head(self, normed: Tensor) -> Tensor:
+        """Return logits [B, V / tp] from normed hidden states [B, hidden]."""
+        logits = normed.new_empty(len(normed), self._num_logits)
+        self._head_product.into(logits, normed)
+        return logits
+
+    def _head_weight(self) -> Tensor:
+        tied = self._model.share_embeddings_and_output_weights
+        weight: Tensor = self._model.shared_embedding_or_output_weight() if tied else self._model.output_layer.weight
+        return weight
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return hidden states [B, hidden] of tokens [B] in a new tensor."""
+        if self._mesh.layout.tp == 1 and self._model.spec.embedding_scale == 1.0:
+            return self._embedding.index_select(0, tokens)
+        return self._model.embedding(tokens.unsqueeze(1), None).squeeze(0)
+
+
+class PackedStep(DecodeStep):
+    """Decode steps, and passes over packed rows with the same layers: on a CPU over any rows, on a GPU over prompts
+    that start."""
+
+    @property
+    def can_prefill(self) -> bool:
+        """True if there are kernels for `prefill`."""
+        kernels = self._model.kernels
+        return kernels.decode == "paged" and kernels.attention == "varlen"
+
+    @torch.inference_mode()
+    def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
+        """Prefill S tokens of packed rows that start, with Triton kernels. Return logits [A, V / tp] of the padded
+        vocabulary for the tokens in `reads.asked` on the last stage, hidden states [S, hidden] before it.
+
+        `inputs` are tokens [S] on the first stage and the hidden states of the previous stage on the others; both they
+        and the reads are on the device.
+        """
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs.clone()
+        room = allocate_scratch(len(hidden), self._model, self._mesh)
+        cache = PrefillAttention(self.cache, reads, self._angles, self._queries_per_group, self._varlen)
+        return self._through_layers(hidden, room, cache, reads.output_tokens)
+
+    def _through_layers(self, hidden: Tensor, room: Scratch, cache: StepAttention, outputs: Tensor) -> Tensor:
+        """Return logits of the tokens at the positions `outputs` on the last stage, the hidden states of all tokens
+        before it."""
+        for index, layer in enumerate(self._layers):
+            attended = layer.attention_output(hidden, room, index, cache)
+            if self._norm is not None and layer is self._layers[-1]:
+                # All keys and values are cached by now, and no logits of other tokens are needed.
+                hidden, attended = hidden.index_select(0, outputs), attended.index_select(0, outputs)
+                room = room.first_rows(len(outputs))
+            layer.project(hidden, attended)
+            layer.feed_forward(hidden, room)
+        return hidden if self._norm is None else self._head(self._norm(hidden, room))
+
+    @cached_property
+    def _varlen(self) -> VarlenKernel:
+        return torch_varlen_kernel()
+
+    @torch.inference_mode()
+    def packed(
+        self, inputs: Tensor, reads: PackedReads, output_positions: Tensor, step: StepReads | None = None
+    ) -> Tensor:
+        """Run S tokens of packed rows, after the C single tokens of a decode step. Return logits [C + A, V / tp] of the
+        padded vocabulary for all C tokens and for those at the positions `asked` [A] among the S, on the last stage;
+        hidden states [C + S, hidden] before it.
+
+        `inputs` are tokens [C + S] on the first stage and the hidden states of the previous stage, which are
+        overwritten, on the others.
+        """
+        hidden = self._embed(inputs) if self._mesh.is_first_stage else inputs
+        positions, attention = reads.positions, None
+        if step is not None:
+            positions, attention = torch.cat((step.lengths, positions)), self._rotated_attention(step)
+            output_positions = torch.cat((torch.arange(len(step.lengths)), output_positions + len(step.lengths)))
+        room = allocate_scratch(len(hidden), self._model, self._mesh)
+        room.set_angles(self._signed_angles.index_select(0, positions))
+        packed = PackedAttention(self.cache, reads, room.rotated[len(hidden) - len(reads.positions) :])
+        rotated_attention = (
+            packed if attention is None else _StepThenPacked(attention, packed, len(hidden) - len(reads.positions))
+        )
+        return self._through_layers(hidden, room, RotaryAttention(room, rotated_attention), output_positions)
+
+
+class _StepThenPacked:
+    """Attention in a pass in which the single tokens of a decode step come before packed rows."""
+
+    def __init__(self, step: RotatedAttention, packed: PackedAttention, num_stepped: int) -> None:
+        self._step, self._packed, self._num_step_tokens = step, packed, num_stepped
+
+    def attend(self, layer: int, query: Tensor, new: Tensor) -> Tensor:
+        num_step_tokens = self._num_step_tokens
+        stepped = self._step.attend(layer, query[:num_step_tokens], new[:num_step_tokens])
+        return torch.cat((stepped, self._packed.attend(layer, query[num_step_tokens:], new[num_step_tokens:])))

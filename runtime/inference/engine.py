@@ -1,0 +1,414 @@
+"""The generation engine: continuous batching over the tensor- and pipeline-parallel ranks of one replica.
+
+With p pipeline stages, p groups of slots are in flight: while one group's token passes through the later stages, the
+first stage works on the next group. All ranks of a replica do the same work in the same order; activations go forward
+from stage to stage, and the last stage sends the sampled tokens back to the others. Between two periods no message is
+in transit, and sequences in flight keep their tokens, keys and values while the weights may change under them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.planner.simulation.flight import AllSequences, DeliveryRule, Flight
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.packing import max_prefill_tokens, num_blocks_for
+from meshwright.runtime.inference.chunk_streaming import Listener
+from meshwright.runtime.inference.cuda_graphs import GraphedDecodeStep, GraphedPrefills, Prefills, can_replay
+from meshwright.runtime.inference.decode_rounds import NO_STEPS, ForwardPasses, MultiStepDecoding, StepRows
+from meshwright.runtime.inference.decode_step import DecodeRunner, PackedStep
+from meshwright.runtime.inference.in_flight import SequencesInFlight
+from meshwright.runtime.inference.sampling import Sampling, Uniforms
+from meshwright.runtime.inference.scheduler import (
+    NOTHING_SCHEDULED,
+    PrefillPart,
+    ScheduledBatch,
+    Scheduler,
+    SharedPrompts,
+)
+from meshwright.runtime.inference.slots import (
+    Finish,
+    LiveGroup,
+    LiveSequence,
+    Numbers,
+    PartialResponse,
+    Prompt,
+    Response,
+    ResumedSample,
+    split_into_batches,
+)
+from meshwright.runtime.inference.stopping import Stopping, StopStrings
+from meshwright.runtime.inference.tool_turns import ToolTurns
+from meshwright.runtime.model.kv_cache import PagedCache
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.model.model_shard import Decoder
+from meshwright.runtime.model.stage_passes import ExpertLockstep, PipelineLink
+
+
+class Generator:
+    """Samples responses from one replica's copy of a model."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        spec: ModelSpec,
+        mesh: Mesh,
+        *,
+        num_slots: int,
+        max_tokens: int,
+        max_response: int,
+        num_blocks: int | None = None,
+        eos_tokens: frozenset[int],
+        temperature: float,
+        seed: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        stop_strings: StopStrings | None = None,
+        recomputes_cache: bool = False,
+        use_cuda_graphs: bool = True,
+        group_size: int = 1,
+        tool_turns: ToolTurns | None = None,
+    ) -> None:
+        """At most `num_slots` sequences are decoded at a time, each at most `max_tokens` long including its prompt, in
+        a cache of `num_blocks` KV blocks. The default is enough blocks for every slot to hold the longest sequence; the
+        minimum is enough for one.
+
+        `Sampling` documents the distribution that is sampled and `Stopping` what ends a response. Sequences in flight
+        keep the keys and values of older weights, so that their later tokens are sampled from no single version; with
+        `recomputes_cache` these are recomputed with the new weights. One row of every `group_size` rows of a prompt is
+        prefilled, the others share its blocks. With `tool_turns` rollouts have several turns, between which a tool
+        answers.
+        """
+        blocks_per_row = num_blocks_for(max_tokens)
+        num_blocks = num_slots * blocks_per_row if num_blocks is None else num_blocks
+        assert num_blocks >= blocks_per_row, f"{num_blocks} blocks of cache hold no sequence of {max_tokens} tokens"
+        self._recomputes_cache, self._cached_version = recomputes_cache, -1
+        self._max_prefill_tokens = max_prefill_tokens(-(-num_slots // mesh.layout.pp), max_tokens - max_response)
+        parameter = next(model.parameters())
+        self._model, self._spec, self._mesh = model, spec, mesh
+        call_end = tool_turns.call_end if tool_turns else None
+        self._stopping = Stopping(
+            eos_tokens=eos_tokens, max_response=max_response, strings=stop_strings, call_end=call_end
+        )
+        self._sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        self._uniforms = Uniforms(seed, num_slots)
+        self._flight: Flight[Prompt, LiveGroup, Response] = Flight(LiveGroup.split(num_slots, mesh.layout.pp))
+        self._cache = PagedCache(
+            num_layers=len(model.decoder.layers),
+            num_blocks=num_blocks,
+            num_rows=num_slots,
+            num_kv_heads=spec.num_kv_heads // mesh.layout.tp,
+            max_tokens=max_tokens,
+            head_dim=spec.head_dim,
+            dtype=parameter.dtype,
+            device=parameter.device,
+        )
+        step, replays = PackedStep(model, mesh, self._cache), use_cuda_graphs and can_replay(model)
+        self._step: DecodeRunner = GraphedDecodeStep(step, model) if replays else step
+        self._prefills = (GraphedPrefills(step, model) if replays else Prefills(step)) if step.can_prefill else None
+        self._relay = PipelineLink(mesh, parameter.device)
+        self._passes = ForwardPasses(step, self._step, model, mesh, self._relay, prefills=self._prefills)
+        self._prompts, self._lockstep = SharedPrompts(group_size), ExpertLockstep(model, mesh)
+        self._sampled: dict[int, Tensor | None] = {}
+        """The sampled tokens and log-probabilities [2, B] of groups that are in a forward pass, by first slot; None
+        where the last stage has not sent them yet."""
+        self.scheduler = Scheduler(self._cache.tables, self._prompts, self._flight)
+        self._tool_turns = tool_turns
+        self._can_multi_step = _is_alone(mesh) and not (tool_turns or stop_strings)
+        self._ahead = MultiStepDecoding(
+            self._passes,
+            self.scheduler,
+            self._stopping,
+            self._uniforms,
+            self._sample,
+            checks_each=not parameter.is_cuda,
+        )
+
+    def generate(self, prompts: Sequence[Prompt], *, version: int = 0) -> tuple[Response, ...]:
+        """Return the responses in order of step and row, all sampled by policy `version`, with nothing else in flight.
+
+        Every rank of the replica must call with the same prompts.
+        """
+        assert not self.in_flight, "a period has left sequences in flight"
+        return self.run_period(prompts, version=version, delivery=AllSequences())
+
+    @property
+    def in_flight(self) -> tuple[Prompt, ...]:
+        """The prompts that are admitted and not delivered: first the ended, then the live, paused and waiting ones."""
+        ended, live = ([sequence.prompt for sequence in sequences] for sequences in (self._flight.ended, self._live()))
+        return (*ended, *live, *(sequence.prompt for sequence in self.scheduler.paused), *self._flight.waiting)
+
+    def snapshot(self) -> SequencesInFlight:
+        """Return a snapshot of everything in flight; only valid between two periods."""
+        flight, live = self._flight, self._live()
+        return SequencesInFlight(
+            period=flight.turn,
+            live=tuple(tuple(sequence.to_partial() for sequence in group.live) for group in flight.groups),
+            paused=tuple(self.scheduler.paused),
+            waiting=tuple(flight.waiting),
+            ended=tuple(flight.ended),
+            blocks=tuple(tuple(self._cache.tables.blocks_of_row(sequence.slot).tolist()) for sequence in live),
+            cached=tuple(self._cache.read(sequence.slot, sequence.num_cached) for sequence in live),
+        )
+
+    def restore(self, snapshot: SequencesInFlight) -> None:
+        """Restore a snapshot of a generator of the same kind; every live sequence gets the same KV blocks."""
+        for group, live in zip(self._flight.groups, snapshot.live, strict=True):
+            for partial in live:
+                group.add(partial)
+        self.scheduler.paused = list(snapshot.paused)
+        self._flight.resume(snapshot.period, snapshot.waiting, snapshot.ended, snapshot.paused)
+        for sequence, blocks, (keys, values) in zip(self._live(), snapshot.blocks, snapshot.cached, strict=True):
+            self._cache.tables.restore(sequence.slot, blocks)
+            self._cache.write(sequence.slot, keys, values)
+
+    def _live(self) -> list[LiveSequence]:
+        return [sequence for group in self._flight.groups for sequence in group.live]
+
+    def run_period(
+        self,
+        admitted: Sequence[Prompt],
+        *,
+        version: int,
+        delivery: DeliveryRule,
+        min_rounds: int = 0,
+        stream: Listener | None = None,
+        resumed: Mapping[int, ResumedSample] | None = None,
+    ) -> tuple[Response, ...]:
+        """Sample with policy `version` until `delivery` is satisfied, and for at least `least_rounds` decode rounds
+        while anything is left to sample. Return what was delivered, in order of step and row.
+
+        The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
+        period. `stream` receives tokens as they are sampled. `begun` maps the sample id of an admitted prompt to what
+        was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
+        every replica that holds experts together with this one must call too, with its own.
+        """
+        waiting = self._resume_admitted(admitted, resumed or {})
+        self._model.eval()
+        self._step.refresh_weights()
+        if self._prefills:
+            self._prefills.refresh_weights()
+        self._prompts.forget()
+        if self._tool_turns:
+            self._tool_turns.begin_period()
+        if self._recomputes_cache and version != self._cached_version:
+            self._recompute_cache()
+        self._cached_version = version
+        delivered = self._flight.run_period(
+            waiting,
+            delivery,
+            process_sampled=lambda group: self._process_sampled(group, version, stream),
+            step=self._step_group,
+            multi_step=lambda most: 0 if stream else self._multi_step(most, version),
+            min_rounds=min_rounds,
+        )
+        self._relay.flush()
+        if self._tool_turns:
+            self._tool_turns.end_period()
+        self._lockstep.finish()
+        return delivered
+
+    def prefill_pass(self, lengths: Sequence[int]) -> Callable[[], object]:
+        """Return a function that samples the first tokens of prompts with these lengths in tokens, with nothing else in
+        flight. It may be called any number of times; the profiler times it."""
+        [group] = self._flight.groups
+        sequences = []
+        for row, length in enumerate(lengths):
+            self._cache.tables.allocate(group.next_slot, length + 1)
+            sequences.append(group.add(PartialResponse(prompt=Prompt(row=row, sample_id=row, tokens=(1,) * length))))
+        batch, no_rows = ScheduledBatch(sequences, list(range(len(sequences))), {}, len(sequences), {}), group.rows[:0]
+        return lambda: _to_host(
+            self.sample_next(group, no_rows, batch, batch.prefill_batches(self._max_prefill_tokens))
+        )
+
+    def decode_pass(self, cached: Sequence[int], shortest: int, longest: int, at_once: int = 1) -> Callable[[], object]:
+        """Return a function that runs one decode step of rows that have `cached` tokens each in the cache, or `at_once`
+        steps without a synchronisation between them, with nothing else in flight. It may be called any number of times;
+        the profiler times it.
+
+        A row that would get more than `longest` tokens ends, and one with `shortest` cached tokens takes its place. If
+        the two are equal, no row grows from call to call.
+        """
+        [group] = self._flight.groups
+        prompt = (1,) * shortest
+        for row in range(len(cached)):
+            group.add(
+                PartialResponse(
+                    prompt=Prompt(row=row, sample_id=row, tokens=prompt), tokens=(1,), logprobs=(0,), versions=(0,)
+                )
+            )
+        records, rows = group.records, group.rows
+        records.num_sampled[rows] = np.array(cached) - shortest + 1
+        self.scheduler.allocate_next(group)
+
+        def step() -> object:
+            tokens = (
+                self._decode_several(group, at_once)
+                if at_once > 1
+                else _to_host(self.sample_next(group, rows, NOTHING_SCHEDULED, ()))
+            )
+            if shortest < longest:
+                records.num_sampled[rows] += at_once
+                ended = rows[records.cached(rows) > longest]
+                self.scheduler.release((group.first_slot + ended).tolist())
+                records.num_sampled[ended] = 1
+                self.scheduler.allocate_next(group)
+            return tokens
+
+        return step
+
+    def _decode_several(self, group: LiveGroup, count: int) -> object:
+        """Return the next `count` tokens of all rows of a group, end tokens included, after one synchronisation with
+        the host."""
+        records, rows = group.records, group.rows
+        slots, cached = group.first_slot + rows, records.cached(rows)
+        num_covered = self.scheduler.allocate_ahead(slots, cached, count)
+        assert num_covered == count, f"{num_covered} of {count} rounds have blocks"
+        uniforms = self._uniforms.at(slots, records.sample_ids[rows], records.num_sampled[rows])
+        first = torch.zeros(2, len(rows), dtype=torch.float64, device=self._cache.keys.device)
+        sampled, _ = self._ahead.run_together(StepRows(slots, cached, cached), first, uniforms.repeat(count, 1))
+        return sampled.tolist()
+
+    def _resume_admitted(self, admitted: Sequence[Prompt], sampled_before: Mapping[int, ResumedSample]) -> list[Prompt]:
+        """Return the admitted prompts for which nothing has been sampled yet. The others are resumed as if they had
+        been pre-empted, or have ended; `sampled_before` is by sample id."""
+        for prompt in admitted:
+            if prompt.sample_id in sampled_before:
+                resumed = sampled_before[prompt.sample_id].with_prompt(prompt, self._flight.turn + 1)
+                if isinstance(resumed, Response):
+                    self._flight.ended.append(resumed)
+                else:
+                    self.scheduler.pause(resumed)
+                    self._flight.add_started(resumed)
+        return [prompt for prompt in admitted if prompt.sample_id not in sampled_before]
+
+    def _process_sampled(self, group: LiveGroup, version: int, stream: Listener | None) -> Sequence[Response]:
+        """Append the tokens sampled by the forward pass of the group; return the responses that end with them."""
+        if group.first_slot not in self._sampled:
+            return ()
+        sampled = self._sampled.pop(group.first_slot)
+        if sampled is None:
+            sampled = self._relay.receive_sampled(len(group.live))
+        tokens, logprobs = sampled.cpu().numpy()
+        responses, freed = group.record(tokens.astype(int), logprobs, version=version, finish=self._finish)
+        self.scheduler.release(freed)
+        if self._tool_turns:
+            self._tool_turns.begin_calls(group, self.scheduler)
+        if stream is not None:
+            stream.on_round(group.live, responses)
+        return responses
+
+    def _finish(self, group: LiveGroup) -> dict[int, Finish]:
+        """Return which live sequences end with the last sampled tokens, and why; one that calls a tool continues if it
+        may."""
+        finished = self._stopping.finish(group)
+        return self._tool_turns.take_calls(group, finished) if self._tool_turns else finished
+
+    def _step_group(self, group: LiveGroup) -> int:
+        """Run one decode round of the group and the prefill of what it admits; return how many sequences are new."""
+        self.scheduler.allocate_next(group)
+        continuing = group.rows
+        answered = self._tool_turns.resume_answered(group, self.scheduler) if self._tool_turns else ()
+        scheduled = self.scheduler.schedule(group, answered)
+        if self._tool_turns:
+            self._tool_turns.limit(group, scheduled.sequences)
+        batches, sampled = scheduled.prefill_batches(self._max_prefill_tokens), None
+        with self._lockstep.passes(self._passes.count(len(continuing), len(batches))):
+            if group.live:
+                sampled = self._sampled[group.first_slot] = self.sample_next(group, continuing, scheduled, batches)
+        self._prompts.keep_for(self._flight.waiting)
+        if sampled is not None:
+            self._relay.send_sampled(sampled)
+        elif self._tool_turns and not self._sampled:
+            self._tool_turns.wait_for_answer()
+        return scheduled.num_new
+
+    def _multi_step(self, max_rounds: int | None, version: int) -> int:
+        """Run decode rounds in which nothing can be admitted and no sequence reaches its length limit; return how many.
+        A round that samples an end token is the last, and is left to `_process_sampled`."""
+        group = self._flight.groups[0]
+        if not self._can_multi_step or not group.live or self.scheduler.can_schedule(group):
+            return 0
+        sampled = self._sampled[group.first_slot]
+        assert sampled is not None, "a single stage has what it sampled"
+        count, self._sampled[group.first_slot] = self._ahead.run(group, sampled, max_rounds, version)
+        return count
+
+    @torch.no_grad()
+    def sample_next(
+        self, group: LiveGroup, continuing: Numbers, admitted: ScheduledBatch, parts: Sequence[Sequence[PrefillPart]]
+    ) -> Tensor | None:
+        """Return the next tokens of the group and their log-probabilities, [2, B] float64: of the rows that continue,
+        then of what was admitted, whose tokens are prefilled in these batches. None before the last stage."""
+        records, prefilled = group.records, [admitted.sequences[index] for index in admitted.prefilled]
+        steps = StepRows(group.first_slot + continuing, records.cached(continuing), records.last(continuing))
+        logits = self._passes(
+            steps, [(sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)) for sequence in prefilled], parts
+        )
+        if admitted.sequences:
+            logits = self._all_logits(logits, len(continuing), admitted)
+        return None if logits is None else self._sample_group(logits, group)
+
+    def _all_logits(self, logits: Tensor | None, num_continuing: int, admitted: ScheduledBatch) -> Tensor | None:
+        """Return logits [B, V / tp] of the rows that continue and of all admitted sequences, given those of the rows
+        that continue and of the prefilled ones. A sequence that was not prefilled shares the cached prompt of another
+        sample. None before the last stage."""
+        for index, source in admitted.shared_from.items():
+            sequence = admitted.sequences[index]
+            self._cache.share(source, sequence.slot, len(sequence.prompt.tokens))
+        prefilled = None if logits is None else logits[num_continuing:]
+        admitted_logits = self._prompts.all_logits(admitted.sequences, admitted.prefilled, prefilled)
+        if logits is None or admitted_logits is None or not admitted.shared_from:
+            return admitted_logits if logits is None else logits
+        return torch.cat((logits[:num_continuing], admitted_logits))
+
+    @torch.no_grad()
+    def _recompute_cache(self) -> None:
+        """Recompute the keys and values of all live sequences, in prefill batches of the size that memory was planned
+        for."""
+        live = self._live()
+        texts = [
+            (sequence.slot, (*sequence.prompt.tokens, *sequence.tokens)[: sequence.num_cached]) for sequence in live
+        ]
+        batches = list(split_into_batches([len(text) for _, text in texts], self._max_prefill_tokens))
+        with self._lockstep.passes(self._passes.count(0, len(batches))):
+            self._passes(NO_STEPS, texts, batches)
+        self._relay.flush()
+
+    def _sample_group(self, logits: Tensor, group: LiveGroup) -> Tensor:
+        """Return tokens and log-probabilities [2, B] float64 for all rows of the group, from logits [B, V / tp]."""
+        records, rows = group.records, group.rows
+        uniforms = self._uniforms.at(group.first_slot + rows, records.sample_ids[rows], records.num_sampled[rows])
+        return self._sample(logits, uniforms)
+
+    @torch.inference_mode()
+    def _sample(self, shards: Tensor, uniforms: Tensor) -> Tensor:
+        """Return tokens and log-probabilities [2, B] float64, sampled from logits [B, V / tp] with uniform numbers [B].
+        Runs on the last stage."""
+        logits = _gather_vocabulary(shards, self._mesh)[:, : self._spec.vocab_size]
+        tokens, logprobs = self._sampling.sample(logits, uniforms.to(logits.device))
+        return torch.stack([tokens.double(), logprobs.double()])
+
+
+def _to_host(sampled: Tensor | None) -> object:
+    """Copy the sampled tokens to the host, on the last stage."""
+    return sampled if sampled is None else sampled.tolist()
+
+
+def _is_alone(mesh: Mesh) -> bool:
+    """True if no other pipeline stage and no other replica waits for this one, so that it may run ahead."""
+    return mesh.layout.pp == 1 and mesh.layout.expert_replicas == 1
+
+
+def _gather_vocabulary(logits: Tensor, mesh: Mesh) -> Tensor:
+    """Return logits [B, V], gathered from the shards [B, V / tp] of the tensor-parallel group."""
+    if mesh.layout.tp == 1:
+        return logits
+    shards = [torch.empty_like(logits) for _ in range(mesh.layout.tp)]
+    dist.all_gather(shards, logits.contiguous(), group=mesh.groups.tp)
+    return torch.cat(shards, dim=-1)

@@ -1,0 +1,305 @@
+"""The state in flight on a rank between two periods: experience of later steps, and sequences being generated.
+
+It belongs to one plan and one way of sampling. With the same ones, a resumed run continues as if it had not been
+stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed, by `carrying`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from meshwright.profiles.documents import write_bytes_atomically
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.untrusted_text import json_value, require_file
+from meshwright.runtime.inference.slots import Finish, PartialResponse, Prompt, Response, ResumedSample
+from meshwright.runtime.messages.experience import safetensors_bytes
+
+_FORMAT, _METADATA_KEY = "meshwright underway 3", "underway"
+"""Format of the files, and the key of their metadata."""
+_MAX_BYTES = 2**42
+_CACHED = "cached/"
+"""Prefix of the names of keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencesInFlight:
+    """The sequences in flight of a replica, and this rank's keys and values of the live ones."""
+
+    period: int
+    live: tuple[tuple[PartialResponse, ...], ...]
+    """The live sequences of each group of slots, in the order in which they were scheduled."""
+    paused: tuple[PartialResponse, ...]
+    """Pre-empted sequences, the oldest first."""
+    waiting: tuple[Prompt, ...]
+    ended: tuple[Response, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    """Cache blocks of each live sequence, group by group. Attention sums over them in this order, so a resumed run
+    gives the same bits."""
+    cached: tuple[tuple[Tensor, Tensor], ...]
+    """Keys and values [layers, kv_heads, tokens, head_dim] of each live sequence, group by group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationState:
+    """The state of a replica's generation between two periods."""
+
+    num_admitted: int
+    """Prompts that the replica has admitted since step 0."""
+    mean_response_tokens: float
+    partial_batches: tuple[tuple[int, int, int], ...] = ()
+    """Partly delivered prompt batches: step, how many of the replica's responses were delivered, and their tokens."""
+    in_flight: SequencesInFlight | None
+    resumed: Mapping[int, ResumedSample] = field(default_factory=dict)
+    """Samples made under another plan for prompts that wait or are not admitted yet, by sample id."""
+    delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Sample ids of delivered responses, by step that is not trained yet and by row."""
+    unadmitted: tuple[int, ...] = ()
+    """The sample ids of the replica's prompts before step `until` that are not admitted."""
+    end_step: int = 0
+    num_wave_prompts: int = 0
+    """Prompts that waves of dynamic sampling have used since step 0."""
+
+
+class SamplingDigests(NamedTuple):
+    """Digests of the plan and of the sampling parameters. If both are the same, a resumed run continues with everything
+    in flight; under another plan, with the sampled tokens only."""
+
+    plan: str
+    sampling: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlightState:
+    """Everything in flight on one rank. `experience` is by step, field and row; `drawing` is None on a rank that does
+    not generate."""
+
+    digests: SamplingDigests
+    num_steps: int
+    """Steps of the run that wrote it; it has done nothing for a later step."""
+    experience: Mapping[int, Mapping[str, Mapping[int, Tensor]]]
+    generation: GenerationState | None
+    reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Sample ids of batches that differ from those of the seed's order, by step."""
+
+
+def pack_in_flight_state(state: InFlightState) -> bytes:
+    """Serialize what is in flight on one rank as safetensors, with everything that is not a list of numbers as JSON in
+    the metadata."""
+    tensors: dict[str, Tensor] = {}
+    for step, fields in state.experience.items():
+        for kind, rows in fields.items():
+            name = f"experience/{step}/{kind}"
+            tensors[name] = torch.cat(tuple(rows.values()))
+            tensors[f"{name}/rows"] = torch.tensor([[*rows], [*map(len, rows.values())]])
+    metadata: dict[str, Any] = {
+        "format": _FORMAT,
+        "draws_by": state.digests,
+        "num_steps": state.num_steps,
+        "dealt_again": state.reassigned,
+        "drawing": None,
+    }
+    if drawing := state.generation:
+        metadata["drawing"] = {
+            "num_admitted": drawing.num_admitted,
+            "mean_response_tokens": drawing.mean_response_tokens,
+            "batches_in_part": drawing.partial_batches,
+            "in_flight": drawing.in_flight and _pack_in_flight(drawing.in_flight, tensors),
+            "begun": [
+                (sample_id, resumed.finish and resumed.finish.value) for sample_id, resumed in drawing.resumed.items()
+            ],
+            "delivered": drawing.delivered,
+            "left": drawing.unadmitted,
+            "until": drawing.end_step,
+            "num_dealt": drawing.num_wave_prompts,
+        }
+        _pack_sampled("begun", list(drawing.resumed.values()), tensors)
+    return safetensors_bytes(tensors, {_METADATA_KEY: json.dumps(metadata)})
+
+
+def write_in_flight_state(directory: Path, rank: int, content: bytes) -> None:
+    """Write the serialized state of a rank into the directory of a checkpoint; every rank writes its own file."""
+    write_bytes_atomically(_path(directory, rank), content)
+
+
+def read_in_flight_state(directory: Path, rank: int, digests: SamplingDigests) -> InFlightState | None:
+    """Read what the rank wrote; None if the plan or the sampling was another. Raises BadInput for a file of another
+    kind."""
+    path = _path(directory, rank)
+    return _read(path, digests) if path.exists() else None
+
+
+def read_all_in_flight_states(directory: Path) -> tuple[InFlightState, ...]:
+    """Read what every rank wrote, under whatever plan, without keys and values. Raises BadInput for a file of another
+    kind."""
+    states = (_read(path, None) for path in sorted(directory.glob("underway-*.safetensors")))
+    return tuple(state for state in states if state is not None)
+
+
+def _read(path: Path, draws_by: SamplingDigests | None) -> InFlightState | None:
+    """Read one file. With no digests to compare, read it whatever they are, without keys and values."""
+    require_file(path, "sequences in flight", _MAX_BYTES)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json_value((file.metadata() or {})[_METADATA_KEY], f"{path}")
+            if metadata["format"] != _FORMAT:
+                raise BadInput(
+                    f"{path} is {metadata['format']!r} and not {_FORMAT!r}; remove it, and the responses are sampled "
+                    "again."
+                )
+            if draws_by not in (None, SamplingDigests(*metadata["draws_by"])):
+                return None
+            names = [name for name in file.keys() if draws_by or not name.startswith(_CACHED)]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in names}
+        return _underway(metadata, tensors)
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+        raise BadInput(
+            f"{path} holds no sequences in flight that can be read ({type(error).__name__}: {error}); remove it, and "
+            "they are sampled again."
+        ) from None
+
+
+def _underway(metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> InFlightState:
+    experience: dict[int, dict[str, dict[int, Tensor]]] = {}
+    for name, values in tensors.items():
+        part, step, kind, *more = name.split("/")
+        if part == "experience" and not more:
+            rows, lengths = tensors[f"{name}/rows"].tolist()
+            parts = (part.clone() for part in values.split(lengths))
+            experience.setdefault(int(step), {})[kind] = dict(zip(rows, parts, strict=True))
+    state, drawing = metadata["drawing"], None
+    if state is not None:
+        drawing = GenerationState(
+            num_admitted=state["num_admitted"],
+            mean_response_tokens=state["mean_response_tokens"],
+            partial_batches=tuple((step, number, tokens) for step, number, tokens in state["batches_in_part"]),
+            in_flight=state["in_flight"] and _unpack_in_flight(state["in_flight"], tensors),
+            resumed=dict(_unpack_resumed(state["begun"], tensors)),
+            delivered={
+                int(s): {int(row): sample_id for row, sample_id in d.items()} for s, d in state["delivered"].items()
+            },
+            unadmitted=tuple(state["left"]),
+            end_step=state["until"],
+            num_wave_prompts=state.get("num_dealt", 0),  # there were no waves before it was written
+        )
+    return InFlightState(
+        digests=SamplingDigests(*metadata["draws_by"]),
+        num_steps=metadata["num_steps"],
+        experience=experience,
+        generation=drawing,
+        reassigned={int(step): tuple(sample_ids) for step, sample_ids in metadata["dealt_again"].items()},
+    )
+
+
+def _unpack_resumed(
+    headers: Sequence[tuple[int, str | None]], tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[int, ResumedSample]]:
+    for (sample_id, finish), (_, sampled) in zip(headers, _unpack_sampled("begun", tensors), strict=True):
+        yield sample_id, ResumedSample(**sampled, finish=Finish(finish) if finish else None)
+
+
+def _pack_in_flight(state: SequencesInFlight, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Put the lists of numbers of the sequences in flight into `tensors`; return the rest."""
+    live = [sequence for group in state.live for sequence in group]
+    for number, (keys, values) in enumerate(state.cached):
+        tensors[f"{_CACHED}{number}/keys"], tensors[f"{_CACHED}{number}/values"] = keys, values
+    _pack_prompts("live", [sequence.prompt for sequence in live], tensors)
+    _pack_sampled("live", live, tensors)
+    _pack_prompts("paused", [sequence.prompt for sequence in state.paused], tensors)
+    _pack_sampled("paused", state.paused, tensors)
+    _pack_prompts("waiting", state.waiting, tensors)
+    _pack_prompts("ended", [sequence.prompt for sequence in state.ended], tensors)
+    _pack_sampled("ended", state.ended, tensors)
+    return {
+        "turn": state.period,
+        "groups": [len(group) for group in state.live],
+        "blocks": state.blocks,
+        "finishes": [response.finish.value for response in state.ended],
+    }
+
+
+def _unpack_in_flight(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SequencesInFlight:
+    sequences = iter(_unpack_partials("live", tensors))
+    responses = (
+        Response(**vars(partial), finish=Finish(finish))
+        for partial, finish in zip(_unpack_partials("ended", tensors), header["finishes"], strict=True)
+    )
+    numbers = range(len(header["blocks"]) if f"{_CACHED}0/keys" in tensors else 0)
+    return SequencesInFlight(
+        period=header["turn"],
+        live=tuple(tuple(itertools.islice(sequences, size)) for size in header["groups"]),
+        paused=tuple(_unpack_partials("paused", tensors)),
+        waiting=tuple(_unpack_prompts("waiting", tensors)),
+        ended=tuple(responses),
+        blocks=tuple(map(tuple, header["blocks"])),
+        cached=tuple((tensors[f"{_CACHED}{number}/keys"], tensors[f"{_CACHED}{number}/values"]) for number in numbers),
+    )
+
+
+def _pack_prompts(name: str, prompts: Sequence[Prompt], tensors: dict[str, Tensor]) -> None:
+    """Put in numbers [5, P] of the prompts and their tokens end to end; -1 stands for no limit of the response."""
+    numbers = [
+        (p.row, p.sample_id, p.step, -1 if p.max_response is None else p.max_response, len(p.tokens)) for p in prompts
+    ]
+    tensors[f"{name}/prompt/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 5).T
+    tensors[f"{name}/prompt/tokens"] = torch.tensor([t for p in prompts for t in p.tokens], dtype=torch.int64)
+
+
+def _unpack_prompts(name: str, tensors: Mapping[str, Tensor]) -> list[Prompt]:
+    numbers = tensors[f"{name}/prompt/facts"]
+    parts = tensors[f"{name}/prompt/tokens"].split(numbers[4].tolist())
+    return [
+        Prompt(
+            row=row,
+            sample_id=sample_id,
+            step=step,
+            tokens=tuple(tokens.tolist()),
+            max_response=None if max_response < 0 else max_response,
+        )
+        for (row, sample_id, step, max_response, _), tokens in zip(numbers.T.tolist(), parts, strict=True)
+    ]
+
+
+def _pack_sampled(name: str, sequences: Sequence[PartialResponse | ResumedSample], tensors: dict[str, Tensor]) -> None:
+    """Put in the first periods (0 for what was resumed under another plan) and lengths [2, R], and tokens,
+    log-probabilities and versions end to end."""
+    numbers = [
+        (sequence.first_period if isinstance(sequence, PartialResponse) else 0, len(sequence.tokens))
+        for sequence in sequences
+    ]
+    tensors[f"{name}/drawn/facts"] = torch.tensor(numbers, dtype=torch.int64).view(-1, 2).T
+    tensors[f"{name}/drawn/tokens"] = torch.tensor(
+        [t for sequence in sequences for t in sequence.tokens], dtype=torch.int64
+    )
+    tensors[f"{name}/drawn/logprobs"] = torch.tensor(
+        [p for sequence in sequences for p in sequence.logprobs], dtype=torch.float64
+    )
+    tensors[f"{name}/drawn/versions"] = torch.tensor(
+        [v for sequence in sequences for v in sequence.versions], dtype=torch.int64
+    )
+
+
+def _unpack_partials(name: str, tensors: Mapping[str, Tensor]) -> list[PartialResponse]:
+    pairs = zip(_unpack_prompts(name, tensors), _unpack_sampled(name, tensors), strict=True)
+    return [PartialResponse(prompt=prompt, first_period=first, **sampled) for prompt, (first, sampled) in pairs]
+
+
+def _unpack_sampled(name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first period of each sequence, and what was sampled."""
+    firsts, lengths = tensors[f"{name}/drawn/facts"].tolist()
+    names = "tokens", "logprobs", "versions"
+    parts = (tensors[f"{name}/drawn/{each}"].split(lengths) for each in names)
+    for first, *values in zip(firsts, *parts, strict=True):
+        yield first, {each: tuple(value.tolist()) for each, value in zip(names, values, strict=True)}
+
+
+def _path(directory: Path, rank: int) -> Path:
+    return directory / f"underway-{rank:05d}.safetensors"

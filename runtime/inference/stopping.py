@@ -1,0 +1,98 @@
+"""The conditions that end a response: end tokens, stop strings, length limits and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from meshwright.runtime.inference.slots import Finish, LiveGroup, LiveSequence, Numbers
+
+
+class StopStrings:
+    """Strings that end a response whose text contains one of them.
+
+    Text is matched, not tokens: a string may start and end anywhere within a token and span any number of tokens. The
+    response keeps the stop string, and all of the token that completes it. Special tokens count as the text that spells
+    them; the prompt does not count.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
+        self._tokenizer, self._strings = tokenizer, tuple(strings)
+        self._num_kept = max(map(len, strings), default=1) - 1
+
+    def complete(self, sequence: LiveSequence) -> bool:
+        """Return True if the last sampled token completes one of the strings; must be called once after every token."""
+        text = sequence.texts.get(self)
+        if text is None:
+            text = sequence.texts[self] = DecodedText(self._tokenizer)
+            for token in sequence.tokens[:-1]:  # a sequence that was pre-empted or resumed
+                text.append(token, self._strings, self._num_kept)
+        return text.append(sequence.last_token, self._strings, self._num_kept)
+
+
+class DecodedText:
+    """The end of the text of a response, as it grows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._end = ""
+
+    def append(self, token: int, strings: Sequence[str], kept: int) -> bool:
+        """Append a token; return True if it completes one of `strings`. Keep the last `kept` characters for the next
+        token."""
+        piece = self._stream.step(self._tokenizer, token)
+        if piece is None:  # bytes of an incomplete character
+            return False
+        text = self._end + piece
+        self._end = text[max(0, len(text) - kept) :]
+        return any(string in text for string in strings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """The conditions under which a response ends: an end token, which stays in it, a stop string, or its length limit,
+    in this order of precedence. A tool call, which ends a turn, comes before the length limit."""
+
+    eos_tokens: frozenset[int]
+    max_response: int
+    strings: StopStrings | None = None
+    call_end: StopStrings | None = None
+
+    def finish(self, group: LiveGroup) -> dict[int, Finish]:
+        """Return which live sequences of a group end with the last sampled tokens, by index, and why."""
+        rows, records = group.rows, group.records
+        finished = _finish_where(
+            records.num_sampled[rows] >= np.minimum(records.max_tokens[rows], self.max_response), Finish.LENGTH
+        )
+        for strings, why in ((self.call_end, Finish.CALL), (self.strings, Finish.STOP)):
+            if strings is not None:
+                complete = map(strings.complete, group.live)
+                finished |= dict.fromkeys((index for index, is_over in enumerate(complete) if is_over), why)
+        if self.eos_tokens:
+            finished |= _finish_where((records.last(rows) == self._ends).any(axis=0), Finish.EOS)
+        return finished
+
+    def num_tokens_left(self, group: LiveGroup) -> int:
+        """Return how many more tokens all live sequences of a group may sample."""
+        rows, records = group.rows, group.records
+        left = np.minimum(records.max_tokens[rows], self.max_response) - records.num_sampled[rows]
+        return int(left.min())
+
+    def is_end(self, tokens: Numbers) -> bool:
+        """Return True if one of the tokens [B] is an end token."""
+        return bool(self.eos_tokens) and bool((tokens == self._ends).any())
+
+    @cached_property
+    def _ends(self) -> Numbers:
+        return np.array(sorted(self.eos_tokens), dtype=np.int64)[:, None]
+
+
+def _finish_where(are_over: NDArray[np.bool_], why: Finish) -> dict[int, Finish]:
+    return dict.fromkeys(are_over.nonzero()[0].tolist(), why)

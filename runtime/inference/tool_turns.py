@@ -1,0 +1,270 @@
+"""Multi-turn rollouts in a generator: which sequences wait for a tool, and how they continue after its answer.
+
+One rank of a replica calls the tool. Before each decode round it sends the other ranks the new answers, so that all of
+them resume the same sequences in the same round. Which round that is depends on the clock; which tokens are sampled
+does not, as a token's random number depends only on its sequence and position.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.profiles.errors import RunFailed
+from meshwright.profiles.stages import TOOL_TOKEN_VERSION
+from meshwright.runtime.environment.samples import RewardError, ToolCall
+from meshwright.runtime.environment.worker_pool import ToolAnswer, ToolWorkers
+from meshwright.runtime.inference.scheduler import Scheduler
+from meshwright.runtime.inference.slots import Finish, LiveGroup, LiveSequence, PartialResponse, Prompt
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.model.mesh import Mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnLimits:
+    """Limits of a rollout: turns, sampled tokens of a turn, tokens of an answer, and tokens after the prompt in all."""
+
+    num_turns: int
+    sampled: int
+    answer: int
+    response: int
+
+
+class RolloutTurn(NamedTuple):
+    """The turn that a rollout is in: its number from 1, and the index of its first token after the prompt."""
+
+    number: int = 1
+    first: int = 0
+
+
+Describe: TypeAlias = Callable[[Prompt, Sequence[int], RolloutTurn], ToolCall]
+"""Builds the tool call of a turn that has just ended, from the prompt and all tokens after it."""
+
+
+class _Parked(NamedTuple):
+    """A sequence that waits for a tool in its slot, with the number of its cached tokens."""
+
+    group: LiveGroup
+    sequence: LiveSequence
+    num_cached: int
+
+
+class ToolTurns:
+    """The tool turns on one rank; `tools` is None on the ranks of a replica that do not call the tool."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        device: torch.device,
+        tools: ToolWorkers | None,
+        *,
+        call_end: StopStrings,
+        limits: TurnLimits,
+        keeps_cache: bool,
+        describe: Describe,
+        encode: Callable[[str], tuple[int, ...]],
+    ) -> None:
+        """A turn that completes the string `call_end` calls the tool. With `keeps_cache` a sequence that waits keeps
+        its slot and cache."""
+        self.call_end = call_end
+        self.num_calls, self.seconds = 0, 0.0
+        """The number of calls that this rank has made, and the seconds until they were answered, summed."""
+        self._tools, self._limits, self._keeps_cache = tools, limits, keeps_cache
+        self._describe, self._encode = describe, encode
+        self._new_calls: list[LiveSequence] = []
+        self._turns: dict[int, RolloutTurn] = {}
+        """The turn of rollouts that are past their first, by sample id."""
+        self._pending: set[int] = set()
+        """The sample ids whose tool has not answered."""
+        self._parked: dict[int, _Parked] = {}
+        self._without_slot: dict[int, PartialResponse] = {}
+        self._answers: dict[int, tuple[int, ...]] = {}
+        """Answers for sequences whose group has not had a decode round since, by sample id."""
+        self._answered_calls: queue.SimpleQueue[tuple[int, Future[ToolAnswer]]] = queue.SimpleQueue()
+        self._waits = False
+        self._messages = _Messages(mesh, device)
+
+    def begin_period(self) -> None:
+        """Start a period of the generator, with no rollout in flight."""
+        assert not self._pending, "multi-turn rollouts are delivered in the period that starts them"
+        self._turns.clear()
+
+    def end_period(self) -> None:
+        """Complete all sends, at the end of a period."""
+        self._messages.flush()
+
+    def limit(self, group: LiveGroup, sequences: Sequence[LiveSequence]) -> None:
+        """Limit the sampled tokens of sequences that have just been scheduled to those of one turn."""
+        max_tokens = group.records.max_tokens
+        for sequence in sequences:
+            end = self._turn(sequence).first + self._limits.sampled
+            max_tokens[sequence.row] = (
+                end if sequence.prompt.max_response is None else min(end, sequence.prompt.max_response)
+            )
+
+    def take_calls(self, group: LiveGroup, finished: dict[int, Finish]) -> dict[int, Finish]:
+        """Return which live sequences end, by index. One that calls a tool and has turns and tokens left is removed
+        from `found` and waits from `begin_calls` on; another one is truncated."""
+        for index in [index for index, why in finished.items() if why is Finish.CALL]:
+            sequence = group.live[index]
+            if (
+                self._turn(sequence).number < self._limits.num_turns
+                and sequence.num_sampled + 1 < self._limits.response
+            ):
+                self._new_calls.append(sequence)
+                del finished[index]
+            else:
+                finished[index] = Finish.LENGTH
+        for index in finished:
+            self._turns.pop(group.live[index].prompt.sample_id, None)
+        return finished
+
+    def begin_calls(self, group: LiveGroup, seating: Scheduler) -> None:
+        """Call the tool for the sequences that `take_calls` removed, which stop being live."""
+        for sequence in self._new_calls:
+            sample_id, turn, tokens = sequence.prompt.sample_id, self._turn(sequence), sequence.tokens
+            if self._keeps_cache:
+                group.suspend(sequence)
+                self._parked[sample_id] = _Parked(group, sequence, sequence.num_cached)
+            else:
+                self._without_slot[sample_id] = sequence.to_partial()
+                seating.release(group.remove([group.live.index(sequence)]))
+            self._pending.add(sample_id)
+            if self._tools:
+                self._call(self._tools, sample_id, self._describe(sequence.prompt, tokens, turn))
+        self._new_calls.clear()
+
+    def resume_answered(self, group: LiveGroup, seating: Scheduler) -> list[tuple[LiveSequence, int]]:
+        """Return the sequences of a group that continue in their slots, each with the number of its cached tokens. One
+        that has left its slot is queued for another."""
+        for sample_id, tokens in self._exchange():
+            self._pending.remove(sample_id)
+            if sample_id in self._without_slot:
+                partial = self._without_slot.pop(sample_id)
+                seating.pause(
+                    self._with_tool_tokens(partial, self._accept_answer(sample_id, len(partial.tokens), tokens))
+                )
+            else:
+                self._answers[sample_id] = tokens
+        resumed = []
+        for sample_id in [
+            sample_id
+            for sample_id, parked in self._parked.items()
+            if parked.group is group and sample_id in self._answers
+        ]:
+            _, sequence, cached = self._parked.pop(sample_id)
+            tool_tokens = self._accept_answer(sample_id, sequence.num_sampled, self._answers.pop(sample_id))
+            sequence.records.extend(
+                sequence.row, tool_tokens, (0.0,) * len(tool_tokens), (TOOL_TOKEN_VERSION,) * len(tool_tokens)
+            )
+            sequence.texts.clear()
+            if seating.resume_suspended(group, sequence):
+                resumed.append((sequence, cached))
+        return resumed
+
+    def wait_for_answer(self) -> None:
+        """Let the next exchange wait for an answer, since nothing can be sampled before."""
+        self._waits = bool(self._pending) and not self._answers
+
+    def _turn(self, sequence: LiveSequence) -> RolloutTurn:
+        return self._turns.get(sequence.prompt.sample_id, RolloutTurn())
+
+    def _accept_answer(self, sample_id: int, num_tokens: int, answer: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the part of an answer that fits after `num_tokens` tokens with room for one more token, and start the
+        next turn after it."""
+        tool_tokens = answer[: self._limits.response - num_tokens - 1]
+        self._turns[sample_id] = RolloutTurn(
+            self._turns.get(sample_id, RolloutTurn()).number + 1, num_tokens + len(tool_tokens)
+        )
+        return tool_tokens
+
+    @staticmethod
+    def _with_tool_tokens(partial: PartialResponse, tool_tokens: tuple[int, ...]) -> PartialResponse:
+        return replace(
+            partial,
+            tokens=partial.tokens + tool_tokens,
+            logprobs=partial.logprobs + (0.0,) * len(tool_tokens),
+            versions=partial.versions + (TOOL_TOKEN_VERSION,) * len(tool_tokens),
+        )
+
+    def _call(self, tools: ToolWorkers, sample_id: int, call: ToolCall) -> None:
+        answer = tools.call(call)
+        answer.add_done_callback(lambda done: self._answered_calls.put((sample_id, done)))
+
+    def _exchange(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the answers since the last call, by sample id; the same on all ranks of the replica."""
+        if not self._pending:
+            return []
+        if self._messages.is_caller:
+            answers = list(self._new_answers())
+            self._messages.send(answers)
+        else:
+            answers = self._messages.receive()
+        self._waits = False
+        return answers
+
+    def _new_answers(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the answers that have arrived. Raises RunFailed if a call failed."""
+        while self._waits or not self._answered_calls.empty():
+            sample_id, done = self._answered_calls.get()
+            try:
+                answer = done.result()
+            except RewardError as error:
+                raise RunFailed(
+                    f"{error}; give the tool a failure_answer for what may fail, and run again with --resume"
+                ) from None
+            self._waits = False
+            self.num_calls, self.seconds = self.num_calls + 1, self.seconds + answer.seconds
+            yield sample_id, self._encode(answer.text)[: self._limits.answer]
+
+
+class _Messages:
+    """Messages from the rank of a replica that calls the tool to the others; sends do not block."""
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        alone = mesh.layout.tp * mesh.layout.pp == 1
+        self._ranks = [] if alone else dist.get_process_group_ranks(mesh.groups.mp)
+        self._device = device
+        self.is_caller = alone or dist.get_rank() == self._ranks[0]
+        self._pending_sends: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, answers: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Send, for each answer, its sample id, its number of tokens and its tokens."""
+        numbers = [number for sample_id, tokens in answers for number in (sample_id, len(tokens), *tokens)]
+        for rank in self._ranks[1:]:
+            self._send([len(numbers)], rank)
+            if numbers:
+                self._send(numbers, rank)
+
+    def receive(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Wait for the next answers."""
+        size = int(self._receive(1))
+        numbers, answers = iter(self._receive(size).tolist() if size else ()), []
+        for sample_id in numbers:
+            answers.append((sample_id, tuple(next(numbers) for _ in range(next(numbers)))))
+        return answers
+
+    def flush(self) -> None:
+        """Wait until all sends are complete."""
+        for work, _ in self._pending_sends:
+            work.wait()
+        self._pending_sends.clear()
+
+    def _send(self, numbers: Sequence[int], rank: int) -> None:
+        message = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        work = dist.isend(message, rank)
+        assert work is not None
+        self._pending_sends = [(sent, buffer) for sent, buffer in self._pending_sends if not sent.is_completed()]
+        self._pending_sends.append((work, message))
+
+    def _receive(self, size: int) -> Tensor:
+        message = torch.empty(size, dtype=torch.int64, device=self._device)
+        dist.recv(message, self._ranks[0])
+        return message

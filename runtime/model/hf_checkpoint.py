@@ -1,0 +1,321 @@
+"""Hugging Face checkpoints: how each Megatron parameter is made of stored tensors and sharded over ranks, and reading
+of headers and slices from the safetensors files.
+
+Parameters have Megatron's names, with layers numbered through the whole model.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.experts import Experts
+from meshwright.profiles.layout import chunk_layers
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.untrusted_text import MAX_JSON_BYTES, is_file_name, json_value, read_text, require_file
+
+EMBEDDING = "embedding.word_embeddings.weight"
+FINAL_NORM = "decoder.final_layernorm.weight"
+OUTPUT = "output_layer.weight"
+
+_LAYER = re.compile(r"decoder\.layers\.([0-9]+)\.(.+)")
+_EXPERT = re.compile(r"(mlp\.experts\.local_experts\.)([0-9]+)\.(linear_fc[12])")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint, by its name and whole shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A parameter as a concatenation of stored tensors along their rows."""
+
+    tensors: tuple[StoredTensor, ...]
+    axis: int | None
+    """The axis along which tensor parallelism shards each stored tensor; None if it is replicated."""
+    heads: int = 0
+    """Number of KV heads for which query, key and value rows are interleaved in the parameter; 0 if the stored tensors
+    are simply concatenated."""
+    padded_rows: int = 0
+    """Number of rows of the parameter over all ranks if it is padded with zeros; 0 if it is not."""
+
+    def span(self, stored: StoredTensor, tp_rank: int, tp: int) -> tuple[int, int]:
+        """The part of `stored` along `axis` that belongs to one tensor-parallel rank; it may end past the tensor."""
+        assert self.axis is not None
+        size = (self.padded_rows or stored.shape[0]) if self.axis == 0 else stored.shape[self.axis]
+        return tp_rank * (size // tp), (tp_rank + 1) * (size // tp)
+
+    def join(self, parts: Sequence[Tensor], tp: int) -> Tensor:
+        """One rank's shard of the parameter [rows, ...] from its parts of the stored tensors."""
+        if len(parts) == 1:
+            return parts[0]
+        heads = self.heads // tp or 1
+        return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 1)
+
+    def split(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The stored tensors [rows, ...] by name, from the shards of all tensor-parallel ranks in order.
+
+        It is the inverse of `span` and `join`.
+        """
+        if self.axis is None:
+            return {self.tensors[0].name: shards[0]}
+        tp = len(shards)
+        heads = self.heads // tp or 1
+        rows = [(self.padded_rows or stored.shape[0]) // heads for stored in self.tensors]
+        rows = [count // tp if self.axis == 0 else count for count in rows]
+        by_shard = [shard.unflatten(0, (heads, -1)).split(rows, dim=1) for shard in shards]
+        return {
+            stored.name: torch.cat([parts[i].flatten(0, 1) for parts in by_shard], dim=self.axis)[: stored.shape[0]]
+            for i, stored in enumerate(self.tensors)
+        }
+
+
+def recipe(spec: ModelSpec, parameter: str) -> Recipe:
+    """The recipe that makes `parameter` of stored tensors."""
+    layer = _LAYER.fullmatch(parameter)
+    if layer:
+        return _layer_recipe(spec, f"model.layers.{layer[1]}", layer[2])
+    if parameter == FINAL_NORM:
+        return _whole("model.norm.weight", spec.hidden_size)
+    if parameter == OUTPUT and spec.scalar_head:
+        return _whole("score.weight", 1, spec.hidden_size)
+    assert parameter in {EMBEDDING, OUTPUT}, parameter
+    tied = parameter == EMBEDDING or spec.tied_embeddings
+    table = StoredTensor("model.embed_tokens.weight" if tied else "lm_head.weight", (spec.vocab_size, spec.hidden_size))
+    return Recipe(tensors=(table,), axis=0, padded_rows=spec.padded_vocab_size)
+
+
+def _layer_recipe(spec: ModelSpec, layer: str, parameter: str) -> Recipe:
+    """The recipe of a parameter of one layer; names of its stored tensors start with `layer`."""
+    module, kind = parameter.rsplit(".", 1)
+    if spec.experts and module.startswith("mlp."):
+        return _experts_recipe(spec, spec.experts, layer, module)
+    columns = (spec.hidden_size,) if kind == "weight" else ()
+    if module == "self_attention.linear_qkv":
+        rows = {"q": spec.attention_size, "k": spec.kv_size, "v": spec.kv_size}
+        tensors = tuple(
+            StoredTensor(f"{layer}.self_attn.{x}_proj.{kind}", (size, *columns)) for x, size in rows.items()
+        )
+        return Recipe(tensors=tensors, axis=0, heads=spec.num_kv_heads)
+    if module == "mlp.linear_fc1":
+        tensors = tuple(StoredTensor(f"{layer}.mlp.{x}_proj.{kind}", (spec.ffn_size, *columns)) for x in ("gate", "up"))
+        return Recipe(tensors=tensors, axis=0)
+    output = {
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.attention_size),
+        "mlp.linear_fc2": ("mlp.down_proj", spec.ffn_size),
+    }
+    if module in output and kind == "weight":
+        name, size = output[module]
+        return Recipe(tensors=(StoredTensor(f"{layer}.{name}.weight", (spec.hidden_size, size)),), axis=1)
+    whole = {
+        "input_layernorm": ("input_layernorm", spec.hidden_size),
+        "pre_mlp_layernorm": ("post_attention_layernorm", spec.hidden_size),
+        "self_attention.q_layernorm": ("self_attn.q_norm", spec.head_dim),
+        "self_attention.k_layernorm": ("self_attn.k_norm", spec.head_dim),
+        "self_attention.linear_proj": ("self_attn.o_proj", spec.hidden_size),
+        "mlp.linear_fc2": ("mlp.down_proj", spec.hidden_size),
+    }
+    name, size = whole[module]
+    return _whole(f"{layer}.{name}.{kind}", size)
+
+
+def _experts_recipe(spec: ModelSpec, experts: Experts, layer: str, module: str) -> Recipe:
+    """The recipe of a router's weight, or of one of the two weights of an expert."""
+    mixtral = spec.architecture.startswith("Mixtral")
+    block = f"{layer}.block_sparse_moe" if mixtral else f"{layer}.mlp"
+    if module == "mlp.router":
+        return _whole(f"{block}.gate.weight", experts.num_experts, spec.hidden_size)
+    match = _EXPERT.fullmatch(module)
+    assert match, module
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    expert, wide = f"{block}.experts.{match[2]}", (experts.ffn_size, spec.hidden_size)
+    if match[3] == "linear_fc1":
+        return Recipe(tensors=tuple(StoredTensor(f"{expert}.{x}.weight", wide) for x in (gate, up)), axis=0)
+    return Recipe(tensors=(StoredTensor(f"{expert}.{down}.weight", wide[::-1]),), axis=1)
+
+
+def _whole(name: str, *shape: int) -> Recipe:
+    return Recipe(tensors=(StoredTensor(name, shape),), axis=None)
+
+
+def parameters_of_stage(spec: ModelSpec, pp: int, stage: int, vpp: int = 1) -> tuple[str, ...]:
+    """The parameters that pipeline stage `stage` of `pp` stores in a checkpoint; a tied head is stored as the
+    embedding."""
+    layer = ["input_layernorm.weight", *_linear("self_attention.linear_qkv", spec.qkv_bias)]
+    layer += _linear("self_attention.linear_proj", spec.output_bias)
+    if spec.qk_norm:
+        layer += ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
+    layer += ["pre_mlp_layernorm.weight"]
+    if spec.experts:
+        experts = [f"mlp.experts.local_experts.{number}" for number in range(spec.experts.num_experts)]
+        layer += ["mlp.router.weight", *(f"{e}.linear_fc{i}.weight" for e in experts for i in (1, 2))]
+    else:
+        layer += _linear("mlp.linear_fc1", spec.mlp_bias) + _linear("mlp.linear_fc2", spec.mlp_bias)
+    numbers = [number for layers in chunk_layers(spec, pp, stage, vpp) for number in layers]
+    names = [f"decoder.layers.{number}.{name}" for number in numbers for name in layer]
+    if stage == 0:
+        names.insert(0, EMBEDDING)
+    if stage == pp - 1:
+        names.append(FINAL_NORM)
+        if spec.scalar_head or not spec.tied_embeddings:
+            names.append(OUTPUT)
+    return tuple(names)
+
+
+def starts_at_zero(spec: ModelSpec, parameter: str) -> bool:
+    """True for a parameter that is not in the checkpoint and starts at zero: the scalar head of a model initialised
+    from a language model, by `spec.architecture`."""
+    return parameter == OUTPUT and spec.scalar_head and not spec.architecture.endswith("ForSequenceClassification")
+
+
+def _linear(module: str, has_bias: bool) -> list[str]:
+    return [f"{module}.weight", f"{module}.bias"] if has_bias else [f"{module}.weight"]
+
+
+def global_name(parameter: str, first_layer: int, first_expert: int = 0) -> str:
+    """The name in the whole model of a rank's `parameter`, whose layers and experts are numbered from 0."""
+    layer = _LAYER.fullmatch(parameter)
+    if not layer:
+        return parameter
+    named = _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + first_expert}.{match[3]}", layer[2])
+    return f"decoder.layers.{int(layer[1]) + first_layer}.{named}"
+
+
+def expert_of(parameter: str) -> int | None:
+    """The number of the expert that a parameter belongs to; None if it belongs to no expert."""
+    match = _EXPERT.search(parameter)
+    return int(match[2]) if match else None
+
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_MAX_BYTES = 2**42
+"""Largest file that is opened; only the requested slices are read."""
+
+
+class Header(NamedTuple):
+    """The header of one tensor in a file."""
+
+    shape: tuple[int, ...]
+    dtype: str  # F32, BF16 and so on
+
+
+class TensorFiles:
+    """A Hugging Face directory of safetensors, one file or several."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        self._directory, self._model = directory, model
+        self._open: dict[str, Any] = {}
+        self._files = ExitStack()
+        self._file_of = self._list_tensors()
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def read(self, stored: StoredTensor, *, axis: int = 0, start: int = 0, stop: int | None = None) -> Tensor:
+        """The slice of `stored` [rows, ...] from `start` to `stop` along `axis`, shorter if the tensor ends before.
+
+        Raises BadInput if there is no such tensor, or if it has another shape.
+        """
+        if stored.name not in self._file_of:
+            raise BadInput(
+                f"checkpoint {self._directory} has no tensor {stored.name!r}, which model {self._model} needs; "
+                "give the weights that belong to its config.json."
+            )
+        view = self._file(self._file_of[stored.name]).get_slice(stored.name)
+        shape = tuple(view.get_shape())
+        if shape != stored.shape:
+            raise BadInput(
+                f"checkpoint {self._directory}: tensor {stored.name!r} has shape {shape} and model {self._model} "
+                f"needs {stored.shape}; give the weights that belong to its config.json."
+            )
+        if len(shape) == 1:  # safetensors needs one slice per axis
+            tensor: Tensor = view[start:stop]
+        else:
+            tensor = view[start:stop] if axis == 0 else view[:, start:stop]
+        return tensor
+
+    def headers(self) -> dict[str, Header]:
+        """The header of every tensor in the files, by name; only headers are read.
+
+        Raises BadInput for a file that cannot be read, and if the index names a tensor that its file does not have.
+        """
+        headers = {}
+        for name in sorted(set(self._file_of.values())):
+            file = self._file(name)
+            for tensor in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+                view = file.get_slice(tensor)
+                headers[tensor] = Header(tuple(view.get_shape()), view.get_dtype())
+        for tensor, name in self._file_of.items():
+            if tensor not in headers:
+                raise BadInput(
+                    f"checkpoint {self._directory}: {INDEX} says that {name} holds {tensor!r} and it does not; give "
+                    "the files that belong together."
+                )
+        return headers
+
+    def _list_tensors(self) -> dict[str, str]:
+        """The file of each tensor, by the tensor's name."""
+        index = self._directory / INDEX
+        if index.exists():
+            return _read_index(index)
+        if not (self._directory / SINGLE).exists():
+            raise BadInput(_no_weights(self._directory))
+        return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            require_file(self._directory / name, "checkpoint file", _MAX_BYTES)
+            try:
+                handle = self._files.enter_context(safe_open(self._directory / name, framework="pt"))
+            except (OSError, SafetensorError) as error:
+                raise BadInput(f"checkpoint file {self._directory / name} cannot be read: {error}.") from None
+            self._open[name] = handle
+        return self._open[name]
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor from an index."""
+    try:
+        weight_map = json_value(read_text(index, "checkpoint index", MAX_JSON_BYTES), "it")["weight_map"]
+        if not all(is_file_name(name) for name in weight_map.values()):
+            raise ValueError("weight_map names a file outside its directory")
+    except (BadInput, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).rstrip(".")
+        raise BadInput(f"checkpoint index {index} cannot be read: {reason}; write the checkpoint again.") from None
+    return dict(weight_map)
+
+
+def _no_weights(directory: Path) -> str:
+    if any(directory.glob("pytorch_model*.bin")):
+        return (
+            f"{directory} holds its weights as pytorch_model.bin, which can run code when it is read; save them as "
+            "safetensors, with save_pretrained of transformers."
+        )
+    return (
+        f"{directory} holds no weights: neither {SINGLE} nor {INDEX} is there; give a Hugging Face directory saved as "
+        "safetensors."
+    )

@@ -1,0 +1,76 @@
+"""The choice of kernels of a run, made once at its start from the abilities of the device.
+
+The plain kernels are the reference that tests compare the others with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch.distributed as dist
+
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.runtime.device.capabilities import DeviceCapabilities
+
+_FLASH_CAPABILITY = (8, 0)
+"""Ampere, the first that FlashAttention-2 runs on; it needs a head size of at most 256 and a multiple of 8.
+https://github.com/Dao-AILab/flash-attention
+"""
+
+
+@dataclass(frozen=True)
+class ChosenKernels:
+    """The kernels of training and scoring passes, of prefills and of decode steps."""
+
+    attention: Literal["sdpa", "varlen"] = "sdpa"
+    """sdpa: one call of scaled_dot_product_attention for each run of equal rows; varlen: one call of torch's
+    variable-length attention for all rows that start in the pass."""
+    operators: Literal["plain", "fused"] = "plain"
+    """fused: rotary embedding, SwiGLU and log-probabilities by one Triton kernel each; plain: by torch operators."""
+    decode: Literal["torch", "paged"] = "torch"
+    """paged: decode steps by Triton kernels that read the cache's blocks in place; torch: by torch operators."""
+    overlaps_replicas: bool = False
+    """True if gradient reduction and weight gathering between replicas overlap with computation."""
+
+    @property
+    def without_overlap(self) -> ChosenKernels:
+        """The same kernels without overlap, for a single replica."""
+        return replace(self, overlaps_replicas=False)
+
+    @property
+    def description(self) -> str:
+        """A description for the output of a run."""
+        exchanges = "overlap computing" if self.overlaps_replicas else "in one piece"
+        kernels = f"attention {self.attention}, operators {self.operators}, decode {self.decode}"
+        return f"{kernels}, replicas exchange {exchanges}"
+
+
+PLAIN = ChosenKernels()
+
+
+def choose_kernels(abilities: DeviceCapabilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
+    """The kernels for models of these shapes on a device with the abilities `found`.
+
+    On a CPU all are plain: torch has no variable-length attention there, and Triton kernels need a GPU. Gradients are
+    not reduced in overlapping buckets there, because the models would fill only one, and because gloo on more than two
+    ranks sums in an order that depends on how tensors are split.
+    """
+    if abilities.kind != "cuda":
+        return PLAIN
+    fits = all(spec.head_dim <= 256 and spec.head_dim % 8 == 0 for spec in specs)
+    flash = abilities.has_flash and abilities.capability >= _FLASH_CAPABILITY and precision == "bf16" and fits
+    return ChosenKernels(
+        attention="varlen" if flash else "sdpa",
+        operators="fused" if abilities.runs_triton else "plain",
+        decode="paged" if abilities.runs_triton else "torch",
+        overlaps_replicas=True,
+    )
+
+
+def agree_on_kernels(local: ChosenKernels) -> ChosenKernels:
+    """This rank's kernels `mine` if all ranks of the world have the same, else the plain ones. Collective."""
+    per_rank: list[ChosenKernels] = [local] * dist.get_world_size()
+    dist.all_gather_object(per_rank, local)
+    return local if all(kernels == local for kernels in per_rank) else PLAIN

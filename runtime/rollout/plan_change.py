@@ -1,0 +1,183 @@
+"""Resuming under another plan: the prompts in flight, and the tokens sampled for them, are taken over by the new plan.
+
+Keys, values, slots and scores belong to a plan; which prompts no update has used, and what was sampled for them, do
+not. The prompts are assigned to batches again, in the order of their sample ids, so that each is trained on once
+whatever the old plan had deferred or admitted early. A partial response is continued if the new plan would have allowed
+the policy that started it, with keys and values of the present policy; any other is sampled again, with the same random
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.planner.plan.plan import Plan
+from meshwright.profiles.errors import BadInput
+from meshwright.profiles.stages import GENERATE
+from meshwright.runtime.inference.in_flight import GenerationState, InFlightState
+from meshwright.runtime.inference.slots import Finish, PartialResponse, Response, ResumedSample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """The prompts and samples taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
+
+    reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    samples: Mapping[int, ResumedSample] = field(default_factory=dict)
+    num_resampled: int = 0
+    """Responses that were started and are sampled again."""
+    num_wave_prompts: int = 0
+    """Prompts that waves have used, under any plan."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence on what became of the responses in flight; none if there were none."""
+        if not self.samples and not self.num_resampled:
+            return ()
+        return (
+            f"{len(self.samples)} responses in flight are continued under this plan, and {self.num_resampled} are "
+            "sampled again",
+        )
+
+
+def resume_under_new_plan(
+    states: Sequence[InFlightState],
+    plan: Plan,
+    num_updates: int,
+    batch_size: int,
+    *,
+    max_response: int,
+    resamples: bool,
+) -> Resumed:
+    """Return what a run under this plan takes over after `done` updates, from what was in flight on all ranks under
+    another plan.
+
+    With `draws_again` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
+    """
+    drawings = [state.generation for state in states if state.generation]
+    if plan.facts.workload.selects_samples:
+        return Resumed(num_wave_prompts=_num_dealt(drawings))
+    if not drawings:
+        return Resumed()
+    batches = _assign_batches(drawings, states[0].reassigned, num_updates, batch_size)
+    steps = {sample_id: step for step, sample_ids in batches.items() for sample_id in sample_ids}
+    started = {
+        sample_id: response
+        for sample_id, response in _all_sampled(states, drawings)
+        if steps.get(sample_id, -1) >= num_updates
+    }
+    resumed = {
+        sample_id: response
+        for sample_id, response in started.items()
+        if not resamples and _is_within_staleness(plan, response, steps[sample_id]) and _fits(response, max_response)
+    }
+    original = {step: tuple(range(step * batch_size, (step + 1) * batch_size)) for step in batches}
+    return Resumed(
+        reassigned={step: sample_ids for step, sample_ids in batches.items() if sample_ids != original[step]},
+        samples=resumed,
+        num_resampled=len(started) - len(resumed),
+    )
+
+
+def _num_dealt(drawings: Sequence[GenerationState]) -> int:
+    """Return how many prompts waves have used, on which all replicas agree. Nothing is in flight between their
+    steps."""
+    if not drawings:
+        raise BadInput(
+            "the checkpoint does not record how many prompts were used so far, as its underway-*.safetensors "
+            "are missing; resume from a checkpoint that has them, or start a new run in another --out."
+        )
+    return drawings[0].num_wave_prompts
+
+
+def _assign_batches(
+    drawings: Sequence[GenerationState], before: Mapping[int, tuple[int, ...]], done: int, batch_size: int
+) -> dict[int, tuple[int, ...]]:
+    """Return, by step, the sample ids of the batches after `done` updates."""
+    until = drawings[0].end_step
+    unused = sorted({sample_id for drawing in drawings for sample_id in _unused_sample_ids(drawing, done)})
+    if len(unused) != (until - done) * batch_size:
+        raise BadInput(
+            f"the checkpoint has {len(unused)} prompts for the batches of steps {done} to {until - 1}, which take "
+            f"{(until - done) * batch_size}; resume under the plan of the run, in plan.json of its --out."
+        )
+    batches = (tuple(unused[first : first + batch_size]) for first in range(0, len(unused), batch_size))
+    assigned = dict(zip(range(done, until), batches, strict=True))
+    return {step: sample_ids for step, sample_ids in before.items() if step >= until} | assigned
+
+
+def _unused_sample_ids(drawing: GenerationState, done: int) -> Iterator[int]:
+    """Yield the sample ids of a replica's prompts that none of the first `done` updates has used."""
+    yield from drawing.unadmitted
+    yield from (sample_id for step, rows in drawing.delivered.items() if step >= done for sample_id in rows.values())
+    if flight := drawing.in_flight:
+        yield from (one.prompt.sample_id for group in (*flight.live, flight.paused) for one in group)
+        yield from (prompt.sample_id for prompt in flight.waiting)
+        yield from (response.prompt.sample_id for response in flight.ended)
+
+
+def _all_sampled(
+    states: Sequence[InFlightState], drawings: Sequence[GenerationState]
+) -> Iterator[tuple[int, ResumedSample]]:
+    """Yield, by sample id, what has been sampled for a prompt, delivered or not; the ranks of a replica agree on it."""
+    rows = {
+        (step, row): sample_id
+        for drawing in drawings
+        for step, sample_ids in drawing.delivered.items()
+        for row, sample_id in sample_ids.items()
+    }
+    for state in states:
+        yield from _delivered_samples(state, rows)
+    for drawing in drawings:
+        yield from drawing.resumed.items()
+        if drawing.in_flight:
+            flight = drawing.in_flight
+            yield from _in_flight_samples(one for group in (*flight.live, flight.paused, flight.ended) for one in group)
+
+
+def _in_flight_samples(sequences: Iterable[PartialResponse]) -> Iterator[tuple[int, ResumedSample]]:
+    for sequence in sequences:
+        yield (
+            sequence.prompt.sample_id,
+            ResumedSample(
+                tokens=sequence.tokens,
+                logprobs=sequence.logprobs,
+                versions=sequence.versions,
+                finish=sequence.finish if isinstance(sequence, Response) else None,
+            ),
+        )
+
+
+def _delivered_samples(
+    state: InFlightState, rows: Mapping[tuple[int, int], int]
+) -> Iterator[tuple[int, ResumedSample]]:
+    """Yield the responses of batches that no update has used. A value per token stands one position before its
+    token."""
+    for step, fields in state.experience.items():
+        for row in fields.get("behaviour_logprobs", ()):
+            if (step, row) not in rows:
+                continue
+            first = int(fields["prompt_lengths"][row])
+            yield (
+                rows[step, row],
+                ResumedSample(
+                    tokens=tuple(fields["tokens"][row][first:].tolist()),
+                    logprobs=tuple(fields["behaviour_logprobs"][row][first - 1 : -1].tolist()),
+                    versions=tuple(fields["versions"][row][first - 1 : -1].tolist()),
+                    finish=Finish.LENGTH if fields["truncated"][row] else Finish.EOS,
+                ),
+            )
+
+
+def _is_within_staleness(plan: Plan, response: ResumedSample, step: int) -> bool:
+    """True if the plan could have started the response for the batch of `step`. A plan with deferral delivers it later
+    than that, by as much as the staleness bound leaves to a sequence that starts with the batch."""
+    placement = plan.placement(GENERATE)
+    allowed = placement.steps_ahead if placement.schedule.overcommit else plan.staleness
+    return step - response.versions[0] <= allowed
+
+
+def _fits(response: ResumedSample, max_response: int) -> bool:
+    """True if it is within the length limit, and below it if it has not ended."""
+    return len(response.tokens) <= max_response - (response.finish is None)

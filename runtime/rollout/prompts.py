@@ -1,0 +1,247 @@
+"""Prompts of a job: read, encoded and ordered into batches by the seed and the step alone."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.job_sections import ANSWER, PROMPT
+from meshwright.profiles.errors import BadInput, RunFailed
+from meshwright.profiles.stages import Role
+from meshwright.profiles.untrusted_text import read_text
+from meshwright.runtime.inference.slots import Prompt
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.model.end_tokens import StopConditions, read_end_tokens
+from meshwright.runtime.rollout.prompt_encoding import MAX_CHARACTERS, PromptEncoder, encode_text, load_with_settings
+from meshwright.runtime.rollout.prompt_files import read_rows
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptData:
+    """The encoded prompts of a job, what ends a response to them, and the seed."""
+
+    train: tuple[tuple[int, ...], ...]
+    held_out: tuple[tuple[int, ...], ...]
+    ends: StopConditions
+    stop: StopStrings | None
+    batch_size: int
+    seed: int
+    num_tokens: int
+    """Number of token ids that the tokenizer knows, which are the ones that may be sampled. Later rows of a vocabulary
+    are padding."""
+    group_size: int = 1
+    """Samples of each prompt of a training batch."""
+    notes: tuple[str, ...] = ()
+    """Sentences that report what was done with prompts that are too long."""
+    reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Sample ids, by step, of batches that differ from those of the seed's order, because a run was resumed under
+    another plan."""
+    num_wave_prompts: int = 0
+    """Prompts that waves had used before this run started or was resumed."""
+    train_columns: tuple[Mapping[str, Any], ...] = ()
+    held_out_columns: tuple[Mapping[str, Any], ...] = ()
+    """The other columns of the job by name, for each prompt."""
+    tokenizer: Tokenizer | None = None
+
+    def batch(self, step: int) -> tuple[Prompt, ...]:
+        """Return the prompts of a step, each repeated for every sample of its group, with a sample id of its own.
+        Batches are consecutive slices of shuffled passes over the training prompts."""
+        first, size = step * self.batch_size, self.group_size
+        sample_ids = self.reassigned.get(step, range(first, first + self.batch_size))
+        return tuple(
+            Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
+            for row, sample_id in enumerate(sample_ids)
+        )
+
+    def wave(self, step: int, rows: range, num_wave_prompts: int) -> tuple[Prompt, ...]:
+        """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group: the next
+        ones after the first `num_dealt` of the passes, however many the steps before have kept of those."""
+        size = self.group_size
+        return tuple(
+            Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
+            for sample_id, row in enumerate(rows, start=num_wave_prompts * size)
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the encoded training prompts, in their order."""
+        return _digest(self.train)
+
+    @property
+    def held_out_digest(self) -> str:
+        """SHA-256 of the encoded held-out prompts, in their order."""
+        return _digest(self.held_out)
+
+    def held_out_batch(self) -> tuple[Prompt, ...]:
+        """Return every held-out prompt; each evaluation samples it with the same random numbers."""
+        return tuple(Prompt(row=row, sample_id=-1 - row, tokens=tokens) for row, tokens in enumerate(self.held_out))
+
+    def columns_of(self, sample_id: int) -> Mapping[str, Any]:
+        """Return the columns that the job names beside the prompt, for the prompt with this sample id."""
+        if sample_id < 0:
+            return self.held_out_columns[-1 - sample_id]
+        return self.train_columns[self._training_index(sample_id // self.group_size)]
+
+    @property
+    def has_answers(self) -> bool:
+        """True if every prompt has an answer."""
+        return all(ANSWER in columns for columns in (*self.train_columns, *self.held_out_columns))
+
+    def answer(self, prompt: Prompt) -> str | None:
+        """Return the answer of a prompt of `batch` or `held_out_batch` as a text."""
+        answer = self.columns_of(prompt.sample_id).get(ANSWER)
+        return None if answer is None else str(answer)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Decode tokens, without special ones."""
+        assert self.tokenizer is not None
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Encode a text that is inserted between others, without special tokens before or after it. A text that is
+        longer than any response is truncated. Raises RunFailed if the tokenizer fails."""
+        assert self.tokenizer is not None
+        try:
+            return tuple(encode_text(self.tokenizer, text[:MAX_CHARACTERS], "the answer of a tool", special=False).ids)
+        except BadInput as error:
+            raise RunFailed(str(error)) from None
+
+    def _training_prompt(self, position: int) -> tuple[int, ...]:
+        return self.train[self._training_index(position)]
+
+    def _training_index(self, position: int) -> int:
+        """Return the index, among the training prompts, of the one at a position in the concatenated passes."""
+        passes, offset = divmod(position, len(self.train))
+        return _order(self.seed, passes, len(self.train))[offset]
+
+
+def _digest(prompts: tuple[tuple[int, ...], ...]) -> str:
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, passes: int, count: int) -> tuple[int, ...]:
+    """Return the order in which one pass visits `count` prompts."""
+    order = list(range(count))
+    random.Random(f"{seed}/{passes}").shuffle(order)
+    return tuple(order)
+
+
+def read_data(job: Job, directory: Path) -> PromptData:
+    """Read the prompts of a job whose relative paths start at `directory`.
+
+    Raises BadInput for a job without data, a missing or malformed file or row, messages without a chat template, a
+    prompt longer than `prompt.max` if the job refuses such, and an actor that names no end token.
+    """
+    if job.data is None:
+        raise BadInput("job: there is no data section; run needs data.prompts and data.tokenizer.")
+    data, tokenizer_path = job.data, directory / job.data.tokenizer
+    tokenizer = read_tokenizer(tokenizer_path)
+    encoder = PromptEncoder(tokenizer, tokenizer_path, chat=data.chat)
+    train = _read_prompts(directory / data.prompts, data.split, encoder, job)
+    held_out = _PromptFile()
+    if data.held_out:
+        held_out = _read_prompts(directory / data.held_out, data.held_out_split, encoder, job)
+    return PromptData(
+        train=train.prompts,
+        held_out=held_out.prompts,
+        train_columns=train.columns,
+        held_out_columns=held_out.columns,
+        notes=tuple(file.note for file in (train, held_out) if file.note),
+        tokenizer=tokenizer,
+        ends=StopConditions(
+            tokens=read_end_tokens(directory / job.models.source(Role.ACTOR).path, tokenizer), strings=job.settings.stop
+        ),
+        stop=StopStrings(tokenizer, job.settings.stop) if job.settings.stop else None,
+        batch_size=job.workload.batch_size,
+        group_size=job.workload.candidates.group_size,
+        seed=job.settings.seed,
+        num_tokens=encoder.num_ids,
+    )
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Read the tokenizer of a directory, or of a tokenizer.json alone, as transformers does: its tokenizer_config.json
+    applies. It neither truncates nor pads, whatever the file says. Raises BadInput if it cannot be read."""
+    path = directory / "tokenizer.json" if directory.is_dir() else directory
+    try:
+        tokenizer = Tokenizer.from_str(read_text(path, "tokenizer"))
+    except BadInput:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise BadInput(f"tokenizer {path} cannot be read: {error}.") from None
+    if directory.is_dir() and (directory / _TOKENIZER_CONFIG).exists():
+        tokenizer = _as_configured(tokenizer, directory)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _as_configured(stored: Tokenizer, directory: Path) -> Tokenizer:
+    """Return the tokenizer that transformers makes of a tokenizer.json with the settings beside it, such as the special
+    tokens it adds."""
+    configured = load_with_settings(directory, f"with its {_TOKENIZER_CONFIG}")
+    tokenizer: Tokenizer = configured.backend_tokenizer
+    tokenizer.encode_special_tokens = bool(getattr(configured, "split_special_tokens", False))
+    added = tokenizer.get_vocab(with_added_tokens=True).keys() - stored.get_vocab(with_added_tokens=True).keys()
+    if added:
+        raise BadInput(
+            f"tokenizer {directory}: {_TOKENIZER_CONFIG} adds {', '.join(map(repr, sorted(added)[:3]))}, which "
+            "tokenizer.json has not, so that the models have no row for it; save the tokenizer with transformers again."
+        )
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class _PromptFile:
+    """The encoded prompts of a file, the columns beside them, and a note on prompts that are too long; empty by
+    default."""
+
+    prompts: tuple[tuple[int, ...], ...] = ()
+    columns: tuple[Mapping[str, Any], ...] = ()
+    note: str = ""
+
+
+def _read_prompts(path: Path, split: str, encoder: PromptEncoder, job: Job) -> _PromptFile:
+    """Read the prompts of a file. One longer than `prompt.max` is treated as the job says; a truncated one keeps its
+    last tokens."""
+    assert job.data is not None
+    longest, policy = job.workload.prompt.max, job.data.long_prompts
+    prompts: list[tuple[int, ...]] = []
+    columns: list[Mapping[str, Any]] = []
+    num_long = 0
+    for row in read_rows(path, job.data.named_columns, split, job.data.optional_columns):
+        tokens = encoder.encode(row.values[PROMPT], row.place)
+        if len(tokens) > longest:
+            num_long += 1
+            if policy == "refuse":
+                raise BadInput(
+                    f"{row.place} has {len(tokens)} tokens, more than workload.prompt.max={longest}; raise that, or "
+                    "give data.long_prompts: filter or cut."
+                )
+            if policy == "filter":
+                continue
+        prompts.append(tokens[-longest:])
+        if not isinstance(row.values.get(ANSWER, ""), str | int | float):
+            raise BadInput(f"{row.place} has an answer that is neither a text nor a number; write one.")
+        columns.append({name: value for name, value in row.values.items() if name != PROMPT})
+    if not prompts:
+        filtered = f" but for {num_long} prompts of more than workload.prompt.max={longest} tokens" if num_long else ""
+        raise BadInput(f"prompts {path} is empty{filtered}; give at least one line.")
+    done = {"filter": "left out", "cut": f"cut to their last {longest}"}.get(policy)
+    note = (
+        f"{path}: {num_long} of {num_long * (policy == 'filter') + len(prompts)} prompts have more than {longest} "
+        "tokens"
+    )
+    return _PromptFile(tuple(prompts), tuple(columns), f"{note} and were {done}" if num_long else "")

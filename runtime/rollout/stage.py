@@ -1,0 +1,371 @@
+"""The generation stage on one rank: what a period admits, samples, streams to other stages and puts into the batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from meshwright.planner.plan.job import Job
+from meshwright.planner.plan.plan import Plan
+from meshwright.planner.program.controllers import Setting, setting_facts
+from meshwright.planner.simulation.flight import AllSequences
+from meshwright.profiles.frameworks import GRAPH
+from meshwright.profiles.packing import rows_per_prompt
+from meshwright.profiles.schedule import WhileWaiting
+from meshwright.profiles.stages import GENERATE, RESPONSE_LENGTHS, SEQUENCE_DIGESTS
+from meshwright.profiles.trace import (
+    CALL_SECONDS,
+    NUM_CALLS,
+    NUM_LIVE,
+    NUM_PROMPT_TOKENS,
+    NUM_SAMPLED_TOKENS,
+    NUM_SAMPLES,
+    NUM_TOOL_TOKENS,
+)
+from meshwright.runtime.environment.environment import Environment
+from meshwright.runtime.environment.samples import RewardSample, ToolCall
+from meshwright.runtime.environment.worker_pool import ToolWorkers
+from meshwright.runtime.inference.chunk_streaming import Chunk, Chunker, Listeners
+from meshwright.runtime.inference.engine import Generator
+from meshwright.runtime.inference.in_flight import GenerationState
+from meshwright.runtime.inference.slots import Finish, LiveSequence, Prompt, Response, ResumedSample
+from meshwright.runtime.inference.stopping import StopStrings
+from meshwright.runtime.inference.tool_turns import RolloutTurn, ToolTurns, TurnLimits
+from meshwright.runtime.messages.experience import StepExperience, digest_of
+from meshwright.runtime.messages.streaming import ChunkSender, Streaming, TokenChunk
+from meshwright.runtime.rollout.admission import Admission, replica_share
+from meshwright.runtime.rollout.prompts import PromptData
+from meshwright.runtime.training.weight_copies import WeightCopy
+
+
+class GenerationStage:
+    """One rank of the generation stage; every rank of its replica does the same.
+
+    A generator and its KV cache live only while sequences are in flight. So nothing cached under older weights can
+    reach a later sequence, and the memory is free between periods that leave nothing in flight.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        data: PromptData,
+        copy: WeightCopy,
+        *,
+        steps: range,
+        streaming: Streaming,
+        environment: Environment | None = None,
+        tools: ToolWorkers | None = None,
+    ) -> None:
+        """`environment` scores the responses on the rank that owns its replica's responses; `tools` answer turns of
+        rollouts on the rank that calls them for its replica. `streaming` lists the stages that read responses in
+        chunks."""
+        self._tools = tools
+        self._scoring = Scoring(environment, data) if environment else None
+        self._plan, self._job, self._data, self._copy = plan, job, data, copy
+        self._admission = Admission(plan, data, copy.mesh.dp_rank, steps)
+        self._generator: Generator | None = None
+        self._tool_turns: ToolTurns | None = None
+        self._resumed: dict[int, ResumedSample] = {}
+        """Samples made under another plan for prompts that are not admitted yet, by sample id."""
+        self._delivered: dict[int, dict[int, int]] = {}
+        """Sample ids of delivered responses, by step that is not trained yet and by row."""
+        self._num_dealt = data.num_wave_prompts
+        workload = plan.facts.workload.wave
+        self._same_prompt = rows_per_prompt(workload.batch_size, workload.group_size, copy.mesh.layout.dp)
+        self._sending = streaming.sending
+        self._setting: Setting | None = None
+        self._streams = [
+            Chunker(sending.chunk_tokens, functools.partial(self._send_chunks, sending.sender))
+            for sending in streaming.sending
+        ]
+
+    def begin_period(self, setting: Setting | None) -> None:
+        """Start a period, with the setting that the controllers decided on, if any."""
+        self._setting = setting
+        if setting is None:
+            return
+        self._admission.overcommit = setting.overcommit
+        for sending, stream in zip(self._sending, self._streams, strict=True):
+            stream.chunk_tokens = min(setting.chunk_tokens, sending.chunk_tokens)
+
+    def snapshot(self) -> GenerationState:
+        """Return a snapshot of this rank's generation between two periods."""
+        return GenerationState(
+            num_admitted=self._admission.num_admitted,
+            mean_response_tokens=self._admission.mean_response_tokens,
+            partial_batches=self._admission.partial_batches,
+            in_flight=self._generator.snapshot() if self._generator else None,
+            resumed=dict(self._resumed),
+            delivered={step: dict(rows) for step, rows in self._delivered.items()},
+            unadmitted=self._admission.unadmitted,
+            end_step=self._admission.end_step,
+            num_wave_prompts=self._num_dealt,
+        )
+
+    def add_resumed(self, resumed: Mapping[int, ResumedSample]) -> None:
+        """Resume, by sample id, what was sampled under another plan when its prompts are admitted."""
+        self._resumed = dict(resumed)
+
+    def restore(self, snapshot: GenerationState) -> None:
+        """Restore a snapshot. Stages that read streams start again with all tokens of every sequence in flight."""
+        self._admission.restore(
+            snapshot.num_admitted, snapshot.mean_response_tokens, snapshot.partial_batches, end_step=snapshot.end_step
+        )
+        self._delivered = {step: dict(rows) for step, rows in snapshot.delivered.items()}
+        self._resumed = dict(snapshot.resumed)
+        if snapshot.in_flight is None:
+            return
+        self._generator = self._new_generator(self._same_prompt)
+        self._generator.restore(snapshot.in_flight)
+        for sending in self._sending:
+            sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in self._generator.in_flight)
+            ended = snapshot.in_flight.ended
+            sending.sender.send(TokenChunk(self._number(r.prompt), r.tokens, is_last=True) for r in ended)
+
+    def run(self, batch: StepExperience) -> dict[str, float]:
+        """Sample with the present weights until this replica's rows are complete; return statistics of what was
+        sampled.
+
+        Every rank of the replica then holds all of its rows, whose tokens are stamped with the version of the weights.
+        """
+        mesh = self._copy.mesh
+        version = self._copy.version.agreed_version(mesh, batch.step)
+        if batch.held_out:
+            prompts = replica_share(self._data.held_out_batch(), mesh.dp_rank, mesh.layout.dp)
+            responses = self._new_generator().generate(prompts, version=version)
+            facts: dict[str, float] = {}
+            rows = tuple(response.row for response in responses)
+            delivered = {response.prompt.sample_id: row for row, response in zip(rows, responses, strict=True)}
+        elif batch.is_wave:
+            responses, facts = self._wave(batch, version)
+            rows = tuple(response.row for response in responses)
+            delivered = {response.prompt.sample_id: response.row for response in responses}
+            _put_lengths_and_digests(batch, responses)
+        else:
+            responses, facts = self._turn(batch.step, version)
+            rows = self._admission.rows(responses)
+            self._record_delivered(
+                batch.step, {row: r.prompt.sample_id for row, r in zip(rows, responses, strict=True)}
+            )
+            delivered = {self._number(r.prompt): row for row, r in zip(rows, responses, strict=True)}
+            for sending in self._sending:
+                sending.sender.end(delivered)
+        if self._scoring:
+            self._scoring.on_round((), responses)
+            self._scoring.deliver(batch, delivered)
+        for row, response in zip(rows, responses, strict=True):
+            _put_response(batch, row, response)
+        return {
+            "num_tokens": float(sum(response.num_sampled for response in responses)),
+            "num_truncated": float(sum(response.finish is Finish.LENGTH for response in responses)),
+            "num_longest_tokens": float(max((len(response.tokens) for response in responses), default=0)),
+            **facts,
+            **self._tool_facts(responses),
+        }
+
+    def _tool_facts(self, responses: Sequence[Response]) -> dict[str, float]:
+        """Return statistics of multi-turn rollouts: the number of tool tokens and, on the rank that calls the tool, the
+        number of calls and the seconds spent waiting for them."""
+        if not self._tool_turns:
+            return {}
+        num_tool_tokens = sum(len(response.tokens) - response.num_sampled for response in responses)
+        tool_turns, self._tool_turns = self._tool_turns, None
+        facts = {NUM_TOOL_TOKENS: float(num_tool_tokens)}
+        return facts | (
+            {NUM_CALLS: float(tool_turns.num_calls), CALL_SECONDS: tool_turns.seconds} if self._tools else {}
+        )
+
+    def _turn(self, step: int, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+        """Run the period that delivers `step`; return its responses and its statistics, such as the mean number of live
+        sequences."""
+        generator = self._generator or self._new_generator(self._same_prompt)
+        admitted, rounds = self._admission.admit(step), _Rounds()
+        resumed = self._take_resumed(admitted.prompts)
+        ended = [
+            (p, resumed[p.sample_id].tokens)
+            for p in admitted.prompts
+            if p.sample_id in resumed and resumed[p.sample_id].finish
+        ]
+        for sending in self._sending:
+            sending.sender.send(TokenChunk(self._number(prompt), prompt.tokens) for prompt in admitted.prompts)
+            sending.sender.send(TokenChunk(self._number(prompt), tokens, is_last=True) for prompt, tokens in ended)
+        responses = generator.run_period(
+            admitted.prompts,
+            version=version,
+            delivery=admitted.delivery,
+            min_rounds=admitted.min_rounds,
+            stream=Listeners((*self._streams, rounds, *((self._scoring,) if self._scoring else ()))),
+            resumed=resumed,
+        )
+        delivered = self._admission.record_delivered(responses)
+        self._generator = generator if generator.in_flight else None
+        live = {NUM_LIVE: self._live(rounds)}
+        return responses, live | delivered | (setting_facts(self._setting) if self._setting else {})
+
+    def _wave(self, batch: StepExperience, version: int) -> tuple[tuple[Response, ...], dict[str, float]]:
+        """Sample this replica's share of the next wave of prompts to completion; nothing of a wave stays in flight."""
+        mesh, rounds = self._copy.mesh, _Rounds()
+        prompts = self._data.wave(batch.step, batch.rows, self._num_dealt)
+        self._num_dealt += len(prompts) // self._data.group_size
+        responses = self._new_generator(self._same_prompt).run_period(
+            replica_share(prompts, mesh.dp_rank, mesh.layout.dp, self._data.group_size),
+            version=version,
+            delivery=AllSequences(),
+            stream=Listeners((rounds, *((self._scoring,) if self._scoring else ()))),
+        )
+        return responses, {
+            NUM_LIVE: self._live(rounds),
+            NUM_SAMPLES: float(len(responses)),
+            NUM_SAMPLED_TOKENS: float(sum(response.num_sampled for response in responses)),
+            NUM_PROMPT_TOKENS: float(sum(len(response.prompt.tokens) for response in responses)),
+        }
+
+    def _take_resumed(self, prompts: Iterable[Prompt]) -> dict[int, ResumedSample]:
+        """Remove and return what was sampled before for these prompts, by sample id."""
+        return {p.sample_id: self._resumed.pop(p.sample_id) for p in prompts if p.sample_id in self._resumed}
+
+    def _record_delivered(self, step: int, rows: Mapping[int, int]) -> None:
+        """Remember the sample ids of a delivered step, and forget those of steps that are trained when this period
+        ends."""
+        trained = step - self._plan.placement(GENERATE).steps_ahead
+        self._delivered = {
+            delivered_step: sample_ids
+            for delivered_step, sample_ids in self._delivered.items()
+            if delivered_step > trained
+        }
+        if step > trained:
+            self._delivered[step] = dict(rows)
+
+    def _live(self, rounds: _Rounds) -> float:
+        """Return the mean number of live sequences of this replica over the decode rounds."""
+        slots = self._plan.placement(GENERATE).schedule.generation_slots
+        return rounds.mean_live_per_group * min(self._copy.mesh.layout.pp, slots)
+
+    def _new_generator(self, group_size: int = 1) -> Generator:
+        workload, schedule = self._plan.facts.workload.wave, self._plan.placement(GENERATE).schedule
+        self._tool_turns = self._new_tool_turns() if workload.turns else None
+        return Generator(
+            self._copy.decoder,
+            self._copy.spec,
+            self._copy.mesh,
+            num_slots=schedule.generation_slots,
+            num_blocks=workload.cache_need(schedule, self._copy.mesh.layout.dp).blocks,
+            max_tokens=workload.max_tokens,
+            max_response=workload.max_response,
+            eos_tokens=frozenset(self._data.ends.tokens),
+            temperature=self._job.settings.temperature,
+            top_k=self._job.settings.top_k,
+            top_p=self._job.settings.top_p,
+            stop_strings=self._data.stop,
+            seed=self._data.seed,
+            recomputes_cache=self._plan.facts.cache_after_refit == "recompute",
+            use_cuda_graphs=self._plan.facts.engine == GRAPH,
+            group_size=group_size,
+            tool_turns=self._tool_turns,
+        )
+
+    def _new_tool_turns(self) -> ToolTurns:
+        workload, tool = self._plan.facts.workload, self._job.tool
+        assert workload.turns is not None
+        assert tool is not None
+        assert self._data.tokenizer is not None
+        return ToolTurns(
+            self._copy.mesh,
+            next(self._copy.decoder.parameters()).device,
+            self._tools,
+            call_end=StopStrings(self._data.tokenizer, (tool.call_end,)),
+            limits=TurnLimits(
+                num_turns=workload.turns.number.max,
+                sampled=workload.response.max,
+                answer=workload.turns.result.max,
+                response=workload.max_response,
+            ),
+            keeps_cache=self._plan.placement(GENERATE).schedule.while_waiting is WhileWaiting.KEEP,
+            describe=self._call_of,
+            encode=self._data.encode,
+        )
+
+    def _call_of(self, prompt: Prompt, tokens: Sequence[int], turn: RolloutTurn) -> ToolCall:
+        """Return what the tool is given of a turn that calls it."""
+        sample = reward_sample(self._data, prompt, tuple(tokens))
+        return ToolCall(**vars(sample), turn=turn.number, drawn=self._data.text(tokens[turn.first :]))
+
+    def _send_chunks(self, sender: ChunkSender, chunks: Iterable[Chunk], num_live: int) -> None:
+        numbered = (TokenChunk(self._number(c.prompt), c.tokens, is_last=c.finish is not None) for c in chunks)
+        sender.send(numbered, num_live)
+
+    def _number(self, prompt: Prompt) -> int:
+        """Return the position of a prompt in all batches laid end to end."""
+        return prompt.step * self._data.batch_size + prompt.row
+
+
+class Scoring:
+    """Passes responses to the environment as they end."""
+
+    def __init__(self, environment: Environment, data: PromptData) -> None:
+        self._environment, self._data = environment, data
+
+    def on_round(self, _live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        """Start scoring the responses that ended, if it has not started."""
+        for response in ended:
+            self._environment.start_scoring(response.prompt.sample_id, functools.partial(self._sample, response))
+
+    def deliver(self, batch: StepExperience, rows: Mapping[int, int]) -> None:
+        """Assign scores to rows of the batch; `rows` maps the sample id of a prompt to its row."""
+        self._environment.assign_rows(batch.key, rows)
+
+    def _sample(self, response: Response) -> RewardSample:
+        return reward_sample(self._data, response.prompt, response.tokens)
+
+
+def reward_sample(data: PromptData, prompt: Prompt, tokens: tuple[int, ...]) -> RewardSample:
+    """Return what a reward function gets: a prompt of the data and the tokens of its response, as ids and as text."""
+    return RewardSample(
+        id=f"{'held out' if prompt.sample_id < 0 else prompt.step}/{prompt.row}",
+        prompt=data.text(prompt.tokens),
+        response=data.text(tokens),
+        prompt_ids=prompt.tokens,
+        response_ids=tokens,
+        answer=data.answer(prompt),
+    )
+
+
+class _Rounds:
+    """Counts the decode rounds of groups of slots, and the sequences that were live in them."""
+
+    def __init__(self) -> None:
+        self._num_rounds = self._num_tokens = 0
+
+    def on_round(self, live: Sequence[LiveSequence], ended: Sequence[Response]) -> None:
+        self._num_rounds += 1
+        self._num_tokens += len(live) + len(ended)
+
+    @property
+    def mean_live_per_group(self) -> float:
+        """The mean number of sequences of a group that got a token in a round; 0 without any round."""
+        return self._num_tokens / max(self._num_rounds, 1)
+
+
+def _put_lengths_and_digests(wave: StepExperience, responses: Sequence[Response]) -> None:
+    """Put in the fields that ranks without the tokens of a wave need to know what its scores cost."""
+    for response in responses:
+        tokens = torch.tensor(response.prompt.tokens + response.tokens)
+        wave.experience.put(RESPONSE_LENGTHS, response.row, torch.tensor([len(response.tokens)]))
+        wave.experience.put(SEQUENCE_DIGESTS, response.row, torch.tensor([digest_of(tokens)]))
+
+
+def _put_response(batch: StepExperience, row: int, response: Response) -> None:
+    """Put in the fields of a response. A value per token stands at the position that predicts the token, one before its
+    own."""
+    prompt = response.prompt.tokens
+    before, after = len(prompt) - 1, 1
+    logprobs = [0.0] * before + list(response.logprobs) + [0.0] * after
+    versions = [0] * before + list(response.versions) + [0] * after
+    batch.experience.put("tokens", row, torch.tensor(prompt + response.tokens))
+    batch.experience.put("prompt_lengths", row, torch.tensor([len(prompt)]))
+    batch.experience.put("truncated", row, torch.tensor([response.finish is Finish.LENGTH], dtype=torch.uint8))
+    batch.experience.put("behaviour_logprobs", row, torch.tensor(logprobs))
+    batch.experience.put("versions", row, torch.tensor(versions, dtype=torch.int32))

@@ -1,0 +1,281 @@
+"""The batch of a training stage: targets over all rows, then minibatches and micro-batches with their losses.
+
+Every training rank computes the targets of the whole batch by itself, from the same numbers in the same order, so
+neither the layout nor the micro-batch size can change them.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.planner.plan.algorithm_settings import (
+    GRPO,
+    PPO,
+    CriticFreeSettings,
+    Distill,
+    LearningSettings,
+    RewardedSettings,
+)
+from meshwright.profiles.model_shape import ModelSpec
+from meshwright.profiles.stages import TEACHER_LOGPROBS
+from meshwright.profiles.workload import Workload
+from meshwright.runtime.messages.experience import StepExperience
+from meshwright.runtime.model.logprobs import token_logprobs
+from meshwright.runtime.model.mesh import Mesh
+from meshwright.runtime.training.advantages import (
+    ResponseRewards,
+    SampledColumns,
+    compute_rewards,
+    critic_free_advantages,
+    response_mask,
+    sampled_mask,
+    share_with_signal,
+)
+from meshwright.runtime.training.distillation import distillation_advantages, distillation_metrics
+from meshwright.runtime.training.losses import (
+    LossShare,
+    MaskedMean,
+    Reference,
+    experience_metrics,
+    importance_weights,
+    policy_loss,
+    ppo_targets,
+    value_loss,
+)
+from meshwright.runtime.training.trainer import MicroBatch
+
+_READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
+"""Per-token fields that a batch has under some algorithms only."""
+
+
+class TrainingBatch:
+    """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
+
+    With `weighs_draws` each token is weighted by the ratio of its probability under the policy before the update to
+    that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
+    """
+
+    def __init__(
+        self,
+        settings: LearningSettings,
+        batch: StepExperience,
+        *,
+        reads: Sequence[str],
+        workload: Workload,
+        importance_sampling: bool = False,
+    ) -> None:
+        rows, lengths = batch.rows, batch.lengths()
+        width = max(lengths.values())
+        experience = batch.experience
+        prompts = torch.tensor([batch.prompt_length(row) for row in rows])
+        totals = torch.tensor([lengths[row] for row in rows])
+        self._settings, self._workload, self._lengths = settings, workload, lengths
+        self._tokens = experience.padded("tokens", rows, width)
+        self._scores = torch.cat([batch.score(row) for row in rows])
+        self._num_response_tokens = int((totals - prompts).sum())
+        self._truncated = torch.cat([experience.get("truncated", row) for row in rows]).bool()
+        self._paid = self._pay(batch, totals - prompts)
+        self._fields = {name: experience.padded(name, rows, width) for name in _READ if name in reads}
+        self._fields["old_logprobs"] = experience.padded("proximal_logprobs", rows, width)
+        self._fields["mask"] = response_mask(prompts, totals - prompts, width)
+        self._fields |= self._targets_of_turns(batch, width) if workload.turns else self._targets(self._fields)
+        if importance_sampling:
+            behaviour = experience.padded("behaviour_logprobs", rows, width)
+            old, mask = self._fields["old_logprobs"], self._fields["mask"]
+            self._fields["weights"] = importance_weights(old, behaviour, mask, cap=settings.importance_cap)
+
+    def _pay(self, batch: StepExperience, num_tokens: Tensor) -> ResponseRewards | None:
+        """The reward of each row; None for algorithms without scores.
+
+        `num_tokens` [B] are the tokens after the prompt, sampled tokens and tool tokens together.
+        """
+        if not isinstance(self._settings, RewardedSettings):
+            return None
+        return compute_rewards(
+            self._scores,
+            self._truncated,
+            self._settings,
+            sizes=torch.cat([batch.score_size(row) for row in batch.rows]),
+            num_tokens=num_tokens,
+            max_response=self._workload.max_response,
+        )
+
+    def _targets_of_turns(self, batch: StepExperience, width: int) -> dict[str, Tensor]:
+        """Targets of multi-turn rollouts: tool tokens are masked out of the loss, and a reward after them is credited
+        to the tokens sampled before them."""
+        response = self._fields["mask"]
+        self._fields["mask"] = sampled_mask(response, batch.experience.padded("versions", batch.rows, width))
+        compaction = SampledColumns(response, self._fields["mask"])
+        return compaction.restore(self._targets(compaction.compact(self._fields)))
+
+    def _targets(self, fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Advantages [B, S], and what else the loss of this algorithm needs."""
+        settings = self._settings
+        if isinstance(settings, Distill):
+            teachers = list(_teacher_fields(fields).values())
+            return {"advantages": distillation_advantages(teachers, fields["old_logprobs"], fields["mask"], settings)}
+        if isinstance(settings, CriticFreeSettings):
+            assert self._paid is not None
+            advantages = critic_free_advantages(
+                response_rewards=self._paid,
+                logprobs=fields["old_logprobs"],
+                ref_logprobs=fields.get("ref_logprobs"),
+                mask=fields["mask"],
+                settings=settings,
+                group_size=self._workload.group_size,
+            )
+            return {"advantages": advantages, **_loss_weights(fields["mask"], settings)}
+        assert isinstance(settings, PPO)
+        goals = ppo_targets(
+            scores=self._scores,
+            logprobs=fields["old_logprobs"],
+            ref_logprobs=fields["ref_logprobs"],
+            values=fields["values"],
+            mask=fields["mask"],
+            truncated=self._truncated,
+            settings=settings,
+        )
+        return {"advantages": goals.advantages, "returns": goals.returns}
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the batch before any update."""
+        fields, metrics = self._fields, self._experience_metrics()
+        if self._workload.turns:
+            metrics["told_tokens"] = self._num_response_tokens / len(self._scores) - metrics["response_tokens"]
+        if "weights" in fields:
+            metrics["importance_weight"] = float(fields["weights"].sum() / fields["mask"].sum())
+        return metrics
+
+    def _experience_metrics(self) -> dict[str, float]:
+        """Scores, divergences and lengths of the batch."""
+        fields, settings = self._fields, self._settings
+        logprobs, mask = fields["old_logprobs"], fields["mask"]
+        if isinstance(settings, Distill):
+            return distillation_metrics(fields["advantages"], _teacher_fields(fields), logprobs, mask, self._truncated)
+        assert self._paid is not None
+        ref_logprobs, group_size = fields.get("ref_logprobs"), self._workload.group_size
+        metrics = experience_metrics(self._scores, logprobs, ref_logprobs, mask, self._truncated, rewards=self._paid)
+        if group_size > 1 and not self._workload.dynamic_sampling:  # which reports it over all sampled groups
+            metrics["groups_with_signal"] = share_with_signal(self._paid, group_size)
+        return metrics
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Number of sampled response tokens of these rows: the denominator of their metrics, and of their losses unless
+        `divisor` differs."""
+        return int(self._fields["mask"][list(rows)].sum())
+
+    def divisor(self, rows: Sequence[int]) -> float:
+        """The denominator of the actor's loss over these rows, by `loss_mean` of the settings."""
+        mean = getattr(self._settings, "loss_mean", "token")
+        if mean == "token":
+            return self.num_tokens(rows)
+        return len(rows) * (self._workload.max_response if mean == "constant" else 1)
+
+    def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
+        """A micro-batch of these rows."""
+        ends = [(row, self._lengths[row]) for row in rows]
+        fields = {name: [values[row, :end] for row, end in ends] for name, values in self._fields.items()}
+        return MicroBatch.pack([self._tokens[row, :end] for row, end in ends], fields)
+
+
+def _teacher_fields(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The log-probabilities of each teacher by field, in the order of teachers."""
+    return {name: fields[name] for name in TEACHER_LOGPROBS.values() if name in fields}
+
+
+def _loss_weights(mask: Tensor, settings: CriticFreeSettings) -> dict[str, Tensor]:
+    """Weights [B, S] of 1 / (tokens of the response) where the loss is a mean over responses; empty otherwise."""
+    if settings.loss_mean != "sequence":
+        return {}
+    return {"loss_weights": torch.where(mask, 1.0 / mask.sum(1, keepdim=True).clamp(min=1), 0.0)}
+
+
+def training_loss(
+    spec: ModelSpec, mesh: Mesh, settings: LearningSettings, num_tokens: int, divisor: float | None = None
+) -> Callable[[Tensor, MicroBatch], LossShare]:
+    """The loss function that trains a model: the critic's if it has a scalar head, else the actor's.
+
+    The function takes the model's output, values [1, T] or logits [T, 1, V / tp], and the micro-batch. `num_tokens` is
+    the denominator of the metrics, and of the loss unless a `divisor` is given for the actor's.
+    """
+    if spec.scalar_head:
+        assert isinstance(settings, PPO)
+        return functools.partial(_critic_share, num_tokens=num_tokens, ppo=settings)
+    return functools.partial(
+        _actor_share,
+        group=mesh.groups.tp,
+        vocab_size=spec.vocab_size,
+        num_tokens=num_tokens,
+        divisor=num_tokens if divisor is None else divisor,
+        settings=settings,
+    )
+
+
+def _actor_share(
+    output: Tensor,
+    block: MicroBatch,
+    *,
+    group: dist.ProcessGroup,
+    vocab_size: int,
+    num_tokens: int,
+    divisor: float,
+    settings: LearningSettings,
+) -> LossShare:
+    """A micro-batch's share of the actor's loss, from logits [T, 1, V / tp] sharded over `group`."""
+    logprobs, entropy = token_logprobs(
+        output,
+        block.next_tokens.to(output.device).unsqueeze(0),
+        group,
+        vocab_size=vocab_size,
+        temperature=settings.temperature,
+        with_entropy=True,
+    )
+    fields = _fields(block, output.device)
+    return policy_loss(
+        logprobs,
+        fields["old_logprobs"],
+        fields["advantages"],
+        fields["mask"],
+        num_tokens=num_tokens,
+        settings=settings,
+        entropy=entropy,
+        weights=fields.get("weights"),
+        mean=MaskedMean(divisor, fields.get("loss_weights")),
+        reference=_reference(fields, settings),
+    )
+
+
+def _reference(fields: Mapping[str, Tensor], settings: LearningSettings) -> Reference | None:
+    """The reference of GRPO's KL loss; None without one, and for algorithms whose KL penalty is in the reward."""
+    if not isinstance(settings, GRPO) or "ref_logprobs" not in fields:
+        return None
+    return Reference(fields["ref_logprobs"], settings.kl_coefficient)
+
+
+def _critic_share(output: Tensor, block: MicroBatch, *, num_tokens: int, ppo: PPO) -> LossShare:
+    """A micro-batch's share of the critic's loss, from values [1, T]."""
+    fields = _fields(block, output.device)
+    return value_loss(output, fields["values"], fields["returns"], fields["mask"], num_tokens=num_tokens, settings=ppo)
+
+
+def _fields(block: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    """The fields of a micro-batch on the device, [1, T] each."""
+    return {name: values.to(device).unsqueeze(0) for name, values in block.fields.items()}
+
+
+def minibatches(
+    rows: Sequence[int], *, step: int, num_epochs: int, num_minibatches: int, seed: int
+) -> Iterator[list[int]]:
+    """Yields the rows of each update of a step: every epoch visits all rows once, in its own random order."""
+    size = len(rows) // num_minibatches
+    for epoch in range(num_epochs):
+        order = list(rows)
+        random.Random(f"{seed}/{step}/{epoch}").shuffle(order)
+        for first in range(0, len(order), size):
+            yield order[first : first + size]
