@@ -186,7 +186,8 @@ _TENSORS_PER_ADAPTED = 2
 def refit_seconds(
     move: Move, cluster: Cluster, efficiency: Efficiency, element_bytes: int, engine: Engine | None = None
 ) -> Cost:
-    """Return the seconds of a refit: `loaded_seconds` through the loader of a generation engine, else `move_seconds`.
+    """Return the seconds of a refit: `loader_refit_seconds` through the loader of a generation engine, else
+    `move_seconds`.
 
     Quantising to 8-bit floats on arrival is added if the move does so.
     """

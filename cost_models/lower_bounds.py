@@ -77,7 +77,7 @@ def generation_lower_bound(
 ) -> float:
     """Return a lower bound on the seconds of a replica's generation of these responses, without simulating it.
 
-    At most `most_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
+    At most `max_live` sequences sample at a time, in at least `num_rounds` rounds. Attention counts as if one token
     were cached, and prefills, each of which samples the first token of its response, as nothing.
     """
     num_tokens, num_stages = int(responses.sum()) - len(responses), generation.call.layout.pp

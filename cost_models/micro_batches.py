@@ -114,7 +114,8 @@ def _totals(batches: list[list[int]]) -> _Totals:
 
 
 def _split_one_by_one(sampled: NDArray[np.int64], most_tokens: int) -> _Totals:
-    """Return the totals of all micro-batches of some batches [batches, rows], each split by `deal_by_tokens`."""
+    """Return the totals of all micro-batches of some batches [batches, rows], each split by
+    `micro_batches_by_tokens`."""
     all_lengths = sampled.tolist()
     return _totals(
         [
@@ -128,8 +129,8 @@ def _split_one_by_one(sampled: NDArray[np.int64], most_tokens: int) -> _Totals:
 def _split_together(sampled: NDArray[np.int64], most_tokens: int) -> _Totals:
     """Return the same as `_split_one_by_one`, for all batches at once.
 
-    The rule is that of `deal_by_tokens`: the longest row goes first, to the micro-batch with the fewest tokens.
-    """
+    The rule is that of `micro_batches_by_tokens`: the longest row goes first, to the micro-batch with the fewest
+    tokens."""
     remaining, totals = -np.sort(-sampled, axis=1), list[_Totals]()
     number = np.maximum((2 * remaining > most_tokens).sum(axis=1), -(-remaining.sum(axis=1) // most_tokens))
     while len(remaining):

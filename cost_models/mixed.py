@@ -113,8 +113,8 @@ class MixedModel:
 class PairModel:
     """A cost model of stages on two kinds of nodes.
 
-    For each kind, `models` has a cost model of the cluster built by `as_one_kind`, and `num_ranks` the ranks of that
-    kind.
+    For each kind, `models` has a cost model of the cluster built by `homogeneous_cluster`, and `num_ranks` the ranks
+    of that kind.
     """
 
     models: tuple[CostModel, CostModel]

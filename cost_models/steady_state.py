@@ -95,7 +95,7 @@ class PeriodEnds:
 def period_bounds(
     responses: Integers, *, num_slots: int, num_rows: int, in_flight: int, num_periods: int, max_deferral: int | None
 ) -> Integers:
-    """Return the rounds at which the periods begin and end, [replica, 1 + num_turns], by the rules of `TurnEnds`.
+    """Return the rounds at which the periods begin and end, [replica, 1 + num_turns], by the rules of `PeriodEnds`.
 
     `responses` [replica, sequence] arrive in order: `in_flight` of them at the start, `num_rows` in each later
     period.

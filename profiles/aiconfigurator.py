@@ -58,7 +58,7 @@ _ROUTED = (
     "moe_ep_size",
     "distribution",
 )
-"""The package's columns for the fields of `Routed`."""
+"""The package's columns for the fields of `RoutedExperts`."""
 
 _NCCL = "nccl"
 

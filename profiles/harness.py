@@ -15,7 +15,7 @@ Clocks and events are arguments, and no model is built here:
     write_table(path, Table(provenance=Provenance(...), measurements=tuple(rows), collectives=tuple(collectives)))
 
 `points` are sorted so that those with the same shape and number of layers are consecutive: build once, time many.
-A timed pass (`Body`) runs on one rank without tensor-parallel collectives. It contains:
+A timed pass (`TimedPass`) runs on one rank without tensor-parallel collectives. It contains:
 
 - forward: rows x tokens, packed without padding, through embedding, layers and head, without gradients;
   log-probabilities of the tokens (vocabulary head) or one value per token (scalar head); reading rows from the

@@ -294,8 +294,8 @@ def layers_per_stage(model: ModelSpec, pp: int) -> tuple[int, ...]:
     layer each, if that makes the stages equal: the first stage, and with such a head the last, hold one layer fewer
     (Megatron-core, `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; Llama 3 report,
     arXiv:2407.21783, section 3.3.2). Otherwise the cost of the costliest stage is minimised, with the active parameters
-    per token as the cost of a layer and of the head: see `split_by_cost`. Raises BadInput for more stages than layers.
-    """
+    per token as the cost of a layer and of the head: see `split_layers_by_cost`. Raises BadInput for more stages than
+    layers."""
     if pp > model.num_layers:
         raise BadInput(_too_many_stages(model, pp))
     even = _even_layers_of_stages(model.num_layers, 1 if model.scalar_head else 2, pp)
@@ -308,7 +308,7 @@ def has_equal_stages(model: ModelSpec, pp: int) -> bool:
 
 
 def unequal_layers_per_stage(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """The result of `layers_of_stages` if its numbers differ, else an empty tuple."""
+    """The result of `layers_per_stage` if its numbers differ, else an empty tuple."""
     counts = layers_per_stage(model, pp)
     return counts if len(set(counts)) > 1 else ()
 

@@ -108,7 +108,7 @@ def row_work(model: ModelSpec, lengths: Sequence[int]) -> list[int]:
 def assign_to_replicas(
     work: Sequence[int], replicas: Sequence[int], rows: Sequence[int] = (), *, any_number: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """Assign rows to replicas as described in `ReplicaDeal`; return indices into `work` for each replica."""
+    """Assign rows to replicas as described in `ReplicaAssignment`; return indices into `work` for each replica."""
     if len(replicas) == 1:
         num_replicas = replicas[0]
         return _assign(work, [len(work)] * num_replicas if any_number else rows_per_replica(len(work), num_replicas))

@@ -71,7 +71,7 @@ def read_text(path: Path, what: str, max_bytes: int = _MAX_BYTES) -> str:
 
 
 def require_file(path: Path, what: str, max_bytes: int) -> None:
-    """Raises BadInput, naming `what`, if the path is not a regular file or is larger than `most_bytes`."""
+    """Raises BadInput, naming `what`, if the path is not a regular file or is larger than `max_bytes`."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def require_file(path: Path, what: str, max_bytes: int) -> None:
 def load_json(text: str) -> Any:
     """Parse untrusted JSON, such as a line of a file.
 
-    Raises DoubledKeyError for an object with a duplicate key, and ValueError or RecursionError for invalid JSON.
+    Raises DuplicateKeyError for an object with a duplicate key, and ValueError or RecursionError for invalid JSON.
     """
     return json.loads(text, object_pairs_hook=_unique_keys)
 

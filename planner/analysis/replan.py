@@ -164,7 +164,7 @@ def facts_of_run(plan: Plan, facts: Facts, spans: Sequence[Span], *, lost_nodes:
 
 
 def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
-    """Return the facts with fewer nodes. Raises BadInput like `facts_from`."""
+    """Return the facts with fewer nodes. Raises BadInput like `facts_of_run`."""
     cluster = facts.cluster
     if lost_nodes and not isinstance(cluster, Cluster):
         raise BadInput("--lost-nodes: the cluster has nodes of several kinds; describe what is left in --job.")
@@ -176,7 +176,8 @@ def without_nodes(facts: Facts, lost_nodes: int) -> Facts:
 
 
 def with_run_records(plan: Plan, model: PacedCostModel, table: Table | None = None) -> Plan:
-    """Return the plan with the pace of each stage, and the digests of its observed lengths (`facts_from`) and table."""
+    """Return the plan with the pace of each stage, and the digests of its observed lengths (`facts_of_run`) and
+    table."""
     origins = {"trace": lengths_of_workload(plan.facts.workload), **({"profile": table} if table else {})}
     return plan.model_copy(
         update={
@@ -321,7 +322,7 @@ def observed_run(
     """Return the observations of the plan's run, applied to the plan's facts or to `facts`.
 
     `table` is the one that the plan was made with, if any. Raises BadInput for a directory of another plan, for a run
-    that is too short, and like `facts_from`.
+    that is too short, and like `facts_of_run`.
     """
     if read_plan(directory / "plan.json") != plan:
         raise BadInput(f"{directory} is a run of another plan; give the plan.json in that directory.")
@@ -351,13 +352,13 @@ def replan_from_run(
     lost_nodes: int = 0,
     limits: Limits | None = None,
 ) -> Replanned:
-    """Find the best plan from the observations of the plan's run. Raises BadInput like `shown_by` and `replan`."""
+    """Find the best plan from the observations of the plan's run. Raises BadInput like `observed_run` and `replan`."""
     return _replanned(plan, observed_run(plan, directory, table, facts=facts, lost_nodes=lost_nodes), limits)
 
 
 def replan_and_simulate(plan: Plan, directory: Path, table: Table | None = None) -> Replanned:
-    """Re-plan like `replan_as_shown`; if the new plan is predicted to be faster, both plans are also simulated with the
-    same sampled lengths. Raises BadInput like `replan_as_shown`."""
+    """Re-plan like `replan_from_run`; if the new plan is predicted to be faster, both plans are also simulated with the
+    same sampled lengths. Raises BadInput like `replan_from_run`."""
     shown = observed_run(plan, directory, table)
     replanned = _replanned(plan, shown, None)
     if replanned.kept_seconds is None or replanned.payback_steps_with_pause(0.0) is None:

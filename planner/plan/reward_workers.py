@@ -67,8 +67,8 @@ def host_seconds(edge: Edge) -> float:
 
 
 def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule: Schedule, seconds: float) -> float:
-    """The least wait of readers of rewards beyond `least_cost`, in seconds, after a generation of `seconds` with this
-    layout and schedule and the most workers that rewards may have."""
+    """The least wait of readers of rewards beyond `min_reward_wait`, in seconds, after a generation of `seconds` with
+    this layout and schedule and the most workers that rewards may have."""
     rewards = [
         RewardWorkers(
             _resolved(one.latency_seconds), (one.workers or _most_workers(facts, part, layout, one)) * one.batch_size
@@ -200,7 +200,7 @@ def _response_ends(facts: Facts, layout: Layout, schedule: Schedule, seconds: fl
 
 
 def _least_seconds(facts: Facts) -> float:
-    """The seconds of `least_cost` for a stage that waits for rewards."""
+    """The seconds of `min_reward_wait` for a stage that waits for rewards."""
     return unqueued_tail_seconds([_resolved(reward.latency_seconds) for reward in facts.rewards])
 
 

@@ -104,8 +104,8 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 class TransferDelays:
     """Delays after a producer has ended, in seconds.
 
-    `whole` is the delay until its output has arrived, by producer and consumer; `of_hosts` the part of it that the plan
-    expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
+    `whole` is the delay until its output has arrived, by producer and consumer; `host_reward_seconds` the part of it
+    that the plan expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
     """
 
     transfers: Mapping[tuple[str, str], float]
@@ -138,7 +138,7 @@ class Deadlines:
     """The deadline of an instruction on one rank."""
 
     def __init__(self, plan: Plan, extra_seconds: float = 0.0) -> None:
-        """`away_seconds` is added to every deadline (see the function `away_seconds`)."""
+        """`extra_seconds` is added to every deadline (see `failing_call_seconds`)."""
         self._extra_seconds = extra_seconds
         self._predicted, self._measured = plan.period_seconds, 0.0
 

@@ -319,7 +319,8 @@ class Enumeration:
                     yield Site(part, layout)
 
     def _rows(self, stage: Stage, scope: SearchCase, site: Site, allowance: Allowance) -> Iterator[tuple[float, ...]]:
-        """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated (`Front`)."""
+        """Yield ranks and plain amounts of a site's choices that fit, are fast enough and undominated
+        (`ParetoFront`)."""
         (part, layout), deferral = site, max_deferral(scope.ahead, self.facts.staleness)
         device_bytes, host_bytes = available_bytes(self.facts, part)
         legal = [

@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
 
     `tail_seconds` remain after the end of what the stage streams; `weights_bytes` are part of `resident_bytes`.
     `late_seconds` is how long rewards on hosts take after a generation, beyond the time that they take after any
-    generation (`host_workers.late_seconds`).
+    generation (`reward_workers.late_seconds`).
     """
 
     layout: Layout

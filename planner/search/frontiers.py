@@ -86,7 +86,7 @@ def frontier(
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
     `most` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no limit.
-    `is_plain` costs only plain choices (`space.choices_by_layout`). `on` are the stage's pools if already listed.
+    `is_plain` costs only plain choices (`space.legal_choices_by_layout`). `on` are the stage's pools if already listed.
     `scope` defaults to the plainest search case.
     """
     stage_pins = [pin for pin in pins if pin.stage == stage.name]

@@ -47,7 +47,7 @@ def legal_choices(
     search_case: SearchCase | None = None,
     wanted: ExtraChoices = NO_EXTRA_CHOICES,
 ) -> Iterator[Choice]:
-    """Yield the legal choices that agree with the pins, in a fixed order; see `choices_by_layout`."""
+    """Yield the legal choices that agree with the pins, in a fixed order; see `legal_choices_by_layout`."""
     by_layout = legal_choices_by_layout(
         facts, stage, num_ranks, pins, Counter(), part=part, search_case=search_case, wanted=wanted
     )

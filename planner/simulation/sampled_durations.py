@@ -251,7 +251,7 @@ def sample_lengths(workload: Workload, *, seed: int, step: int) -> tuple[Lengths
 
 
 def rollouts_of_step(workload: Workload, seed: int, step: int) -> tuple[SampledRollout, ...]:
-    """Return the rollouts of one step's batch, in the order of `draw_lengths`."""
+    """Return the rollouts of one step's batch, in the order of `sample_lengths`."""
     rng = np.random.default_rng([seed, step])
     return sample_rollouts(workload, _prompts(workload, rng), rng)
 

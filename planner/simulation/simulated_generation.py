@@ -2,7 +2,7 @@
 also in the waves of dynamic sampling, and with best-of-n.
 
 A replica's prompts are every dp-th prompt of a batch in order of length, as in the runtime
-(`profiles.packing.share_in_order`). Of a replica's rows of one prompt the first to be admitted is prefilled. With
+(`profiles.packing.replica_rows`). Of a replica's rows of one prompt the first to be admitted is prefilled. With
 dynamic sampling each group is kept with a probability that is drawn from the distribution of the workload; with
 best-of-n rewards are assumed independent of length, so each sample of a prompt is equally likely to be kept.
 """
@@ -187,7 +187,8 @@ def _rows_per_prompt(plan: Plan) -> int:
 
 
 def staleness_of_period(plan: Plan, step: int, sampled_for: int) -> int:
-    """Return the staleness of tokens that are sampled in the period of step `drawn_for` and used in that of `step`."""
+    """Return the staleness of tokens that are sampled in the period of step `sampled_for` and used in that of
+    `step`."""
     return step - generation_version(plan, sampled_for - plan.placement(GENERATE).steps_ahead, 0)
 
 

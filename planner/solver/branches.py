@@ -1,9 +1,9 @@
 """Splits a problem into branches, one for each option of the call with the fewest possible options.
 
 Fixing that option excludes the options that do not fit in memory beside it, and the relaxation with memory spread over
-all ranks (`spread.py`) bounds how long the other calls take with what is left. The typical case is a synchronous step:
-the KV cache of generation fills every device, and the little that each of its options leaves decides how much of the
-other stages has to be offloaded, recomputed or run in small micro-batches.
+all ranks (`linear_relaxation.py`) bounds how long the other calls take with what is left. The typical case is a
+synchronous step: the KV cache of generation fills every device, and the little that each of its options leaves
+decides how much of the other stages has to be offloaded, recomputed or run in small micro-batches.
 """
 
 from __future__ import annotations

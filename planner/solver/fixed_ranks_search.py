@@ -157,7 +157,7 @@ _STEPS = 16
 """Number of steps into which the distance between the bound and the incumbent is divided for CP-SAT."""
 
 _MANY_OPTIONS = 700
-"""Number of options beyond which kicks are worth their time; see `block_search.py`."""
+"""Number of options beyond which kicks are worth their time; see `rank_range_search.py`."""
 
 
 def search(problem: Problem, limits: Limits, progress: Progress, effort: Effort | None = None) -> Result:

@@ -255,7 +255,7 @@ def _numbered(names: Iterable[Hashable], numbers: dict[Hashable, int] | None = N
 class Score(NamedTuple):
     """The score of a choice: memory units above the device, then makespan, then ticks x ranks; smaller is better.
 
-    `excess_blocks` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
+    `excess_units` is summed over all atoms. Two calls whose ranks cross count as more units than a device has.
     """
 
     excess_units: int

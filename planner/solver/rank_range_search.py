@@ -1,7 +1,7 @@
 """The search if calls may be on any rank range, with a proof of its lower bound.
 
     answer     = the best among a few options per call, if no answer is known
-    bound      = of the problem in which short calls have only representative options (`coarse.py`)
+    bound      = of the problem in which short calls have only representative options (`coarse_problem.py`)
     answer     = the best among the options on as many ranks as the best representatives; often the search ends here
     repeat
         aim    = the bound plus a stride; strides grow

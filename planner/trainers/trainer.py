@@ -50,7 +50,7 @@ class ExportInput:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The name of the preset; `OtherTrainer.require_sayable` refuses a job with its own graph."""
+        """The name of the preset; `OtherTrainer.require_expressible` refuses a job with its own graph."""
         algorithm = self.plan.facts.algorithm
         assert not isinstance(algorithm, OwnGraph)
         return algorithm

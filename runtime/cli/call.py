@@ -72,7 +72,7 @@ _CHECK_SECONDS = 0.25
 
 @contextmanager
 def limit_memory(max_bytes: float | None = None) -> Iterator[None]:
-    """Raises Infeasible in the block once this process and its children take more than `most_bytes`.
+    """Raises Infeasible in the block once this process and its children take more than `max_bytes`.
 
     The default is three quarters of the memory that is available now. Call it in the main thread.
     """

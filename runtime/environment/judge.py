@@ -1,8 +1,8 @@
 """A judge behind a URL: samples are sent as JSON by POST, and scores are returned.
 
 A judge is not trusted. One deadline covers a call from name resolution to the last byte of the answer, answers are
-limited in size, redirects are not followed, and only http and https are allowed. A call is retried (`retries.py`) after
-a failed connection, a timeout, a status of 429 or at least 500, and an answer without scores; any other status is
+limited in size, redirects are not followed, and only http and https are allowed. A call is retried (`worker_pool.py`)
+after a failed connection, a timeout, a status of 429 or at least 500, and an answer without scores; any other status is
 final.
 """
 
@@ -39,7 +39,7 @@ class Judge:
         self._url, self._timeout = url, timeout_seconds
 
     def score(self, samples: Sequence[RewardSample]) -> list[float]:
-        """Make one call. Raises FailedForNowError for a failure that a retry may resolve, else RewardError."""
+        """Make one call. Raises TemporaryRewardError for a failure that a retry may resolve, else RewardError."""
         body = json.dumps({"samples": [sample.message for sample in samples]}).encode()
         try:
             return validate_scores(_scores(self._answer(body)), len(samples))

@@ -145,10 +145,10 @@ class Peer:
     def __init__(
         self, incoming: BinaryIO, outgoing: BinaryIO, is_allowed: Callable[[str, Sequence[Any]], bool] | None = None
     ) -> None:
-        """`may_ask` decides by a request's name and arguments whether the other side may make it.
+        """`is_allowed` decides by a request's name and arguments whether the other side may make it.
 
-        The first argument is an object that the other side was given. Without `may_ask` every request is answered, and
-        the other side may name functions of standard modules.
+        The first argument is an object that the other side was given. Without `is_allowed` every request is answered,
+        and the other side may name functions of standard modules.
         """
         self._in, self._out, self._may_ask = incoming, outgoing, is_allowed
         self._own_objects: list[Any] = []

@@ -59,10 +59,10 @@ class RetryBudget:
         return self._counted + (time.monotonic() - self._failing_since if self._num_failing else 0.0)
 
     def call_with_retries(self, call: Callable[[], _Answer], spent_before: float) -> _Answer:
-        """Return the result of the call, which is retried while it raises FailedForNowError and there is budget left.
+        """Return the result of the call, which is retried while it raises TemporaryRewardError and there is budget left.
 
-        `before` is what `spent` returned when the first of its samples was submitted. Raises FailedForNowError with the
-        last reason, or JudgeAwayError if the server was unreachable and no call was answered since this one began.
+        `before` is what `spent` returned when the first of its samples was submitted. Raises TemporaryRewardError with the
+        last reason, or JudgeUnreachableError if the server was unreachable and no call was answered since this one began.
         """
         call_start, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         try:
@@ -126,7 +126,7 @@ class _Task:
     sample: RewardSample
     submitted: float
     failed_before: float
-    """Seconds of failing calls, by the reward's `Retries`, when the sample was submitted."""
+    """Seconds of failing calls, by the reward's `RetryBudget`, when the sample was submitted."""
     answer: Future[RewardAnswer]
 
 
@@ -145,7 +145,7 @@ class RewardWorkers:
     ) -> None:
         """A sample whose call fails gets the `failure_score`; without one its future raises the RewardError.
 
-        Calls with temporary failures are retried for at most `retry_seconds` per sample, as `Retries` counts them.
+        Calls with temporary failures are retried for at most `retry_seconds` per sample, as `RetryBudget` counts them.
         """
         self.name = name
         self._batch_size, self._failure_score = batch_size, failure_score

@@ -29,7 +29,7 @@ class RankRequest(NamedTuple):
 
 
 class Consensus:
-    """One rank's side of the consensus. All ranks of the group call `behind_turn` equally often."""
+    """One rank's side of the consensus. All ranks of the group call `after_period` equally often."""
 
     def __init__(self, group: dist.ProcessGroup, *, most_ahead: int) -> None:
         """`most_ahead` is the largest number of steps that a stage of the plan runs ahead."""

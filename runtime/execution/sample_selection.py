@@ -82,7 +82,7 @@ def put_rows(batch: StepExperience, chosen: Sequence[tuple[StepExperience, int]]
 class GroupSampling:
     """Dynamic sampling of a job: batches of `num_groups` groups of `group_size` samples.
 
-    A wave has `num_prompts` prompts, and a step at most `most_waves` waves. A group has a signal if the rewards
+    A wave has `num_prompts` prompts, and a step at most `max_waves` waves. A group has a signal if the rewards
     (`paid`) of its samples differ.
     """
 

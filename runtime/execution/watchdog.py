@@ -294,7 +294,7 @@ class RunWatch:
     """
 
     def __init__(self, plan: Plan, out: Path, start_seconds: float, *, timeout_seconds: float = 0.0) -> None:
-        """`away_seconds` are added to the deadlines that follow from the plan and from measured periods."""
+        """`extra_seconds` are added to the deadlines that follow from the plan and from measured periods."""
         self._deadlines = Deadlines(plan, timeout_seconds)
         self._batch_size = plan.facts.workload.batch_size
         # Ranks that see waves run each as instructions of its own; the others wait in one until all are sampled.

@@ -51,7 +51,7 @@ class Scratch:
     """Tensors that a layer computes in for B rows, between its input and its output hidden states."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the tensors that `room_for` makes, by name."""
+        """Takes the tensors that `allocate_scratch` makes, by name."""
         self._tensors = tensors
         self.num_rows = len(tensors["normed"])
         self.norms, self.normed = tensors["norms"], tensors["normed"]
@@ -210,7 +210,7 @@ class Weight:
     """A weight [outputs, inputs] at its present address."""
 
     def __init__(self, weight: Tensor, *, reads_ahead: bool) -> None:
-        """If `is_fetched`, each piece of the weight is read in order before its product."""
+        """If `reads_ahead`, each piece of the weight is read in order before its product."""
         weight = weight.detach()
         self._rows = max(1, _READ_AHEAD_BYTES // weight[0].nbytes) if reads_ahead else len(weight)
         self._read_ahead = weight.split(self._rows) if reads_ahead else ()

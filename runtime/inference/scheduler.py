@@ -110,7 +110,7 @@ class ScheduledBatch(NamedTuple):
     after a tool's answer.
 
     `fed` are the indices of those that are prefilled; `sources` maps the index of every other one to the slot whose
-    cached prompt it shares. `num_begun` of all are new. `cached` maps an index to the number of its tokens that are
+    cached prompt it shares. `num_new` of all are new. `cached` maps an index to the number of its tokens that are
     cached already.
     """
 
@@ -184,7 +184,7 @@ class Scheduler:
         return min(max_tokens, self._tables.tokens_left(slots, num_tokens))
 
     def free_ahead(self, slots: Numbers, num_tokens: Numbers) -> None:
-        """Free blocks that `grow_ahead` allocated beyond the first `num_tokens` tokens of each slot; no other slot
+        """Free blocks that `allocate_ahead` allocated beyond the first `num_tokens` tokens of each slot; no other slot
         shares them."""
         self._tables.truncate(slots, num_tokens)
 

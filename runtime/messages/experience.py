@@ -156,7 +156,7 @@ class ExperienceTransport:
 def assigned_rows(
     rows: Sequence[int], lengths: Mapping[int, int], replica: int, split: ReplicaAssignment
 ) -> tuple[int, ...]:
-    """The rows of one replica, with nearly as much work as every other's: see `profiles.packing.ReplicaDeal`.
+    """The rows of one replica, with nearly as much work as every other's: see `profiles.packing.ReplicaAssignment`.
 
     Every rank that has the lengths computes the same split.
     """
@@ -166,7 +166,7 @@ def assigned_rows(
 def generation_rows(
     rows: Sequence[int], lengths: Mapping[int, int], replica: int, num_replicas: int, group_size: int = 1
 ) -> tuple[int, ...]:
-    """The rows that one replica generates, in the order of prompt lengths: see `profiles.packing.share_in_order`."""
+    """The rows that one replica generates, in the order of prompt lengths: see `profiles.packing.replica_rows`."""
     ordered = sorted(rows, key=lambda row: (lengths[row], row))
     return tuple(ordered[index] for index in replica_rows(len(rows), group_size, replica, num_replicas))
 

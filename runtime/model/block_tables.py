@@ -61,7 +61,7 @@ class BlockTables:
     def allocate(self, row: int, num_tokens: int, shared_tokens: int = 0) -> bool:
         """Allocates blocks for `num_tokens` tokens of a row; returns False, and changes nothing, if too few are free.
 
-        The full blocks of the first `to_share` tokens will be read by other rows too.
+        The full blocks of the first `shared_tokens` tokens will be read by other rows too.
         """
         present, needed = int(self._blocks_per_row[row]), num_blocks_for(num_tokens)
         if needed - present > len(self._free):

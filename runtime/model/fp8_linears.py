@@ -1,6 +1,6 @@
 """Linears with 8-bit float weights, whose inputs are rounded to 8-bit floats too before the product.
 
-`profiles.model_parts.eight_bit_floats` has the equation. A GPU multiplies the 8-bit numbers; on a CPU, where that is
+`profiles.model_parts.fp8_weights` has the equation. A GPU multiplies the 8-bit numbers; on a CPU, where that is
 slowest, both are cast to the weight's original dtype: the numbers are the same, and weights still take one byte each.
 The scale of an output is that of its whole row of the weight, over all ranks, so that weights are the same numbers in
 every layout.

@@ -91,8 +91,8 @@ def overlong_penalties(num_tokens: Tensor, max_response: int, settings: CriticFr
 def differ(amounts: Tensor, sizes: Tensor) -> Tensor:
     """True [P] for groups [P, N] whose samples have different rewards.
 
-    That is if the largest and the smallest amount differ by more than `SAME_SHARE` of the largest size. An amount that
-    is not finite always differs, so that it is not hidden and the update is skipped.
+    That is if the largest and the smallest amount differ by more than `RELATIVE_TOLERANCE` of the largest size. An
+    amount that is not finite always differs, so that it is not hidden and the update is skipped.
     """
     spread = amounts.amax(1) - amounts.amin(1)
     return ~((spread <= RELATIVE_TOLERANCE * sizes.amax(1).clamp(min=SMALLEST_SIZE)) & spread.isfinite())
@@ -130,9 +130,9 @@ def token_rewards(
 ) -> Tensor:
     """The reward of each token [B, S]: r_i = -beta (log pi(i) - log ref(i)), plus the row's score at its last token.
 
-    `scores` [B] are the amounts of `payments.pay`; `logprobs` and `ref_logprobs` are [B, S], of policies at the
-    temperature of sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the reward and of no loss
-    (InstructGPT, arXiv:2203.02155, equation 2, per token).
+    `scores` [B] are the amounts of `advantages.compute_rewards`; `logprobs` and `ref_logprobs` are [B, S], of
+    policies at the temperature of sampling over all tokens; beta is `kl_coefficient`. The penalty is part of the
+    reward and of no loss (InstructGPT, arXiv:2203.02155, equation 2, per token).
     """
     penalty = -kl_coefficient * (logprobs - ref_logprobs)
     rewards = torch.where(ends_response(mask), penalty + scores[:, None], penalty)
@@ -176,9 +176,9 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
 def whiten(x: Tensor, mask: Tensor, totals: Tensor | None = None, *, size: float | None = None) -> Tensor:
     """`x` [B, S] with mean 0 and (population) variance 1 over the masked entries, and 0 elsewhere.
 
-    If the deviation is at most `payments.SAME_SHARE` of `size`, the largest term that `x` was computed from (default:
-    its root mean square), the entries are equal up to rounding, and all of them become exactly 0. `totals` [3] are the
-    moments of the whole batch; they must be given if `x` is only a shard of it.
+    If the deviation is at most `advantages.RELATIVE_TOLERANCE` of `size`, the largest term that `x` was computed from
+    (default: its root mean square), the entries are equal up to rounding, and all of them become exactly 0. `totals`
+    [3] are the moments of the whole batch; they must be given if `x` is only a shard of it.
     """
     count, total, squares = moments(x, mask) if totals is None else totals
     mean, mean_square = total / count.clamp(min=1.0), squares / count.clamp(min=1.0)
@@ -231,8 +231,8 @@ def critic_free_advantages(
 ) -> Tensor:
     """Advantages [B, S] of a whole batch, zero outside the mask.
 
-    `paid` are the rewards of its rows from `payments.pay`; `logprobs` and `ref_logprobs` [B, S] are those of the policy
-    before the update and of the reference, if there is one.
+    `paid` are the rewards of its rows from `advantages.compute_rewards`; `logprobs` and `ref_logprobs` [B, S] are
+    those of the policy before the update and of the reference, if there is one.
     """
     if isinstance(settings, GRPO):
         advantages = relative_to_group(
@@ -262,8 +262,8 @@ def relative_to_group(amounts: Tensor, group_size: int, *, by_std: bool, sizes: 
     """Each sample's reward minus the mean of its group, float64 [B]; with `by_std` divided by the group's sample
     standard deviation (GRPO, arXiv:2402.03300, section 4.1.2; without it Dr. GRPO, arXiv:2503.20783, section 3.2).
 
-    `sizes` [B] are those of `payments.Paid`, by default the absolute amounts. No epsilon is added to the deviation: a
-    group for which it would matter has no differing samples, and gets 0.
+    `sizes` [B] are those of `advantages.ResponseRewards`, by default the absolute amounts. No epsilon is added to the
+    deviation: a group for which it would matter has no differing samples, and gets 0.
     """
     groups = amounts.double().view(-1, group_size)
     differences = groups - groups.mean(1, keepdim=True)

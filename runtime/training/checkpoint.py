@@ -49,7 +49,7 @@ _REMEDY = "it is incomplete or of another job, so remove it, or start again in a
 
 
 def load_trainers(directory: Path, trainers: Mapping[str, Trainer]) -> None:
-    """Loads trainers from a directory that `saving` wrote, in whatever layouts they were then.
+    """Loads trainers from a directory that `checkpoint` wrote, in whatever layouts they were then.
 
     Collective over the world. Raises BadInput if the directory is not such a checkpoint, and the error of the
     collective if another rank exits meanwhile.

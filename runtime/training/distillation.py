@@ -50,9 +50,9 @@ def distillation_metrics(
 ) -> dict[str, float]:
     """Metrics of a whole batch of experience: means over its rows [B] and over its tokens.
 
-    `of_teachers` are the teachers' log-probabilities by field, `logprobs` the student's, [B, S] each. `kl_to_teachers`
-    is the k1 estimate -A, summed over each response; with several teachers the divergence from each is reported too.
-    """
+    `teacher_logprobs` are the teachers' log-probabilities by field, `logprobs` the student's, [B, S] each.
+    `kl_to_teachers` is the k1 estimate -A, summed over each response; with several teachers the divergence from each
+    is reported too."""
     num_rows, num_tokens = len(mask), mask.bool().sum().clamp(min=1)
     total = -advantages.double().sum()
     per_teacher = {}

@@ -2,8 +2,8 @@
 
 All are pure functions of tensors, with the shapes and index meaning of `meshwright.runtime.training.advantages`. Every
 loss and every metric is a sum over masked tokens divided by the number of response tokens of the whole minibatch
-(`num_tokens`, over all micro-batches and data-parallel ranks), or by the divisor of `Mean`. Shares therefore add up:
-neither the micro-batch size nor the layout changes the result.
+(`num_tokens`, over all micro-batches and data-parallel ranks), or by the divisor of `MaskedMean`. Shares therefore
+add up: neither the micro-batch size nor the layout changes the result.
 """
 
 from __future__ import annotations
@@ -221,9 +221,9 @@ def experience_metrics(
 ) -> dict[str, float]:
     """Metrics of a whole batch of experience: means over its rows [B], the divergence also per token.
 
-    `score` is the score before, and `paid_score` after scale, clip and penalties (see `pay`). `kl_to_ref` is the k1
-    estimate log pi - log ref, summed over each response, which the reward is penalised by; it is absent without a
-    reference.
+    `score` is the score before, and `paid_score` after scale, clip and penalties (see `compute_rewards`). `kl_to_ref`
+    is the k1 estimate log pi - log ref, summed over each response, which the reward is penalised by; it is absent
+    without a reference.
     """
     num_tokens = mask.bool().sum()
     divergence = {}

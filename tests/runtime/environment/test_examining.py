@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.runtime.environment.examining import serve_code, passes_tests
+from meshwright.runtime.environment.examining import passes_tests, serve_code
 
 WORKING = {
     "a list is sorted in place": (

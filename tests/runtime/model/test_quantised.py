@@ -45,7 +45,7 @@ def quantised(weight: Tensor) -> QuantisedWeight:
 
 
 def rounded(values: Tensor, largest: Tensor | None = None) -> Tensor:
-    """The numbers that are left of a matrix, by the words of `profiles.model_parts.eight_bit_floats`."""
+    """The numbers that are left of a matrix, by the words of `profiles.model_parts.fp8_weights`."""
     top = values.abs().amax(dim=-1, keepdim=True) if largest is None else largest
     scale = top / 448 + 1e-12
     return (values / scale).to(FP8_DTYPE).float() * scale
