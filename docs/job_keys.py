@@ -14,8 +14,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from meshwright.planner.plan.algorithm_settings import LearningSettings
-from meshwright.planner.plan.job import SETTINGS_KEYS, Job
+from meshwright.planner.job.algorithm_settings import LearningSettings
+from meshwright.planner.job.job import SETTINGS_KEYS, Job
 
 _TITLE = """# The job file
 

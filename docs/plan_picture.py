@@ -12,8 +12,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import formatting
 from meshwright.planner.report.html import Html, join, tag

@@ -20,9 +20,9 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import CostModelBuilder, StageTransfer, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import workload_violations
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Plan, Solver

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.accelerator.world import World
-from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.hardware import Device
 from meshwright.profiles.harness import measure
 from meshwright.runtime.device import host

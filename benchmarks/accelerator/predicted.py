@@ -11,8 +11,8 @@ from benchmarks.accelerator.long_tail import REWARD_MODULE, write_long_tail_job
 from benchmarks.accelerator.world import World, tell
 from benchmarks.host.score import STEP, Row, median_error, rows_of
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.table import Table
 from meshwright.profiles.trace import read_spans

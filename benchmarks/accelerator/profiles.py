@@ -15,7 +15,7 @@ from benchmarks.accelerator.jobs import write_profile_job
 from benchmarks.accelerator.world import World
 from benchmarks.fidelity.score import Answer, Bar, Score
 from meshwright.cost_models.imported_operators import BODIES, imported_table
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import has_operators, read_operators
 from meshwright.profiles.hardware import Cluster, require_uniform
 from meshwright.profiles.table import Table, TimedPass

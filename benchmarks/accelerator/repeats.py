@@ -11,8 +11,8 @@ from benchmarks.accelerator.jobs import write_run_job
 from benchmarks.accelerator.world import World
 from benchmarks.survival.kills import learned
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan

@@ -21,8 +21,8 @@ import yaml
 from benchmarks.algorithms.shortened import write_shortened
 from benchmarks.demo import BUILD, TINY, require_demo
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from meshwright.cost_models.cost import Memory
 from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pool_rules import pool_sizes
 from meshwright.planner.search.legal_choices import legal_choices
 from meshwright.profiles.algorithms import PPO_GRAPH

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.profiles.hardware import local_cluster
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.workload import Workload

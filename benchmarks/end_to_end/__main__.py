@@ -27,8 +27,8 @@ from benchmarks.end_to_end.jobs import JOBS, job_of
 from benchmarks.search import by_hand
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts, Job, read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulate import first_step

@@ -27,8 +27,8 @@ from benchmarks.host.memory import MemoryRow, memory_rows
 from benchmarks.host.score import STEP, Row, median_error, median_rows, rows_of
 from benchmarks.host.variations import VARIATIONS, Variation
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.table import Table, read_table
 from meshwright.runtime.execution.request import RunRequest

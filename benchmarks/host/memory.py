@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from meshwright.cost_models.protocol import Call
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Recompute, Schedule

@@ -22,8 +22,8 @@ from benchmarks.arguments import one_of
 from benchmarks.pipeline.jobs import JOBS, OPPO, STEPS, facts_of
 from benchmarks.search.by_hand import WHOLE_BATCHES, single_layout
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.planner.plan.steps_ahead import synchronous

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.job import Facts, read_job, resolve
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

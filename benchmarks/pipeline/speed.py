@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import Choice, cost_model_of, stage_transfers
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.program.durations import Planned, StepWork, transfer_delays

@@ -25,8 +25,8 @@ from examples.tiny.byte_tokenizer import byte_tokenizer
 from examples.tiny.random_models import random_model
 from meshwright.planner.analysis.optional_features import host_rewards
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.stages import ENVIRONMENT

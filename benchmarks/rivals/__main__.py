@@ -30,8 +30,8 @@ from benchmarks.end_to_end.__main__ import RAMP, best_of, steady_steps
 from benchmarks.rivals.environment import REQUIREMENTS, pins, python_of, run_in
 from benchmarks.rivals.jobs import LENGTHS, STALENESS, Shared, shared
 from benchmarks.rivals.processor import watched
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table, read_table

@@ -26,8 +26,8 @@ from benchmarks.search.mcmc import walk
 from benchmarks.search.unproven import unproven
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of, stage_transfers
-from meshwright.planner.plan.job import Facts, RoleModels, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, search_cases, steps_ahead_patterns
 from meshwright.planner.search.assemble import Pick

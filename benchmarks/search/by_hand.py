@@ -10,7 +10,7 @@ from itertools import permutations
 
 from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan

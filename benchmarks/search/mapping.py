@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from benchmarks.search.by_hand import WHOLE_BATCHES, synchronous
 from benchmarks.search.unproven import unproven
 from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.evaluate import refit_name
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pool_rules import pool_sizes

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.pool_rules import first_ranks, pool_sizes
 from meshwright.profiles.environment.latency import LatencySpec

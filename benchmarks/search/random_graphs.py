@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
-from meshwright.planner.plan.custom_graph import OwnGraph, OwnStage
-from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.planner.job.custom_graph import OwnGraph, OwnStage
+from meshwright.planner.job.job import Facts, RoleModels
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.profiles.environment.latency import LatencySpec
 from meshwright.profiles.hardware import Cluster, Device, Link
 from meshwright.profiles.lengths import LengthSpec

@@ -27,13 +27,13 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.planner.plan.plan import SearchWork
 
 _PLAN = """
 import sys
 from pathlib import Path
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.runtime.api.planning import plan
 

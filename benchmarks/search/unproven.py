@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import StepsAhead
 from meshwright.planner.plan.verify import verify

@@ -12,9 +12,9 @@ import yaml
 
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import staleness_of, steps_ahead_patterns
 from meshwright.planner.plan.verify import require_valid

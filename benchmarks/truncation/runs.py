@@ -15,8 +15,8 @@ from benchmarks.demo import TINY
 from benchmarks.small_worlds import END, VOCAB_SIZE, write_words
 from benchmarks.truncation.treatments import Treatment, treated
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.runtime.training import training_batch
 from meshwright.runtime.training.advantages import generalized_advantages, token_rewards, whiten
 from meshwright.runtime.training.losses import Targets, ppo_targets

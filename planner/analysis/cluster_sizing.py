@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf, whatif
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import size_settings, with_setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import size_settings, with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.hardware import require_uniform
 

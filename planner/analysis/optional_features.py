@@ -14,9 +14,9 @@ from meshwright.cost_models.cost import WEIGHTS, Cost
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.params import fullest_part
 from meshwright.cost_models.sampling_waves import WAVE_REWARDS, processes_all_samples
-from meshwright.planner.environment.rewards_and_tools import HostWorkers
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.planner.plan.reward_workers import LATENCY, WAITING, host_seconds, reward_tail_of
 from meshwright.profiles.packing import rows_per_replica

@@ -22,8 +22,8 @@ from meshwright.cost_models.cost import WEIGHTS, Cost, Term
 from meshwright.cost_models.protocol import Call, CostModel, DelegatingCostModel, LayoutCosts, Move, TotalCosts
 from meshwright.planner.analysis.calibration import Calibration, calibrate
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Pin, parse_pins
 from meshwright.planner.plan.plan import Placement, Plan, read_plan
 from meshwright.planner.search.neighbourhood import best_plan_nearby

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import has_even_rows
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.re_evaluate import re_evaluate, violations_under
 from meshwright.profiles.frameworks import EAGER, GRAPH, EngineName, own_engine
 from meshwright.profiles.hardware import Cluster, MixedCluster

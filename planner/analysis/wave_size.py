@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.neighbourhood import best_plan_nearby

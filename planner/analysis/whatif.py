@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from meshwright.cost_models.cost import Source
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.limits import position_violations
+from meshwright.planner.job.whatif_settings import Setting, with_setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
 from meshwright.planner.plan.evaluate import free_bytes, host_bytes, items, ranks_of, task_name_of
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import Setting, with_setting
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.re_evaluate import re_evaluate, start_from, violations_under
 from meshwright.planner.solver.result import Limits

@@ -12,7 +12,7 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.cost_models.sampling_waves import WavesModel, processes_all_samples, slowest_seconds
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.reward_workers import min_reward_wait
 from meshwright.profiles.layout import Layout

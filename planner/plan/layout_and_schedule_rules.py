@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.cost_models.sampling_waves import processes_all_samples
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.micro_batch_rules import (
     NO_EXTRA_CHOICES,
     ExtraChoices,

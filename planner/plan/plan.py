@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from meshwright.cost_models.cost import Cost
-from meshwright.planner.environment.rewards_and_tools import HostWorkers
-from meshwright.planner.plan.job import Facts, Job, require_job
-from meshwright.planner.plan.job_limits import require_within_limits
+from meshwright.planner.job.job import Facts, Job, require_job
+from meshwright.planner.job.limits import require_within_limits
+from meshwright.planner.job.rewards_and_tools import HostWorkers
 from meshwright.planner.plan.pins import Ranks, Value, value_of
 from meshwright.profiles.documents import Document, canonical_json, parse, write_atomically
 from meshwright.profiles.errors import BadInput

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from meshwright.cost_models.sampling_waves import processes_all_samples
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.profiles.errors import nearest
 from meshwright.profiles.hardware import AnyCluster, Cluster, replicas_of_parts
 from meshwright.profiles.layout import Layout, nearest_divisor

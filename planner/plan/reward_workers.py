@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 
 from meshwright.cost_models.cost import Cost, Source, Term
-from meshwright.planner.environment.reward_tail import (
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.reward_tail import (
     RewardWorkers,
     Seconds,
     arrival_lower_bound_seconds,
@@ -21,8 +22,7 @@ from meshwright.planner.environment.reward_tail import (
     tail_seconds,
     unqueued_tail_seconds,
 )
-from meshwright.planner.environment.rewards_and_tools import HostWorkers, RewardLoad
-from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.job.rewards_and_tools import HostWorkers, RewardLoad
 from meshwright.planner.plan.plan import Edge, Plan
 from meshwright.profiles.environment.latency import Latencies, LatencySpec
 from meshwright.profiles.errors import suggestion

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from meshwright.planner.environment.rewards_and_tools import Reward, Tool
+from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.planner.program.controllers import Setting

@@ -12,7 +12,7 @@ from operator import le
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.protocol import Bytes, LayoutCosts
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, max_context_parallel, offered_layouts
 from meshwright.profiles.layout import Layout, divisors
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts, Move
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, schedules, streaming_rules
 from meshwright.planner.plan.pool_rules import first_ranks, pool_sizes
 from meshwright.planner.plan.reward_workers import earliest_reward_seconds, reward_readers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.whatif import outlook
-from meshwright.planner.plan.custom_graph import OwnGraph
+from meshwright.planner.job.custom_graph import OwnGraph
 from meshwright.planner.plan.evaluate import fullest_rank
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.report import formatting

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.planner.analysis.whatif import Consequence, Outlook, WhatIf
-from meshwright.planner.plan.whatif_settings import Setting
+from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.report import formatting
 from meshwright.planner.report.charts import PlotPoint, Series, at_values, legend, plot
 from meshwright.planner.report.html import Html, join, note, page, section, table, tag

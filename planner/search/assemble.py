@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.protocol import Call, CostModel, Move
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, StageTransfer, query_for_choice
 from meshwright.planner.plan.evaluate import evaluate, task_name_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import SCHEMA_VERSION, Edge, Placement, Plan, Pool, Refit, Solver
 from meshwright.planner.plan.reward_workers import with_workers

@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from meshwright.cost_models.protocol import CostModel, Move
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import StageTransfer
 from meshwright.planner.plan.evaluate import refit_name
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pool_rules import first_ranks, pool_sizes, pool_step
 from meshwright.planner.plan.reward_workers import reward_readers

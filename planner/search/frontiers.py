@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.cost_models.protocol import Call, CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.pins import Pin, Ranks
 from meshwright.planner.plan.reward_workers import extra_reward_wait_seconds, reward_readers

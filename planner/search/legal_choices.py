@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import (
     layout_rules,
     max_context_parallel,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes, layout_rules, schedules, streaming_rules
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Placement, Plan

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder, stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.steps_ahead import SearchCase, synchronous_case
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.choice_costs import Candidate
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontiers import Frontier, frontier, frontiers

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from meshwright.cost_models.kernels import element_bytes
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.limits import position_violations
 from meshwright.planner.plan.cost_queries import query_for_placement, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import position_violations
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedule_rules
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Edge, Placement, Plan, Refit

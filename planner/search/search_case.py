@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import StageTransfer
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, SearchWork, Solver
 from meshwright.planner.plan.steps_ahead import SearchCase

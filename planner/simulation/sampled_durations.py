@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.sampling_waves import processes_all_samples
-from meshwright.planner.environment.reward_tail import response_ends, sampled_tail_seconds
+from meshwright.planner.job.reward_tail import response_ends, sampled_tail_seconds
 from meshwright.planner.plan.cost_queries import CostModelBuilder, query_for_placement
 from meshwright.planner.plan.evaluate import evaluate
 from meshwright.planner.plan.plan import Placement, Plan

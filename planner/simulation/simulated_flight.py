@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost_models.protocol import Call
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.program.durations import HeldBlocks
 from meshwright.planner.simulation.flight import DeliveryRule, Flight, SlotGroup
 from meshwright.profiles.lengths import LengthSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules
 from meshwright.planner.plan.pins import Ranks, parse_pin
 from meshwright.planner.plan.plan import Plan

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import Missing, best_plan
+from meshwright.planner.job.job import Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.pins import Pin, Value, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.re_evaluate import re_evaluate, start_from

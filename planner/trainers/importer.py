@@ -20,8 +20,8 @@ import yaml
 
 from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, slot_counts
 from meshwright.planner.plan.pins import Pin, parse_pin
 from meshwright.planner.plan.plan import Plan

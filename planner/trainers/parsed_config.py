@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS
+from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS
 from meshwright.planner.trainers.config_keys import TrainerConfig
 from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
 from meshwright.profiles.errors import BadInput

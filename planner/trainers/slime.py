@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.plan.algorithm_settings import GRPO, PPO, CriticFreeSettings, Reinforce
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.algorithm_settings import GRPO, PPO, CriticFreeSettings, Reinforce
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_flags

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from meshwright.planner.plan.algorithm_settings import LearningSettings
-from meshwright.planner.plan.custom_graph import OwnGraph
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
+from meshwright.planner.job.algorithm_settings import LearningSettings
+from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.job import DEFAULT_SETTINGS, SETTINGS_KEYS, Facts, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.config_keys import KnownKeys, known_keys
 from meshwright.planner.trainers.deployment_modes import DeploymentMode

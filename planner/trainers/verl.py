@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.planner.plan.algorithm_settings import CriticFreeSettings, Reinforce
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.algorithm_settings import CriticFreeSettings, Reinforce
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.trainers.config_keys import TrainerConfig, known_keys, read_overrides
 from meshwright.planner.trainers.deployment_modes import (

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.planner.analysis.trace_analysis import step_ends
-from meshwright.planner.environment.rewards_and_tools import from_table
-from meshwright.planner.plan.job import Facts, Job
-from meshwright.planner.plan.job import read_job as job_in
-from meshwright.planner.plan.job import resolve as resolved
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.job import read_job as job_in
+from meshwright.planner.job.job import resolve as resolved
+from meshwright.planner.job.rewards_and_tools import from_table
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.plan import read_plan as plan_in
 from meshwright.planner.plan.plan import write_plan as put_plan

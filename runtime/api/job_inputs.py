@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.planner.analysis.observed_lengths import read_agent_trace, read_lengths
-from meshwright.planner.plan.first_job import FirstJob
+from meshwright.planner.job.first_job import FirstJob
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.hardware import device_named, device_names, network_named, network_names, network_source
 from meshwright.profiles.workload import ObservedLengths

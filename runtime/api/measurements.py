@@ -11,8 +11,8 @@ from pathlib import Path
 from meshwright.cost_models.imported_operators import imported_points, imported_table
 from meshwright.planner.analysis.calibration import Calibration, read_run
 from meshwright.planner.analysis.calibration import calibrate as calibrated
-from meshwright.planner.plan.job import Facts, Job
-from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.sections import ClusterSpec
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.profiles.aiconfigurator import PACKAGE, PRECISION, SYSTEMS, device_of, read_configs, read_operators

@@ -27,12 +27,12 @@ from meshwright.planner.analysis.wave_size import best_wave, plan_chooses_wave, 
 from meshwright.planner.analysis.whatif import WhatIf
 from meshwright.planner.analysis.whatif import whatif as answers
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.whatif_settings import Setting
 from meshwright.planner.plan.cost_queries import CostModelBuilder
-from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
-from meshwright.planner.plan.whatif_settings import Setting
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.re_evaluate import start_from
 from meshwright.planner.search.search_control import ProgressCallback as SearchProgress

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.durations import Durations, Planned

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshwright.planner.analysis.plan_structures import Ranked
-from meshwright.planner.plan.job import Facts, Job, resolve
+from meshwright.planner.job.job import Facts, Job, resolve
 from meshwright.planner.plan.pins import Pin, forbidden, parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid

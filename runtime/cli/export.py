@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.trainers.registry import TRAINERS

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
 from meshwright.runtime.api.files import resolve

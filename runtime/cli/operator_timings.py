@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import has_operators
 from meshwright.profiles.hardware import AnyCluster, MixedCluster
 from meshwright.profiles.table import Table, resume_table, write_table

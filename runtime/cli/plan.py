@@ -19,7 +19,7 @@ from rich.text import Text
 
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.sensitivity import main_influences
-from meshwright.planner.plan.job import Facts, Job, read_job
+from meshwright.planner.job.job import Facts, Job, read_job
 from meshwright.planner.plan.pin_files import read_pins
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.reward_workers import unknown_latencies

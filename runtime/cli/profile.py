@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from meshwright.planner.environment.rewards_and_tools import unstated_calls
-from meshwright.planner.plan.job import Job, read_job, resolve
+from meshwright.planner.job.job import Job, read_job, resolve
+from meshwright.planner.job.rewards_and_tools import unstated_calls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table
 from meshwright.runtime.api.measurements import num_missing

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.solver.result import Limits
 from meshwright.runtime.api.files import resolve

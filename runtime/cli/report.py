@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.planner.job.whatif_settings import size_settings
 from meshwright.planner.plan.plan import Plan, read_plan
-from meshwright.planner.plan.whatif_settings import size_settings
 from meshwright.profiles.documents import write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import Run

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.runtime.api.runs import run as train
 from meshwright.runtime.cli import view_plan

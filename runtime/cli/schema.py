@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document
 from meshwright.profiles.table import Table

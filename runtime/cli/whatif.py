@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from meshwright.planner.job.whatif_settings import Setting, parse_settings
 from meshwright.planner.plan.plan import read_plan
-from meshwright.planner.plan.whatif_settings import Setting, parse_settings
 from meshwright.planner.report.whatif_pages import swept_field
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically

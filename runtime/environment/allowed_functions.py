@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from meshwright.planner.environment.rewards_and_tools import BUILT_IN, BUILT_IN_TOOLS, Reward, Tool
+from meshwright.planner.job.rewards_and_tools import BUILT_IN, BUILT_IN_TOOLS, Reward, Tool
 from meshwright.profiles.errors import BadInput
 
 

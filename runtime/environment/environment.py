@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from meshwright.planner.environment.rewards_and_tools import Reward
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import REWARD_ERROR, REWARD_SECONDS, REWARDS

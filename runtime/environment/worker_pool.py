@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from meshwright.planner.environment.rewards_and_tools import Tool
+from meshwright.planner.job.rewards_and_tools import Tool
 from meshwright.runtime.environment.samples import (
     JudgeUnreachableError,
     RewardError,
@@ -59,11 +59,12 @@ class RetryBudget:
         return self._counted + (time.monotonic() - self._failing_since if self._num_failing else 0.0)
 
     def call_with_retries(self, call: Callable[[], _Answer], spent_before: float) -> _Answer:
-        """Return the result of the call, which is retried while it raises TemporaryRewardError and there is budget left.
+        """Return the result of the call, which is retried while it raises TemporaryRewardError and there is budget
+        left.
 
-        `before` is what `spent` returned when the first of its samples was submitted. Raises TemporaryRewardError with the
-        last reason, or JudgeUnreachableError if the server was unreachable and no call was answered since this one began.
-        """
+        `before` is what `spent` returned when the first of its samples was submitted. Raises TemporaryRewardError
+        with the last reason, or JudgeUnreachableError if the server was unreachable and no call was answered since
+        this one began."""
         call_start, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         try:
             return self._call_once(call)

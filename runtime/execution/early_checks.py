@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.allowed_functions import require_allowed_rewards, require_allowed_tool

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.planner.plan.algorithm_settings import Distill
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.job import Job
 from meshwright.profiles.stages import REWARDS, TEACHER_LOGPROBS
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.records.record import EvaluationRecord

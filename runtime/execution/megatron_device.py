@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import Distill
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.layout_and_schedule_rules import in_flight
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.stages import GENERATE, Stage, field_type

@@ -14,7 +14,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput, require_none
 from meshwright.profiles.layout import Layout, layout_violations

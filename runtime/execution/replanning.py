@@ -25,8 +25,8 @@ from meshwright.planner.analysis.replan import (
     with_run_records,
     without_nodes,
 )
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan, write_plan
 from meshwright.profiles.errors import BadInput

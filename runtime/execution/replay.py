@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.layout import Layout

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.planner.analysis.calibration import require_calibratable
-from meshwright.planner.plan.job import SETTINGS_KEYS, Job
+from meshwright.planner.job.job import SETTINGS_KEYS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import require_valid
 from meshwright.planner.program.check_program import require_sound

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import torch.distributed as dist
 
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job
+from meshwright.planner.job.job import DEFAULT_SETTINGS, Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Difference, differences, digest, write_atomically
 from meshwright.profiles.errors import BadInput

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from meshwright.planner.plan.algorithm_settings import RewardedSettings
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.algorithm_settings import RewardedSettings
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.environment.dynamic_sampling import MIN_ACCEPTANCE
 from meshwright.profiles.errors import RunFailed

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.profiles.harness import DeviceState, TimingResult, failed_measurement, measure, record
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.packing import num_blocks_for

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from meshwright.planner.environment.rewards_and_tools import Tool, reward_call_key, tool_call_key, unstated_calls
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
+from meshwright.planner.job.rewards_and_tools import Tool, reward_call_key, tool_call_key, unstated_calls
 from meshwright.profiles.environment.latency import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.allowed_functions import require_allowed_rewards, require_allowed_tool

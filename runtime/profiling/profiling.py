@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.profiles.environment.latency import TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster, device_names, require_uniform

@@ -15,7 +15,7 @@ from typing import IO
 
 from pydantic import Field
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.profiles.documents import Document, canonical_json, read_json, write_atomically
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.untrusted_text import require_file

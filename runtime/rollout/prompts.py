@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from meshwright.planner.plan.job import Job
-from meshwright.planner.plan.job_sections import ANSWER, PROMPT
+from meshwright.planner.job.job import Job
+from meshwright.planner.job.sections import ANSWER, PROMPT
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.stages import Role
 from meshwright.profiles.untrusted_text import read_text

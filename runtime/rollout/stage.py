@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.controllers import Setting, setting_facts
 from meshwright.planner.simulation.flight import AllSequences

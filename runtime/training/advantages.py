@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce, RewardedSettings
+from meshwright.planner.job.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce, RewardedSettings
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 
 RELATIVE_TOLERANCE = 1e-5

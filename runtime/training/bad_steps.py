@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from meshwright.planner.plan.algorithm_settings import LearningSettings
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, settings_key
+from meshwright.planner.job.algorithm_settings import LearningSettings
+from meshwright.planner.job.job import DEFAULT_SETTINGS, settings_key
 from meshwright.profiles.documents import parse, write_bytes_atomically
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.untrusted_text import json_value, require_file

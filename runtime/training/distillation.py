@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import Distill
+from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.profiles.stages import TEACHER_LOGPROBS, TOTAL_SCORES
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.records.version_gap import KL_TO_TEACHERS

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import PPO, LearningSettings
+from meshwright.planner.job.algorithm_settings import PPO, LearningSettings
 from meshwright.runtime.training.advantages import (
     ResponseRewards,
     compute_rewards,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import (
+from meshwright.planner.job.algorithm_settings import (
     GRPO,
     PPO,
     CriticFreeSettings,

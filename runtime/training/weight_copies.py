@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role

@@ -24,7 +24,7 @@ from benchmarks.accelerator.repeats import digest_of
 from benchmarks.accelerator.shares import shares
 from benchmarks.accelerator.world import World
 from meshwright.cost_models.imported_operators import imported_points, imported_table
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.aiconfigurator import read_operators
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput

@@ -11,9 +11,9 @@ from benchmarks.search.baselines import BY_HAND, ONE_LAYER, compare, facts_of
 from benchmarks.search.mapping import allocations, auto_mapping, partitions
 from benchmarks.search.mcmc import walk
 from meshwright.cost_models.blended import cost_model
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.solver.greedy_schedule import Greedy
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.algorithms import PPO_GRAPH

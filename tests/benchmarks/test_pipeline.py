@@ -7,8 +7,8 @@ import pytest
 from benchmarks.pipeline import ablation, deals, law, rehearsed
 from benchmarks.pipeline.jobs import JOBS, facts_of
 from benchmarks.pipeline.speed import facts_of_1024_ranks, plan_by_hand
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import workload_violations
 from meshwright.planner.search.re_evaluate import violations_under
 from meshwright.planner.simulation.sampled_durations import Sampled

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.rivals import environment, jobs
 from benchmarks.rivals.__main__ import Found, Run, Step, merged, report
 from benchmarks.rivals.processor import ProcessorTime
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.profiles.errors import BadInput
 
 

@@ -16,7 +16,7 @@ from benchmarks.truncation.treatments import (
     targets_paid_twice,
     treated,
 )
-from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.runtime.training import training_batch
 from meshwright.runtime.training.losses import ppo_targets
 from tests.runtime.checkpoints import expected_scores, tokens, write_checkpoint

@@ -5,8 +5,8 @@ import pytest
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.search.legal_choices import legal_choices_by_layout
 from meshwright.profiles.stages import Stage

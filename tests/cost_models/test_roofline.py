@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.lower_bounds import rank_seconds_lower_bound
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of, query_for_choice
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.pool_rules import pool_sizes
 from meshwright.planner.plan.steps_ahead import max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.search.frontiers import frontier

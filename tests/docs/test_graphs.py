@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.planner.plan.custom_graph import OwnGraph, is_same_graph
+from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
 from meshwright.profiles.algorithms import PPO_GRAPH, graph_of
 from meshwright.profiles.documents import parse
 

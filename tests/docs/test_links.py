@@ -44,7 +44,7 @@ def test_what_does_not_exist_is_found(text: str, found: str) -> None:
         "`runtime/` and `runtime/cli/main.py` and `job.py`",
         "`plan.json`, `out/plan.json`, `examples/tiny/build/plan.json`",
         "`STAGES`, `_PARSERS`, `RankRun`, `a plain word`, `layout_rules`",
-        "`python -m benchmarks.host --out DIR`, `meshwright.planner.plan`, `meshwright.planner.plan.job`",
+        "`python -m benchmarks.host --out DIR`, `meshwright.planner.plan`, `meshwright.planner.job.job`",
         "```\nmeshwright plan job.yaml -o plan.json [--gap G]\nmake lint types    # both\n```",
     ],
 )

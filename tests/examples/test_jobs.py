@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.layout_and_schedule_rules import workload_violations
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

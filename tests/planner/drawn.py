@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.simulation.simulated_flight import Grid, RoundTimes
 from meshwright.profiles.lengths import LengthSpec

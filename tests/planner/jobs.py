@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost_models.cost import Cost, Memory, Term
 from meshwright.cost_models.protocol import Call, LayoutCosts, Move, TotalCosts
-from meshwright.planner.plan.custom_graph import MODES, OwnGraph, OwnStage
-from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.planner.job.custom_graph import MODES, OwnGraph, OwnStage
+from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import Cluster, Device, Link, MixedCluster

@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 from meshwright.cost_models.protocol import CostModel
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import refit_name
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import rows_per_update
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import SearchCase, StepsAhead, synchronous

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.prover import prove

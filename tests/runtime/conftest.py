@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import write_plan
 from tests.runtime.command import Call, Outcome, exit_code
 from tests.runtime.plans_by_hand import Where, plan_by_hand

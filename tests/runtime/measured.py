@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.hardware import require_uniform
 from meshwright.profiles.harness import TimingResult, points, record

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch.distributed as dist
 
-from meshwright.planner.plan.job import Job, read_job, resolve
+from meshwright.planner.job.job import Job, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.schedule import Schedule
 from meshwright.runtime.execution.megatron_device import StageRunner

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, cost_model_of, stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.plan import Plan, Solver
 from meshwright.planner.plan.steps_ahead import StepsAhead, synchronous

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from torch import Tensor
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.runtime.execution.request import RunRequest
 from tests.reference.ppo import Row

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
 from tests.runtime.small_job import best_plan, write_job

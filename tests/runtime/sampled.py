@@ -12,7 +12,7 @@ import torch
 import transformers
 import yaml
 
-from meshwright.planner.plan.job import SETTINGS_KEYS
+from meshwright.planner.job.job import SETTINGS_KEYS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import Role
 from meshwright.runtime.execution.request import RunRequest

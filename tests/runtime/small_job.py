@@ -11,8 +11,8 @@ import tokenizers
 import yaml
 
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.runtime.execution.request import RunRequest
 from tests.runtime.checkpoints import name_end_tokens, write_checkpoint

@@ -45,9 +45,9 @@ from meshwright.planner.analysis.plan_comparison import PlanComparison
 from meshwright.planner.analysis.plan_structures import Ranked
 from meshwright.planner.analysis.replan import Replanned
 from meshwright.planner.analysis.whatif import WhatIf
-from meshwright.planner.plan.job import Facts, Job
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.proof.document import Proof
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.simulation.simulate import Simulation

@@ -11,9 +11,9 @@ from meshwright.cost_models.sampling_waves import WAVE_REWARDS
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.optional_features import best_samples, host_rewards
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.limits import require_within_limits
 from meshwright.planner.plan.cost_queries import cost_model_of, query_for_placement
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import require_within_limits
 from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.reward_workers import host_seconds

@@ -6,9 +6,9 @@ import pytest
 
 from meshwright.planner.analysis.cluster_sizing import fit
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import ToyModel, small_facts
 from tests.seeds import cases

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.analysis.sensitivity import main_influences
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.profiles.frameworks import EngineName

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.optional_features import measured_latencies
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from tests.planner.jobs import small_facts
 

@@ -15,8 +15,8 @@ from meshwright.planner.analysis.wave_size import (
     with_wave,
 )
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify

@@ -11,11 +11,11 @@ import pytest
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.analysis.replan import PacedCostModel, Replanned, Simulated, facts_of_run, replan
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts, read_job, resolve
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.re_evaluate import re_evaluate
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate

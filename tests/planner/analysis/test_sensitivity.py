@@ -7,7 +7,7 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.sensitivity import Sensitivity, rate_sensitivities, sensitivities
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.plan_comparison import compare_plans
-from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.job.whatif_settings import with_setting
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts
 from tests.planner.plans import random_plan

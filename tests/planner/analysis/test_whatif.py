@@ -8,9 +8,9 @@ from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.whatif import outlook, whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import parse_settings
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import parse_settings
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts

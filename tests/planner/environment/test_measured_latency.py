@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward, Tool, from_plan, from_table, unstated_calls
+from meshwright.planner.job.rewards_and_tools import Reward, Tool, from_plan, from_table, unstated_calls
 from meshwright.profiles.environment.latency import CallKey, LatencySpec, TimedCalls
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec

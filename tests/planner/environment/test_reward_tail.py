@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshwright.planner.environment import reward_tail
-from meshwright.planner.environment.reward_tail import (
+from meshwright.planner.job import reward_tail
+from meshwright.planner.job.reward_tail import (
     RewardWorkers,
     Seconds,
     _elapsed_calls,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import BUILT_IN, Reward, require_unique_names
+from meshwright.planner.job.rewards_and_tools import BUILT_IN, Reward, require_unique_names
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import BUILT_IN_TOOLS, Tool
+from meshwright.planner.job.rewards_and_tools import BUILT_IN_TOOLS, Tool
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.deployment_modes import DeploymentMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.planner.job.job import Facts, RoleModels
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.exporter import TrainerPlan, best_expressible_plan
 from meshwright.planner.trainers.registry import TRAINERS

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from meshwright.cost_models.protocol import CostModel
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.re_evaluate import re_evaluate

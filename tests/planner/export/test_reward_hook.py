@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward
-from meshwright.planner.plan.job import Facts, RoleModels
+from meshwright.planner.job.job import Facts, RoleModels
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.exporter import Exported, best_expressible_plan, export
 from meshwright.planner.trainers.registry import READERS, TRAINERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.trainers.export_settings import (
     engine_memory_share,
     megatron_degrees,

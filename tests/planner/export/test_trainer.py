@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward
-from meshwright.planner.plan.algorithm_settings import PPO
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.algorithm_settings import PPO
+from meshwright.planner.job.job import read_job
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.trainers.registry import TRAINERS
 from meshwright.planner.trainers.trainer import ExportInput
 from meshwright.profiles.environment.turns import ToolTurns

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.pins import Ranks
 from meshwright.planner.plan.pool_rules import pool_violations
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.trainers.deployment_modes import DeploymentMode, EqualChoice, no_overlap, pool_divisions
 from meshwright.profiles.stages import GENERATE
 from tests.planner.jobs import critic_free_facts, mixed_facts, small_facts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import Facts, resolve
+from meshwright.planner.job.job import Facts, resolve
 from meshwright.planner.solver.result import Limits
 from meshwright.planner.trainers.importer import JobSource, evaluate_config
 from meshwright.planner.trainers.parsed_config import ParsedConfig, ParsedField

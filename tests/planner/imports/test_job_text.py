@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.trainers.importer import JobSource
 from meshwright.planner.trainers.registry import READERS
 from meshwright.profiles.errors import BadInput

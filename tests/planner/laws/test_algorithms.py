@@ -14,8 +14,8 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import schedule_rules, schedules
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.steps_ahead import SearchCase, steps_ahead_patterns, synchronous

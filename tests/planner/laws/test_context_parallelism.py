@@ -10,9 +10,9 @@ import pytest
 from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice, stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import (
     MIN_CONTEXT_TOKENS,
     layout_rules,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import read_job, resolve
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.simulation.sampled_durations import Sampled
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.planner.solver.result import Limits

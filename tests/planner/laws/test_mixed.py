@@ -16,14 +16,14 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import best_plan, compile_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.sections import MixedSpec
+from meshwright.planner.job.whatif_settings import parse_settings
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_sections import MixedSpec
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Placement, Plan
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import parse_settings
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.prover import prove
 from meshwright.planner.report.report import report

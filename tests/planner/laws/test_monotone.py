@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from meshwright.cost_models.blended import cost_model
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import Setting, with_setting
 from meshwright.planner.plan.pins import Pin
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import Setting, with_setting
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.layout import Layout
 from tests.planner.jobs import small_facts

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.solver.result import Limits
 from tests.planner.jobs import ToyModel, small_facts

@@ -14,8 +14,8 @@ import pytest
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify

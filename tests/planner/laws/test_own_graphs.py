@@ -15,14 +15,14 @@ from meshwright.planner.analysis.explain import explain
 from meshwright.planner.analysis.sensitivity import sensitivities
 from meshwright.planner.analysis.whatif import whatif
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
-from meshwright.planner.plan.custom_graph import OwnGraph
+from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.job import Facts, read_job, resolve
+from meshwright.planner.job.rewards_and_tools import RewardLoad
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.program.check_program import check_program
 from meshwright.planner.program.program import lower
 from meshwright.planner.proof.checker import refusals

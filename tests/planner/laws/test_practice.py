@@ -9,7 +9,7 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import Call, CostModel
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedules
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan

@@ -12,14 +12,14 @@ from benchmarks.search.brute_force import best_makespan
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.planner.analysis.explain import explain
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.plan.verify import verify
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.formulate import formulate
 from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.search.re_evaluate import violations_under

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from meshwright.cost_models.generation_cost import RECOMPUTATION
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import query_for_placement
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify
 from meshwright.planner.search.re_evaluate import re_evaluate

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.search.brute_force import best_makespan
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.pins import parse_pins
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns

@@ -13,8 +13,8 @@ from meshwright.cost_models.analytic import AnalyticModel
 from meshwright.cost_models.cost import Cost
 from meshwright.cost_models.protocol import Call, DelegatingCostModel, LayoutCosts, TotalCosts
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.plan.cost_queries import cost_model_of
-from meshwright.planner.plan.job import Facts, read_job, resolve
 from meshwright.planner.plan.plan import Plan, SearchWork
 from meshwright.planner.plan.steps_ahead import search_cases, steps_ahead_patterns
 from meshwright.planner.proof.space import Enumeration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.algorithm_rules import require_roles, require_teacher_weights
+from meshwright.planner.job.algorithm_rules import require_roles, require_teacher_weights
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.stages import Role
 from meshwright.profiles.workload import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.whatif_settings import size_settings
+from meshwright.planner.job.whatif_settings import size_settings
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import mixed_facts, small_facts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.algorithm_settings import GRPO, PPO, RLOO, Reinforce
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, Reinforce
+from meshwright.planner.job.job import Job
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.plan.algorithm_settings import Distill
+from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 

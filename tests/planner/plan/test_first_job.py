@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from meshwright.planner.plan.first_job import FirstJob
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.first_job import FirstJob
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.errors import BadInput
 

@@ -12,9 +12,9 @@ from meshwright.cost_models.cost import Source
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.environment.rewards_and_tools import HostWorkers, Reward, RewardLoad
+from meshwright.planner.job.job import Facts, Job
+from meshwright.planner.job.rewards_and_tools import HostWorkers, Reward, RewardLoad
 from meshwright.planner.plan.evaluate import evaluate
-from meshwright.planner.plan.job import Facts, Job
 from meshwright.planner.plan.plan import Plan, read_plan, write_plan
 from meshwright.planner.plan.reward_workers import (
     MAX_JUDGE_CALLS,

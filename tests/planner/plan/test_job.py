@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward
-from meshwright.planner.plan.job import Facts, Job, require_job, resolve
-from meshwright.planner.plan.job_sections import ClusterSpec, MixedSpec, Models, ModelSource
+from meshwright.planner.job.job import Facts, Job, require_job, resolve
+from meshwright.planner.job.rewards_and_tools import Reward
+from meshwright.planner.job.sections import ClusterSpec, MixedSpec, Models, ModelSource
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Cluster

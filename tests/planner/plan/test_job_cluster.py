@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import Device, Link, cpu_links, local_cluster
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.planner.plan.job_sections import Data
+from meshwright.planner.job.sections import Data
 
 
 def test_defaults_are_not_written() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.job_limits import position_violations, require_within_limits
-from meshwright.planner.plan.whatif_settings import with_setting
+from meshwright.planner.job.limits import position_violations, require_within_limits
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.profiles.errors import BadInput
 from tests.planner.jobs import small_facts
 

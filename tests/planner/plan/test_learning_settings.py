@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.algorithm_settings import LearningRateSchedule, LearningSettings
+from meshwright.planner.job.algorithm_settings import LearningRateSchedule, LearningSettings
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role

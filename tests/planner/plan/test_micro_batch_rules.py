@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import rows_per_replica, schedule_rules, schedules
 from meshwright.planner.plan.micro_batch_rules import ExtraChoices, micro_batch_sizes, token_capped_schedule, token_caps
 from meshwright.profiles.algorithms import PPO_GRAPH

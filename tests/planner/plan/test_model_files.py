@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.job_sections import require_heads, require_one_tokenizer, require_one_vocabulary
+from meshwright.planner.job.sections import require_heads, require_one_tokenizer, require_one_vocabulary
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import Role

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.custom_graph import OwnGraph, is_same_graph
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
+from meshwright.planner.job.job import Job
 from meshwright.profiles.algorithms import PPO_GRAPH, Algorithm, graph_of
 from meshwright.profiles.documents import canonical_json, parse
 from meshwright.profiles.errors import BadInput

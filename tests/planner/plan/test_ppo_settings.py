@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from meshwright.planner.plan.algorithm_settings import PPO
+from meshwright.planner.job.algorithm_settings import PPO
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.stages import Role

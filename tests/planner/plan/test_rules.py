@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cost_models.analytic import AnalyticModel
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.planner.plan.layout_and_schedule_rules import (
     host_bytes_for_stage,
     in_flight,

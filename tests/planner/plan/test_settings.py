@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.whatif_settings import parse_settings, with_setting
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import parse_settings, with_setting
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.lengths import LengthSpec
 from tests.planner.jobs import small_facts

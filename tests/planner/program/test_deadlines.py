@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import HostWorkers, Reward, Tool
+from meshwright.planner.job.rewards_and_tools import HostWorkers, Reward, Tool
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.durations import (
     IMPORT_SECONDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.reward_workers import host_seconds
 from meshwright.planner.program.durations import Planned, Precomputed, StepWork, refit_seconds, transfer_delays

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import cost_model_of
 from meshwright.planner.plan.evaluate import private_bytes
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns, synchronous
 from meshwright.planner.plan.verify import verify

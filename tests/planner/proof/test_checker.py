@@ -12,7 +12,7 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner.compile import compile_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.proof.checker import all_search_cases, refusals
 from meshwright.planner.proof.document import Closed, Proof, read_proof

@@ -10,8 +10,8 @@ import pytest
 
 from meshwright.cost_models.cost import WEIGHTS
 from meshwright.cost_models.protocol import Bytes, LayoutCosts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import Choice, query_for_choice
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import available_bytes
 from meshwright.planner.plan.steps_ahead import SearchCase, max_deferral, search_cases, steps_ahead_patterns
 from meshwright.planner.proof.site_choices import Allowance, ParetoFront, families_in

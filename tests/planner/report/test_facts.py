@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import RewardLoad
+from meshwright.planner.job.rewards_and_tools import RewardLoad
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.planner.report.inputs_section import facts, proof
 from meshwright.profiles.algorithms import PPO_GRAPH

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.planner.analysis.whatif import whatif
-from meshwright.planner.plan.whatif_settings import size_settings
+from meshwright.planner.job.whatif_settings import size_settings
 from meshwright.planner.report.whatif_pages import sizes
 from tests.planner.drawn import model_of
 from tests.planner.jobs import small_facts

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from meshwright.planner.analysis.whatif import WhatIf, whatif
-from meshwright.planner.plan.whatif_settings import parse_settings
+from meshwright.planner.job.whatif_settings import parse_settings
 from meshwright.planner.report.whatif_pages import sweep
 from meshwright.profiles.errors import BadInput
 from tests.planner.drawn import model_of

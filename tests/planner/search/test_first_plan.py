@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import SearchCase, search_cases, steps_ahead_patterns
 from meshwright.planner.search.frontiers import Frontier, StageCosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.planner.compile import best_plan
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.pins import parse_pin
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.verify import verify

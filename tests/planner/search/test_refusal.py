@@ -9,10 +9,10 @@ import pytest
 
 from meshwright.cost_models.protocol import Call, CostModel, LayoutCosts
 from meshwright.planner.compile import compile_plan
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.whatif_settings import with_setting
 from meshwright.planner.plan.cost_queries import stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.whatif_settings import with_setting
 from meshwright.planner.search.formulate import MIN_UNIT_BYTES, formulate
 from meshwright.planner.search.frontiers import frontiers
 from meshwright.planner.search.no_plan import Change, NoPlan

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.planner.plan.job import Facts
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.layout_and_schedule_rules import layout_rules, schedule_rules
 from meshwright.planner.plan.pins import Ranks, forbidden, parse_pins
 from meshwright.planner.search.legal_choices import check_pins, legal_choices, legal_choices_by_layout, pools

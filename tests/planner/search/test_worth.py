@@ -9,8 +9,8 @@ import pytest
 from meshwright.cost_models.protocol import CostModel
 from meshwright.planner import compile as search
 from meshwright.planner.compile import best_plan
+from meshwright.planner.job.job import Facts
 from meshwright.planner.plan.cost_queries import stage_transfers
-from meshwright.planner.plan.job import Facts
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.search.choice_costs import TimeLimit
 from meshwright.planner.search.frontiers import TOO_SLOW, PoolKind, StageCosts, frontier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright import api
-from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from tests.planner.jobs import small_facts
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.protocol import Call
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Schedule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job_sections import ClusterSpec
+from meshwright.planner.job.sections import ClusterSpec
 from meshwright.profiles.aiconfigurator import PACKAGE, package_version
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import read_table

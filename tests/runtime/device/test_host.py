@@ -12,7 +12,7 @@ import torch
 from megatron.core.pipeline_parallel import schedules
 
 from benchmarks.hosts import BIN, LOOPBACK
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import write_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Offload, Schedule

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.allowed_functions import require_allowed_rewards
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import BUILT_IN, BUILT_IN_TOOLS
+from meshwright.planner.job.rewards_and_tools import BUILT_IN, BUILT_IN_TOOLS
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.environment.functions import BUILT_IN_PATHS, load_function
 from tests.runtime.environment.samples import MODULE, length, sample

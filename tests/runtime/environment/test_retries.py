@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward
+from meshwright.planner.job.rewards_and_tools import Reward
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.program.durations import failing_call_seconds
 from meshwright.runtime.environment.judge import Judge

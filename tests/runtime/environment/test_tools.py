@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Tool
+from meshwright.planner.job.rewards_and_tools import Tool
 from meshwright.runtime.environment.samples import RewardError, ToolCall
 from meshwright.runtime.environment.worker_pool import ToolWorkers
 from tests.runtime.environment.samples import MODULE

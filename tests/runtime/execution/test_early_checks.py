@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import write_plan
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import edited_job, write_job

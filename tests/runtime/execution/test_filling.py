@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.planner.plan.algorithm_settings import GRPO, RewardedSettings
+from meshwright.planner.job.algorithm_settings import GRPO, RewardedSettings
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.sample_selection import GroupSampling, SampleReward, WaveFilling

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.planner.plan.job import Job
+from meshwright.planner.job.job import Job
 from meshwright.profiles.documents import parse
 from meshwright.profiles.stages import REWARDS
 from meshwright.runtime.execution.held_out import HeldOutPart, evaluation_of

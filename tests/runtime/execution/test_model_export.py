@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from meshwright.planner.plan.job import read_job
-from meshwright.planner.plan.job_sections import ModelSource
+from meshwright.planner.job.job import read_job
+from meshwright.planner.job.sections import ModelSource
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import Role

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.planner.analysis.replan import Replanned
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.runtime.execution.consensus import RankRequest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import require_job
+from meshwright.planner.job.job import require_job
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.verify import verify
 from meshwright.profiles.errors import BadInput

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.experts import Experts
 from meshwright.profiles.hardware import device_named

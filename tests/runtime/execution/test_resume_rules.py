@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Reward, Tool
-from meshwright.planner.plan.algorithm_settings import Distill
-from meshwright.planner.plan.job import DEFAULT_SETTINGS, Job, read_job
+from meshwright.planner.job.algorithm_settings import Distill
+from meshwright.planner.job.job import DEFAULT_SETTINGS, Job, read_job
+from meshwright.planner.job.rewards_and_tools import Reward, Tool
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.documents import Document, parse
 from meshwright.profiles.environment.dynamic_sampling import DynamicSampling

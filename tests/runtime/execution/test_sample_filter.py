@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from meshwright.planner.plan.algorithm_settings import GRPO
+from meshwright.planner.job.algorithm_settings import GRPO
 from meshwright.profiles.errors import RunFailed
 from meshwright.profiles.stages import RESPONSE_LENGTHS, REWARD_ERROR, REWARDS, SEQUENCE_DIGESTS
 from meshwright.runtime.execution.sample_selection import FilterFilling, SampleFilter, SampleReward, best

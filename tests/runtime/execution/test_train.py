@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.profiles.trace import read_spans

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.planner.plan.steps_ahead import StepsAhead, steps_ahead_patterns, synchronous
 from meshwright.planner.program.controllers import Controllers, Setting, StepObservation

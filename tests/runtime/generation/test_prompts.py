@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.job.job import Job, read_job
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.profiles.workload import Workload
 from meshwright.runtime.model.end_tokens import StopConditions

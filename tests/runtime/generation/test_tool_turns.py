@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 
-from meshwright.planner.environment.rewards_and_tools import Tool
+from meshwright.planner.job.rewards_and_tools import Tool
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION

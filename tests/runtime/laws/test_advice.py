@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.simulation.simulate import simulate
 from meshwright.profiles.trace import write_spans

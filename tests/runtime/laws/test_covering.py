@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 import pytest
 import yaml
 
+from meshwright.planner.job.job import SETTINGS_KEYS
 from meshwright.planner.plan import layout_and_schedule_rules
-from meshwright.planner.plan.job import SETTINGS_KEYS
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan import layout_and_schedule_rules
-from meshwright.planner.plan.job import read_job, resolve
 from meshwright.profiles.schedule import Offload, Recompute, Schedule
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.run import RankRun

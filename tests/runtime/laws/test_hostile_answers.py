@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.environment.rewards_and_tools import Tool
+from meshwright.planner.job.rewards_and_tools import Tool
 from meshwright.runtime.environment.judge import Judge
 from meshwright.runtime.environment.samples import RewardError
 from meshwright.runtime.environment.worker import Worker

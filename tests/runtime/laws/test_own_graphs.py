@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.program.durations import Planned
 from meshwright.profiles.algorithms import graph_of
 from meshwright.profiles.documents import canonical_json

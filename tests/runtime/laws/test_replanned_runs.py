@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hosts import BIN, LOOPBACK, Agent, free_port
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.planner.plan.job import Job, read_job
+from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.plan.steps_ahead import synchronous
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.layout import Layout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.planner.program.durations import Planned
 from meshwright.profiles.hardware import Cluster, Link, MixedCluster
 from meshwright.profiles.schedule import Offload, Recompute, Schedule

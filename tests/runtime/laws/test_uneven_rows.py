@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.program.durations import Planned
 from meshwright.profiles.schedule import Offload, Schedule
 from meshwright.runtime.execution.rehearse import rehearse

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.job.job import read_job, require_job
 from meshwright.profiles.environment.latency import CallKey, TimedCalls
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.table import Table

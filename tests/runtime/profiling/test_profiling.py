@@ -9,7 +9,7 @@ import pytest
 from meshwright.cost_models.blended import cost_model
 from meshwright.cost_models.cost import Source
 from meshwright.cost_models.protocol import Call
-from meshwright.planner.plan.job import Facts, read_job, resolve
+from meshwright.planner.job.job import Facts, read_job, resolve
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import device_named

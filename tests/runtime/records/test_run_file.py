@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job
+from meshwright.planner.job.job import read_job
 from meshwright.profiles.errors import BadInput
 from meshwright.runtime.records.run_directory import RunFile, read_run_file, write_run_file
 from tests.runtime.small_job import write_job

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import PPO, Truncation
+from meshwright.planner.job.algorithm_settings import PPO, Truncation
 from meshwright.runtime.training.advantages import (
     ends_response,
     generalized_advantages,

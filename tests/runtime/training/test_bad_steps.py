@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwright.planner.plan.algorithm_settings import PPO, LearningSettings
-from meshwright.planner.plan.job import DEFAULT_SETTINGS
+from meshwright.planner.job.algorithm_settings import PPO, LearningSettings
+from meshwright.planner.job.job import DEFAULT_SETTINGS
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.training.bad_steps import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import Plan
 from meshwright.profiles.algorithms import PPO_GRAPH
 from meshwright.runtime.model.kernel_choice import PLAIN

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import Distill
+from meshwright.planner.job.algorithm_settings import Distill
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION
 from meshwright.runtime.messages.experience import StepExperience
 from meshwright.runtime.training.advantages import response_mask

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
+from meshwright.planner.job.algorithm_settings import GRPO, RLOO, CriticFreeSettings, Reinforce
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.messages.experience import StepExperience

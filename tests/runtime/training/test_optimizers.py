@@ -11,8 +11,8 @@ import pytest
 import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from meshwright.planner.plan.algorithm_settings import LearningRateSchedule
-from meshwright.planner.plan.job import read_job, resolve
+from meshwright.planner.job.algorithm_settings import LearningRateSchedule
+from meshwright.planner.job.job import read_job, resolve
 from meshwright.profiles.layout import Layout
 from meshwright.profiles.model_shape import read_model
 from meshwright.runtime.execution.request import RunRequest

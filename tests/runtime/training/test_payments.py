@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import GRPO, PPO
+from meshwright.planner.job.algorithm_settings import GRPO, PPO
 from meshwright.runtime.training.advantages import (
     RELATIVE_TOLERANCE,
     ResponseRewards,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from meshwright.planner.plan.algorithm_settings import GRPO, PPO
+from meshwright.planner.job.algorithm_settings import GRPO, PPO
 from meshwright.runtime.training.advantages import ResponseRewards, compute_rewards, response_mask
 from meshwright.runtime.training.losses import (
     LossShare,

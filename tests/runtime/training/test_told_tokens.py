@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from meshwright.planner.plan.algorithm_settings import GRPO
+from meshwright.planner.job.algorithm_settings import GRPO
 from meshwright.profiles.environment.turns import ToolTurns
 from meshwright.profiles.lengths import LengthSpec
 from meshwright.profiles.stages import TOOL_TOKEN_VERSION

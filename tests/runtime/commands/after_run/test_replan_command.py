@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.job.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from tests.runtime.command import Call
 from tests.runtime.commands.starting.test_trace_options import run_with_tokens

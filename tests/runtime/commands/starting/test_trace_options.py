@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.planner.plan.job import read_job, require_job
+from meshwright.planner.job.job import read_job, require_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.trace import read_spans, write_spans

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
 
-from meshwright.planner.plan.job_limits import MOST_NODES, MOST_RANKS_PER_NODE
+from meshwright.planner.job.limits import MOST_NODES, MOST_RANKS_PER_NODE
 from meshwright.profiles.documents import Document, parse, without_defaults
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import (

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, get_args
 
-from meshwright.planner.plan.algorithm_settings import LearningSettings
-from meshwright.planner.plan.custom_graph import OwnGraph, is_same_graph
+from meshwright.planner.job.algorithm_settings import LearningSettings
+from meshwright.planner.job.custom_graph import OwnGraph, is_same_graph
 from meshwright.profiles.algorithms import GROUP_ALGORITHMS, Algorithm, graph_of
 from meshwright.profiles.model_shape import ModelSpec
 from meshwright.profiles.stages import ENVIRONMENT, TEACHERS, Role, StageGraph

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from meshwright.planner.plan.job import Facts
-from meshwright.planner.plan.job_limits import require_within_limits
+from meshwright.planner.job.job import Facts
+from meshwright.planner.job.limits import require_within_limits
 from meshwright.profiles.documents import parse
 from meshwright.profiles.errors import BadInput
 from meshwright.profiles.hardware import AnyCluster, device_named, network_named, require_uniform

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from meshwright.planner.plan.job import SETTINGS_KEYS, Job, resolve
+from meshwright.planner.job.job import SETTINGS_KEYS, Job, resolve
 from meshwright.profiles.algorithms import Algorithm
 from meshwright.profiles.documents import parse_yaml
 from meshwright.profiles.errors import BadInput

@@ -15,8 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from meshwright.planner.environment.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
-from meshwright.planner.plan.algorithm_rules import (
+from meshwright.planner.job.algorithm_rules import (
     AnyAlgorithm,
     graph_for,
     presets_with_graph,
@@ -29,10 +28,11 @@ from meshwright.planner.plan.algorithm_rules import (
     require_synchronous_selection,
     require_teacher_weights,
 )
-from meshwright.planner.plan.algorithm_settings import GRPO, PPO, RLOO, Distill, LearningSettings, Reinforce
-from meshwright.planner.plan.custom_graph import OwnGraph
-from meshwright.planner.plan.job_limits import position_violations, require_within_limits
-from meshwright.planner.plan.job_sections import (
+from meshwright.planner.job.algorithm_settings import GRPO, PPO, RLOO, Distill, LearningSettings, Reinforce
+from meshwright.planner.job.custom_graph import OwnGraph
+from meshwright.planner.job.limits import position_violations, require_within_limits
+from meshwright.planner.job.rewards_and_tools import Reward, RewardLoad, Tool, from_plan, require_unique_names
+from meshwright.planner.job.sections import (
     AnyClusterSpec,
     ClusterSpec,
     Data,
