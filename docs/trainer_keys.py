@@ -1,7 +1,7 @@
 """Reads the keys of another trainer from its package. Exports are checked against them:
 
-python docs/trainer_keys.py verl verl-0.9.1-py3-none-any.whl > planner/export/data/verl.json
-python docs/trainer_keys.py openrlhf openrlhf-0.11.2-*.whl > planner/export/data/openrlhf.json
+python docs/trainer_keys.py verl verl-0.9.1-py3-none-any.whl > planner/trainers/data/verl.json
+python docs/trainer_keys.py openrlhf openrlhf-0.11.2-*.whl > planner/trainers/data/openrlhf.json
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files, names, logs, checkpoints, validation, the data's columns, and choices within a kernel or an engine have no effect
 on a step's time, memory and losses as this project plans them. Every other key that is not read is reported with a
-reason. The meaning of the keys was read in the source files of the trainers that `planner/export/data` names.
+reason. The meaning of the keys was read in the source files of the trainers that `planner/trainers/data` names.
 """
 
 from __future__ import annotations
