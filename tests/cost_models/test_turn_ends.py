@@ -63,7 +63,7 @@ def test_replicas_side_by_side_take_the_turns_of_each_alone(num_slots: int, over
 
 
 def test_replicas_whose_responses_are_alike_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    for plays in ("play", "bounds_of"):
+    for plays in ("simulate_periods", "period_bounds"):
         monkeypatch.setattr(steady_state, plays, lambda *_, **__: pytest.fail("a replica was played"))
     for num_replicas in (4, 16):
         fixed = _workload(response=LengthSpec(max=64, fixed=64), batch_size=32 * num_replicas)
