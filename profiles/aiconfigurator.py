@@ -95,8 +95,9 @@ class Attention(NamedTuple):
 class RoutedExperts(NamedTuple):
     """The routed experts of a layer on one rank.
 
-    `tokens` counts those of all `ep` ranks. Each token picks `picked` of `number` experts; `ffn_size` is the width of
-    an expert before it is sharded over `tp`. `distribution` is the package's name of the load distribution.
+    `tokens` counts those of all `ep` ranks. Each token selects `experts_per_token` of `num_experts` experts;
+    `ffn_size` is the width of an expert before it is sharded over `tp`. `distribution` is the package's name of the
+    load distribution.
     """
 
     tokens: int

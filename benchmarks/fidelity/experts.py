@@ -29,7 +29,10 @@ class _Load(NamedTuple):
 def routed(stem: str, row: Row) -> Answer:
     """Experts as one rank has them, from sorting tokens to adding up what comes back."""
     gpu = measured_device(stem)
-    label = "{tokens} tokens of {hidden_size}, {picked} of {number} x {ffn_size}, tp {tp}, ep {ep}, {distribution}"
+    label = (
+        "{tokens} tokens of {hidden_size}, {experts_per_token} of {num_experts} x {ffn_size}, tp {tp}, ep {ep}, "
+        "{distribution}"
+    )
     return Answer(label=f"{gpu}: {label.format(**row)}", measured=latency(row), predicted=experts_seconds(gpu, row))
 
 
@@ -54,7 +57,7 @@ def is_whole(row: Row) -> bool:
 
 def experts_seconds(gpu: str, row: Row, efficiency: Efficiency | None = None) -> float:
     """Seconds for the copies that come to the rank, or to the busiest one; skips more ranks than are judged."""
-    picked, number, ep = (count(row, column) for column in ("picked", "number", "ep"))
+    picked, number, ep = (count(row, column) for column in ("experts_per_token", "num_experts", "ep"))
     if ep > _MOST_RANKS:
         raise Skip(f"more than {_MOST_RANKS} ranks")
     tokens = count(row, "tokens")

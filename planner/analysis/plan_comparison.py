@@ -35,8 +35,10 @@ class StageComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanComparison:
-    """The comparison of two plans. `difference` is `other` minus `one`; `facts` are the keys in which their jobs
-    differ."""
+    """The comparison of two plans.
+
+    `difference` is `other` minus `one`; `facts` are the keys in which their jobs differ.
+    """
 
     one: Outlook
     other: Outlook

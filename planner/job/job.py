@@ -116,8 +116,10 @@ def settings_key(settings: LearningSettings) -> str:
 
 
 class Job(Document):
-    """The job as a user writes it: models, cluster, workload, settings of the algorithm and data. Names are not yet
-    looked up."""
+    """The job as a user writes it: models, cluster, workload, settings of the algorithm and data.
+
+    Names are not resolved yet.
+    """
 
     algorithm: AnyAlgorithm = Field(default="ppo", description=_ALGORITHM)
     models: Models = Field(description="location of each model of the algorithm")

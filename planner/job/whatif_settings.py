@@ -78,8 +78,10 @@ def _parse_value(text: str) -> Value:
 
 
 def with_setting(facts: Facts, setting: Setting) -> Facts:
-    """Return the facts with these fields set. Raises BadInput for an unknown field, naming the nearest, or a bad
-    value."""
+    """Return the facts with these fields set.
+
+    Raises BadInput for an unknown field, naming the nearest, or a bad value.
+    """
     tree = json.loads(facts.model_dump_json())
     known = tuple(dict.fromkeys((*_paths(tree), *_OMITTED_DEFAULTS)))
     for path, value in setting.items():

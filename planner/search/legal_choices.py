@@ -234,6 +234,6 @@ def _distance(value: object, pinned: object) -> tuple[float, str]:
     if isinstance(value, int) and isinstance(pinned, int):
         return abs(value - pinned), f"{value:09d}"
     if isinstance(value, Layout) and isinstance(pinned, Layout):
-        axes = ("tp", "pp", "dp", "sp", "ep", "folded", "cp", "vpp")
+        axes = ("tp", "pp", "dp", "sp", "ep", "fold_size", "cp", "vpp")
         return sum(abs(getattr(value, axis) - getattr(pinned, axis)) for axis in axes), str(value)
     return 0.0, str(value)

@@ -108,7 +108,7 @@ def observed_lengths(trace: Pathname, keys: Mapping[str, str] = MappingProxyType
     >>> import pathlib, tempfile
     >>> trace = pathlib.Path(tempfile.mkdtemp()) / "rollouts.jsonl"
     >>> _ = trace.write_text('{"prompt_tokens": 8, "n": 96}\\n{"prompt_tokens": 8, "n": 32}\\n')
-    >>> api.seen_lengths(trace, {"response": "n"}).response.resolve().mean
+    >>> api.observed_lengths(trace, {"response": "n"}).response.resolve().mean
     64.0
     """
     return read_lengths(Path(trace), keys)

@@ -118,7 +118,7 @@ def run(
     """Train with the plan, and compare measured with predicted times.
 
     `steps` is the total of the run, including those before a `resume`; the job's paths are relative to `directory`. A
-    resumed run continues under any plan of the job; with `draw_again` it samples the responses in flight anew. A run
+    resumed run continues under any plan of the job; with `resample` it samples the responses in flight anew. A run
     that fails is restarted from its last checkpoint up to `max_restarts` times, on the remaining nodes. Every
     `replan_every` steps (0 is never) it searches for a better plan, and continues under it where the cost of moving is
     regained in the remaining steps. `table` is the one that the plan was made with, if any. Metrics, the trace,

@@ -109,7 +109,7 @@ def run(
             keep=keep,
             export_every=export_every,
             resume=resume,
-            draw_again=draw_again,
+            resample=draw_again,
             max_restarts=max_restarts,
             replan_every=replan_every,
             sample_every=sample_every,

@@ -88,7 +88,9 @@ def test_a_model_that_passes_questions_on_answers_as_the_other_does() -> None:
         other.memory_is_monotone,
         other.seconds_are_monotone,
     )
-    assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.lower_bound_seconds(call.stage, call.model, 2, 0)
+    assert model.lower_bound_seconds(call.stage, call.model, 2, 0) == other.lower_bound_seconds(
+        call.stage, call.model, 2, 0
+    )
     assert (model.seconds(call), model.tail_seconds(call)) == (other.seconds(call), other.tail_seconds(call))
     assert (model.memory(call), model.move_seconds(move)) == (other.memory(call), other.move_seconds(move))
     assert model.transfer_seconds(1e6) == other.transfer_seconds(1e6)

@@ -94,7 +94,7 @@ def test_a_layout_is_as_slow_as_it_was_when_the_run_had_it(tmp_path: Path) -> No
     calls = [query_for_placement(OTHER, placement.model_copy(update={"layout": layout})) for layout in layouts]
     times = [shown.model.seconds(call).total / usual.seconds(call).total for call in calls]
     assert times == pytest.approx([5.0, 2.0, 2.0])  # the last one is none that the run has had
-    assert shown.model.least_seconds(calls[0].stage, calls[0].model, 2, 0) <= shown.model.seconds(calls[1]).total
+    assert shown.model.lower_bound_seconds(calls[0].stage, calls[0].model, 2, 0) <= shown.model.seconds(calls[1]).total
 
 
 def test_what_a_plan_costs_at_the_paces_of_a_run_is_verified_by_them(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CHILD = "import time; from meshwright.planner.search.child_process import end_with; end_with({pid}); time.sleep(60)"
+CHILD = """
+import time
+from meshwright.planner.search.child_process import end_with_process
+end_with_process({pid})
+time.sleep(60)
+"""
 
 
 def child_of(pid: int) -> subprocess.Popen[bytes]:

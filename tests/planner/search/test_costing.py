@@ -14,7 +14,7 @@ FACTS = small_facts()
 class Shrinking(RandomModel):
     """A larger micro-batch takes less memory, as chunks that were measured may say."""
 
-    memory_grows = False
+    memory_is_monotone = False
 
     def memory(self, call: Call) -> Memory:
         return Memory(resident=Cost(), transient=Cost((Term("activations", 2**31 / call.schedule.micro_batch_size),)))

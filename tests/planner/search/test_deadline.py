@@ -24,7 +24,7 @@ QUESTIONS = {
     "tail_seconds": CALL,
     "memory": CALL,
     "move_seconds": MOVE,
-    "handover_seconds": 1e6,
+    "transfer_seconds": 1e6,
 }
 
 

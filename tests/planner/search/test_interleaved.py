@@ -23,7 +23,7 @@ ONE, TWO = Schedule(), Schedule(micro_batch_size=2)
 class AskedEverything(AnalyticModel):
     """The same costs from a model that promises nothing of memory, so that every choice is costed."""
 
-    memory_grows = False
+    memory_is_monotone = False
 
 
 @pytest.mark.parametrize("name", ["actor_train", "critic_train"])

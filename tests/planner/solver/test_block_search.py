@@ -103,8 +103,8 @@ def test_a_proof_that_begins_with_fewer_layouts_is_within_the_gap(seed: int, mon
     """As it does where there are many options, which no problem has that can be tried one by one."""
     merged = []
 
-    def coarsened(problem: Problem, *, parts: int, ticks: int, apart: int = 0) -> MergedLayouts:
-        found = coarse_problem.coarsened(problem, parts=parts, ticks=ticks, merge_ticks=apart)
+    def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0) -> MergedLayouts:
+        found = coarse_problem.coarsened(problem, parts=parts, ticks=ticks, merge_ticks=merge_ticks)
         merged.append(any(layout != other for (_, layout), other in found.representative.items()))
         return found
 

@@ -35,7 +35,7 @@ def two_calls(**fields: object) -> Problem:
         CallOptions("b", (option(ONE, 5), option(OTHER, 5, early_ticks=2))),
     )
     tasks = (move, CallRun(name="a", call="a"), CallRun(name="b", call="b"))
-    given = {"num_ranks": 2, "device_blocks": 9, "calls": calls, "tasks": tasks, "copies": (("a", "b"),)}
+    given = {"num_ranks": 2, "device_units": 9, "calls": calls, "tasks": tasks, "sharing_groups": (("a", "b"),)}
     return Problem(**{**given, **fields})
 
 
@@ -47,7 +47,7 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
     run = CallRun(name="a", call="a")
 
     def of(options: tuple[Option, ...], **fields: object) -> Problem:
-        given = {"num_ranks": 1, "device_blocks": 1, "calls": (CallOptions("a", options),), "tasks": (run,)}
+        given = {"num_ranks": 1, "device_units": 1, "calls": (CallOptions("a", options),), "tasks": (run,)}
         return Problem(**{**given, **fields})
 
     with pytest.raises(ValueError, match="not within the 1 ranks"):
@@ -63,15 +63,15 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
     with pytest.raises(ValueError, match="written with rank 0 as its first"):
         of((option(Place(1, 1, "P")),), num_ranks=2, anywhere=True)
     with pytest.raises(ValueError, match="3 ranks are neither a multiple of 2 nor all 5"):
-        of((option(Place(0, 3, "P")),), num_ranks=5, anywhere=True, step=2)
+        of((option(Place(0, 3, "P")),), num_ranks=5, anywhere=True, range_step=2)
     with pytest.raises(ValueError, match=r"2 ranks do not divide the next larger rank range of \[2, 3\]"):
         of((option(Place(0, 2, "P")), option(Place(0, 3, "P"))), num_ranks=4, anywhere=True)
     with pytest.raises(ValueError, match="use a longer tick"):
         of((option(ONE, 2**31),))
     with pytest.raises(ValueError, match=r"there is no call named \['b'\]"):
-        of((option(ONE),), copies=(("a", "b"),))
+        of((option(ONE),), sharing_groups=(("a", "b"),))
     with pytest.raises(ValueError, match="2 of 1 units cannot be shared"):
-        of((option(ONE, resident_blocks=1, shared_blocks=2),))
+        of((option(ONE, resident_units=1, shared_units=2),))
 
 
 def test_runs_of_one_call_and_equal_moves_last_alike() -> None:
@@ -104,8 +104,8 @@ def test_a_transfer_lasts_by_what_its_places_have_in_common_and_not_where_its_ta
 
 def test_a_shared_copy_is_held_once_and_only_the_largest_transient_counts() -> None:
     """Copies of 4 blocks; b keeps one more, and needs 3 while it runs, a needs 2."""
-    a = option(ONE, resident_blocks=4, shared_blocks=4, transient_blocks=2)
-    b = option(ONE, resident_blocks=5, shared_blocks=4, transient_blocks=3)
+    a = option(ONE, resident_units=4, shared_units=4, transient_units=2)
+    b = option(ONE, resident_units=5, shared_units=4, transient_units=3)
     apart = replace(b, place=OTHER)
     problem = two_calls(calls=(CallOptions("a", (a,)), CallOptions("b", (b, apart))))
     assert problem.memory({"a": a, "b": b}) == (4 + 1 + 3, 0)
@@ -134,7 +134,7 @@ def test_the_horizon_has_room_for_every_order_of_every_choice(seed: int) -> None
 
 def test_tied_calls_are_those_whose_layout_matters_to_others() -> None:
     assert two_calls().tied == {"a", "b"}
-    assert two_calls(copies=(), tasks=two_calls().tasks[1:]).tied == frozenset()
+    assert two_calls(sharing_groups=(), tasks=two_calls().tasks[1:]).tied == frozenset()
     assert [two_calls().owners(name) for name in "ab"] == [(), ("a",)]
 
 

@@ -55,7 +55,7 @@ def test_a_rank_reads_what_it_wrote(tmp_path: Path) -> None:
     one, other = found.generation.in_flight, written.generation.in_flight
     assert one is not None
     assert other is not None
-    for field in ("turn", "live", "paused", "waiting", "ended", "blocks"):
+    for field in ("period", "live", "paused", "waiting", "ended", "blocks"):
         assert getattr(one, field) == getattr(other, field)
     assert all(torch.equal(a, b) for a, b in zip(one.cached[0], other.cached[0], strict=True))
     assert {row: values.tolist() for row, values in found.experience[4]["tokens"].items()} == {2: [0, 1, 2], 5: [3, 4]}

@@ -12,7 +12,7 @@ import pytest
 from meshwright.profiles.errors import BadInput, RunFailed
 from meshwright.runtime.launch import failure_records
 
-ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch import failing; "
+ENDS = "import sys; from pathlib import Path; from meshwright.runtime.launch import failure_records; "
 
 
 def test_an_error_leaves_its_record(tmp_path: Path) -> None:
@@ -30,14 +30,20 @@ def test_an_error_leaves_its_record(tmp_path: Path) -> None:
 
 def test_a_rank_that_ends_itself_prints_where_nobody_reads_its_record() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", f"{ENDS}failing.end('all is lost')"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"{ENDS}failure_records.end_process('all is lost')"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (4, "error: all is lost\n")
 
 
 def test_a_rank_that_ends_itself_leaves_a_record_of_all_and_nothing_silent(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as silent:
-        script = f"{ENDS}failing.keep_record(Path(sys.argv[1])); failing.end('lost', [{silent.pid}])"
+        script = (
+            f"{ENDS}failure_records.set_record_path(Path(sys.argv[1])); "
+            f"failure_records.end_process('lost', [{silent.pid}])"
+        )
         command = [sys.executable, "-c", script, str(tmp_path / "1.json")]
         assert subprocess.run(command, check=False).returncode == 4
         assert silent.wait(10) == -9

@@ -48,7 +48,7 @@ import sys, time
 from meshwright.runtime.launch import interruption
 interruption.listen()
 sys.stdout.write("listening\\n"); sys.stdout.flush()
-while not interruption.is_asked(): time.sleep(0.01)
+while not interruption.stop_requested(): time.sleep(0.01)
 sys.stdout.write("asked\\n"); sys.stdout.flush()
 time.sleep(60)
 """

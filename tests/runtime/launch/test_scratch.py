@@ -12,8 +12,8 @@ from meshwright.runtime.launch.scratch import remove_leftovers, scratch_parent
 
 HOLDS = """
 import multiprocessing.util, sys
-from meshwright.runtime.launch.scratch import scratch
-print(scratch(), flush=True)
+from meshwright.runtime.launch.scratch import scratch_directory
+print(scratch_directory(), flush=True)
 print(multiprocessing.util.get_temp_dir(), flush=True)
 sys.stdin.readline()
 """

@@ -19,7 +19,7 @@ LAUNCHER = """\
 from meshwright.runtime.launch.launch import MESSAGES_ONLY, launch
 from tests.runtime.launch.restless import {entry}
 if __name__ == "__main__":
-    launch({entry}, num_ranks=2, preparation=MESSAGES_ONLY, preload={preload!r})
+    launch({entry}, num_ranks=2, setup=MESSAGES_ONLY, preload={preload!r})
 """
 
 

@@ -70,6 +70,6 @@ def test_a_graph_of_no_preset_is_refused_by_run(tmp_path: Path) -> None:
 def test_a_graph_that_several_presets_have_is_refused_until_settings_say_which(tmp_path: Path) -> None:
     path, graph = write_job(tmp_path, num_ranks=1), graph_of("grpo")
     asked = request(write_own(path, graph, settings=""), tmp_path / "run")
-    with pytest.raises(BadInput, match=r"which grpo and rloo and reinforce\+\+ have alike; .* as grpo: \{\}, or its"):
+    with pytest.raises(BadInput, match=r"equals those of grpo and rloo and reinforce\+\+; .* like grpo: \{\}, or its"):
         check(asked, Rendezvous())
     check(request(write_own(path, graph, settings="rloo"), tmp_path / "run"), Rendezvous())

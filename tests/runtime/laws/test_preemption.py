@@ -151,7 +151,7 @@ class Counting(Generator):
     last: Tensor
     """What was drawn in the round before."""
 
-    def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
+    def _sample(self, _output: Tensor, _numbers: Tensor) -> Tensor:
         """In rounds that are drawn one behind the other."""
         self.last = self.last + torch.tensor([[1.0], [0.0]])
         return self.last

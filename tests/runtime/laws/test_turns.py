@@ -42,7 +42,7 @@ class Counting(Generator):
         self.last = torch.from_numpy(np.stack([group.records.num_sampled[group.rows], np.zeros(len(group.rows))]))
         return self.last
 
-    def _choose(self, _output: Tensor, _numbers: Tensor) -> Tensor:
+    def _sample(self, _output: Tensor, _numbers: Tensor) -> Tensor:
         """In rounds that are drawn one behind the other."""
         self.last = self.last + torch.tensor([[1.0], [0.0]])
         return self.last

@@ -165,7 +165,7 @@ def test_a_trace_in_segments_is_summarised_and_resumed_as_one(plan: Plan, tmp_pa
 
 
 def test_the_timeline_of_a_long_run_has_its_last_steps(plan: Plan, tmp_path: Path) -> None:
-    record_of(plan, tmp_path, range(60), most_spans=21)
+    record_of(plan, tmp_path, range(60), max_spans=21)
     events = json.loads((tmp_path / "trace.chrome.json").read_text())["traceEvents"]
     assert [event["args"]["step"] for event in events if event["ph"] == "X"] == [n for n in range(50, 60) for _ in "ab"]
 
