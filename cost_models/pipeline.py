@@ -1,10 +1,10 @@
 """Seconds and bytes of a forward or training stage on one layout: micro-batches pass through pipeline stages
 (forward-only, 1F1B or interleaved), followed by optimizer updates, offload and reload.
 
-With m micro-batches and p pipeline stages, the slowest stage works on all micro-batches and waits for the first one to
-pass the other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With equal
-stages, busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2). Embedding and head are
-counted on the last stage, which is then the slowest unless it holds fewer layers.
+With m micro-batches and p pipeline stages, the slowest stage works on all micro-batches and waits for the first one
+to pass the other stages, forward and backward: bubble = the sum of the other stages' times of one micro-batch. With
+equal stages, busy + bubble = (m + p - 1)/m x busy (Narayanan et al., arXiv:2104.04473, section 2.2). Embedding and
+head are counted on the last stage, which is then the slowest unless it holds fewer layers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Re-planning of a running job: the best plan from here, the cost of moving to it, and when that is paid back.
 
-facts    = facts of the plan, with the lengths that the run observed and without lost nodes seconds  = predicted
-seconds of a stage x (its measured / predicted seconds in the run, at the observed lengths) moving   = seconds to move
-weights of copies that no refit brings, optimizer states, and sequences in flight earned   = moving / (seconds of a
-step with the old plan - with the new plan), in steps
+    facts    = facts of the plan, with the lengths that the run observed and without lost nodes
+    seconds  = predicted seconds of a stage x (its measured / predicted seconds in the run, at the observed lengths)
+    moving   = seconds to move weights of copies that no refit brings, optimizer states, and sequences in flight
+    earned   = moving / (seconds of a step with the old plan - with the new plan), in steps
 
-Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint over links
-that are assumed as fast. The start of processes is not counted. Observations come from the directory of a run; one
-that changed to another plan keeps the earlier plan with its trace (`profiles/run_logs.py`).
+Ranks are renumbered when nodes are lost. State that was lost with them comes from a replica or a checkpoint over
+links that are assumed as fast. The start of processes is not counted. Observations come from the directory of a
+run; one that changed to another plan keeps the earlier plan with its trace (`profiles/run_logs.py`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,28 @@
 """The problem as an integer program, if every option has fixed ranks.
 
-Sets c  calls, each with options o; an option has a place p (ranks, layout), ticks d, resident memory r, the part w of
-r that sharing saves, and transient memory m t  tasks: runs of calls, and transfers between the places of two calls a
-atoms: groups of ranks that every option covers entirely or not at all Variables x[c, o], y[c, p], z[c, a]   call c
-uses option o, is at place p, covers atom a s[c, p]                     call c shares an earlier call's copy at p h[t]
-transfer t takes time start, ticks, end [t], makespan Objective minimise the makespan, or the memory units that a
-device needs Constraints choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y
-over earlier owners time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] -
-s[q]) if y[p] start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the option's early ticks, and
-start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap k makespan >= end[t] + lag - start[t']
-for a precedence that is carried k periods; if t delivers late, its option's late ticks are part of the lag memory
-for every atom a and call c over it: sum r x - sum w s + m of c <= device Redundant, for a tighter bound between two
-tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves of aligned rank
-ranges are filled from the left.
+Sets
+    c  calls, each with options o; an option has a place p (ranks, layout), ticks d, resident memory r, the part w of r
+       that sharing saves, and transient memory m
+    t  tasks: runs of calls, and transfers between the places of two calls
+    a  atoms: groups of ranks that every option covers entirely or not at all
+Variables
+    x[c, o], y[c, p], z[c, a]   call c uses option o, is at place p, covers atom a
+    s[c, p]                     call c shares an earlier call's copy at p
+    h[t]                        transfer t takes time
+    start, ticks, end [t], makespan
+Objective
+    minimise the makespan, or the memory units that a device needs
+Constraints
+    choice   sum_o x[c, o] = 1;  y and z follow x;  s[c, p] <= y[c, p] and s[c, p] <= sum of y over earlier owners
+    time     ticks of a run = sum_o d x[c, o];  ticks of a transfer from p >= sum_q d(p, q) (y[q] - s[q]) if y[p]
+             start[t'] >= end[t] + lag for every precedence; if t streams to t', minus the option's early ticks, and
+             start[t'] >= start[t];  on every atom the tasks that occupy it do not overlap
+             k makespan >= end[t] + lag - start[t'] for a precedence that is carried k periods; if t delivers late, its
+             option's late ticks are part of the lag
+    memory   for every atom a and call c over it: sum r x - sum w s + m of c <= device
+Redundant, for a tighter bound
+    between two tasks (or the ends) every atom has time for all its work that must lie there; interchangeable halves
+    of aligned rank ranges are filled from the left.
 """
 
 from __future__ import annotations

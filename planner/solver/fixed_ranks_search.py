@@ -1,11 +1,14 @@
 """The search if every option has fixed ranks, with a proof of its lower bound.
 
-problem    = the options that can meet the requested makespan incumbent  = the best of several descents, from fixed and
-from seeded starts problem    = the options that can beat the incumbent; choices that the relaxation suggests start
-descents, and while many options are left, random kicks do, until they no longer improve the answer repeat incumbent  =
-what CP-SAT finds in coarse steps of the makespan, improved by a descent bound      = what CP-SAT proved problem    =
-the options that can beat the incumbent, by the known bounds until the bound meets the incumbent, or the limit is
-reached
+    problem    = the options that can meet the requested makespan
+    incumbent  = the best of several descents, from fixed and from seeded starts
+    problem    = the options that can beat the incumbent; choices that the relaxation suggests start descents, and
+                 while many options are left, random kicks do, until they no longer improve the answer
+    repeat
+        incumbent  = what CP-SAT finds in coarse steps of the makespan, improved by a descent
+        bound      = what CP-SAT proved
+        problem    = the options that can beat the incumbent, by the known bounds
+    until the bound meets the incumbent, or the limit is reached
 
 Steps of the makespan are coarse at first because CP-SAT otherwise improves an answer one tick at a time. Everything is
 deterministic.

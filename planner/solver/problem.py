@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a call; sharing a copy saves the `shared_blocks` part of `resident_blocks` (memory units).
+    """One way to run a call; sharing a copy saves the `shared_units` part of `resident_units` (memory units).
 
     A run may start `early_ticks` before the end of the task that streams to it. It has everything that it delivers late
     (rewards) `late_ticks` after its end.

@@ -1,20 +1,29 @@
 """The problem as an integer program, if every call may be on any aligned rank range of its size.
 
-Its size does not depend on the number of ranks: `fixed_ranks_model.py` has places and atoms, this model has relations
-between rank ranges instead.
+Its size does not depend on the number of ranks: `fixed_ranks_model.py` has places and atoms, this model has
+relations between rank ranges instead.
 
-Sets c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, resident memory r, the
-part w of r that sharing saves, and transient memory m t  tasks: runs of calls, and transfers between the shapes of two
-calls Variables x[c, o], y[c, p]            call c uses option o, has shape p inside, equal, meet [c, c'] relation of
-the rank ranges of two calls s[c, p]                     call c, of shape p, shares an earlier call's copy h[t]
-transfer t takes time start, ticks, end [t], makespan Objective minimise the makespan, in coarse steps, or the memory
-units that a device needs Constraints choice   sum_o x[c, o] = 1;  y follows x;  rank ranges are nested or disjoint,
-and parts fit s[c, p] only if an earlier owner has shape p and an equal rank range time     as in
-`fixed_ranks_model.py`; two tasks whose rank ranges intersect do not overlap in time memory   on the rank range of
-every call c: sum of r - w s over the calls around it, plus m of any of them, <= device; the ranks of a range that are
-in none of its parts hold no more Redundant, for a tighter bound between two tasks (or the ends) the cluster, and the
-rank range of every call, have time for all work that must lie there; at no time do the running calls have more ranks
-than there are.
+Sets
+    c  calls, each with options o; an option has a shape p (number of ranks, layout), ticks d, resident memory r, the
+       part w of r that sharing saves, and transient memory m
+    t  tasks: runs of calls, and transfers between the shapes of two calls
+Variables
+    x[c, o], y[c, p]            call c uses option o, has shape p
+    inside, equal, meet [c, c'] relation of the rank ranges of two calls
+    s[c, p]                     call c, of shape p, shares an earlier call's copy
+    h[t]                        transfer t takes time
+    start, ticks, end [t], makespan
+Objective
+    minimise the makespan, in coarse steps, or the memory units that a device needs
+Constraints
+    choice   sum_o x[c, o] = 1;  y follows x;  rank ranges are nested or disjoint, and parts fit
+             s[c, p] only if an earlier owner has shape p and an equal rank range
+    time     as in `fixed_ranks_model.py`; two tasks whose rank ranges intersect do not overlap in time
+    memory   on the rank range of every call c: sum of r - w s over the calls around it, plus m of any of them,
+             <= device; the ranks of a range that are in none of its parts hold no more
+Redundant, for a tighter bound
+    between two tasks (or the ends) the cluster, and the rank range of every call, have time for all work that must
+    lie there; at no time do the running calls have more ranks than there are.
 """
 
 from __future__ import annotations

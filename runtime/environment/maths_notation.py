@@ -1,13 +1,14 @@
 """Parses and compares short answers in LaTeX or plain text: numbers, fractions, mixed numbers, roots, powers, tuples,
 sets.
 
-list = part {"," part}        part = sum | "(" list ")" | "[" list "]" | "\\{" list "\\}" sum = ["-"] product {("+" |
-"-") product} product = power {["*" | "/"] power}        power = atom ["^" atom]
+    list = part {"," part}        part = sum | "(" list ")" | "[" list "]" | "\\{" list "\\}"
+    sum = ["-"] product {("+" | "-") product}
+    product = power {["*" | "/"] power}        power = atom ["^" atom]
 
 Juxtaposed factors are multiplied, except that a whole number before a fraction of two whole numbers makes a mixed
-number. A value is an exact quotient of sums of monomials, powers of letters and of the primes under roots; two values
-are compared by cross-multiplication. A text outside this grammar, too long, nested too deeply or beyond a limit of the
-arithmetic has no value.
+number. A value is an exact quotient of sums of monomials, powers of letters and of the primes under roots; two
+values are compared by cross-multiplication. A text outside this grammar, too long, nested too deeply or beyond a
+limit of the arithmetic has no value.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Recorder:
     ) -> None:
         """`kernels` and `notes` are printed when the run begins.
 
-        The timeline has the last steps with at most `most_spans` spans; the trace is split into segments of
+        The timeline has the last steps with at most `max_spans` spans; the trace is split into segments of
         `segment_bytes`.
         """
         self._max_spans, self._segment_bytes = max_spans, segment_bytes

@@ -1,12 +1,12 @@
 """Rewards and advantages from scores: scale, clip and penalties, GAE and whitening, and baselines from groups.
 
-These are pure functions of tensors that know no model, process or layout. A batch is right-padded, [B, S], and index i
-of every per-token array concerns the prediction of token i + 1: `logprobs[i] = log p(token[i+1] | token[..i])`,
-`values[i]` is the critic's output after token i, and `mask[i]` is true if token i + 1 belongs to the response (its
-end-of-sequence token included). A row's response is one contiguous run, except for tool tokens; the last column is
-never part of it. Entries outside the mask, NaN and infinity included, do not change a single bit of a result. The rows
-of a batch are the groups of its prompts in order, so [B] is [prompts, group_size]. A group whose samples all have the
-same reward, by `differ`, gets exactly 0 from every comparison.
+These are pure functions of tensors that know no model, process or layout. A batch is right-padded, [B, S], and
+index i of every per-token array concerns the prediction of token i + 1: `logprobs[i] = log p(token[i+1] |
+token[..i])`, `values[i]` is the critic's output after token i, and `mask[i]` is true if token i + 1 belongs to the
+response (its end-of-sequence token included). A row's response is one contiguous run, except for tool tokens; the
+last column is never part of it. Entries outside the mask, NaN and infinity included, do not change a single bit of
+a result. The rows of a batch are the groups of its prompts in order, so [B] is [prompts, group_size]. A group whose
+samples all have the same reward, by `differ`, gets exactly 0 from every comparison.
 """
 
 from __future__ import annotations
