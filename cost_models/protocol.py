@@ -59,7 +59,6 @@ class Call:
                 str.__hash__(schedule.recompute),
                 str.__hash__(schedule.offload),
                 schedule.chunk_tokens,
-                schedule.micro_batch_tokens,
                 schedule.generation_slots,
                 schedule.batches_in_flight,
                 schedule.overcommit,

@@ -1,4 +1,4 @@
-"""The complete exception hierarchy.
+"""The complete exception hierarchy, and all exit codes.
 
 MeshwrightError
 ├── BadInput      what the user gave breaks a rule            exit code 2
@@ -39,6 +39,9 @@ class RunFailed(MeshwrightError):
 
     exit_code = 4
 
+
+STOPPED = 75
+"""Exit code of a run or a search that stopped on request, which is no error: EX_TEMPFAIL of sysexits(3)."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a full or failed disk, which are not mistakes in the input."""

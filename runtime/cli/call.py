@@ -106,9 +106,6 @@ def _resident_bytes() -> int:
     return total
 
 
-STOPPED = 75
-"""Exit code of a search or a run that stopped on request: EX_TEMPFAIL of sysexits.h."""
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _REPEAT_SECONDS = 1.0

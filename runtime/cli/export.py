@@ -14,7 +14,7 @@ from meshwright.planner.job.job import read_job
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.trainers.registry import TRAINERS
-from meshwright.profiles.errors import BadInput
+from meshwright.profiles.errors import BadInput, Infeasible
 from meshwright.runtime.api.runs import export_models, export_scripts
 from meshwright.runtime.api.trainers import export_plan
 from meshwright.runtime.cli import view_plan, view_trainers
@@ -42,7 +42,7 @@ def export_to_trainer(
         )
     if isinstance(exported, NoPlan):
         typer.echo(json.dumps(asdict(exported), indent=2)) if as_json else view_plan.print_no_plan(exported)
-        raise typer.Exit(3)
+        raise typer.Exit(Infeasible.exit_code)
     if as_json:
         typer.echo(exported.to_json())
     else:

@@ -12,6 +12,7 @@ import typer
 from meshwright.planner.job.job import read_job
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import write_atomically
+from meshwright.profiles.errors import Infeasible
 from meshwright.runtime.api.files import resolve
 from meshwright.runtime.api.planning import fit as fit_job
 from meshwright.runtime.api.planning import with_observed_lengths
@@ -60,4 +61,4 @@ def fit(
     else:
         view_search.print_fit(result, plot)
     if result.least_ranks is None:
-        raise typer.Exit(3)
+        raise typer.Exit(Infeasible.exit_code)

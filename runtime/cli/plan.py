@@ -28,6 +28,7 @@ from meshwright.planner.search.no_plan import NoPlan
 from meshwright.planner.search.search_control import ProgressCallback, SearchProgress
 from meshwright.planner.solver.result import Limits
 from meshwright.profiles.documents import canonical_json
+from meshwright.profiles.errors import STOPPED, Infeasible
 from meshwright.profiles.table import Table
 from meshwright.profiles.workload import ObservedLengths
 from meshwright.runtime.api.arguments import cost_model_builder
@@ -38,7 +39,6 @@ from meshwright.runtime.api.trainers import plan_for, structures_for
 from meshwright.runtime.api.verification import prove
 from meshwright.runtime.cli import view_plan, view_search
 from meshwright.runtime.cli.call import (
-    STOPPED,
     FromTrace,
     TraceFields,
     limit_memory,
@@ -269,7 +269,7 @@ def _report_no_plan(answer: NoPlan, as_json: bool) -> NoReturn:
         typer.echo(json.dumps(asdict(answer), indent=2))
     else:
         view_plan.print_no_plan(answer)
-    raise typer.Exit(3)
+    raise typer.Exit(Infeasible.exit_code)
 
 
 def _report_sensitivity(best: Plan, table: Table | None, job: Path, document: Job, *, as_json: bool) -> None:

@@ -9,13 +9,14 @@ import typer
 
 from meshwright.planner.job.job import Job, read_job
 from meshwright.planner.plan.plan import Plan, read_plan
+from meshwright.profiles.errors import STOPPED
 from meshwright.runtime.api.runs import run as train
 from meshwright.runtime.cli import view_plan
 from meshwright.runtime.cli.call import read_profile
 from meshwright.runtime.cli.options import AllowModule, JobPath, PlanPath, finite
 from meshwright.runtime.launch.rendezvous import Rendezvous, read_token
 from meshwright.runtime.records.lasting_output import lasting_output
-from meshwright.runtime.records.restarts import STOPPED, Stopped
+from meshwright.runtime.records.restarts import Stopped
 
 EXAMPLES = """Example: meshwright run plan.json examples/tiny/job.yaml --steps 20 --out run
 

@@ -8,6 +8,7 @@ import typer
 
 from meshwright.planner.plan.plan import Plan, read_plan
 from meshwright.planner.proof.document import Proof, read_proof
+from meshwright.profiles.errors import BadInput
 from meshwright.runtime.api.verification import names_table, unchecked
 from meshwright.runtime.api.verification import verify as find_violations
 from meshwright.runtime.cli.call import read_profile
@@ -47,7 +48,7 @@ def verify(
     elif open_questions:
         typer.echo("\n".join(("its laws hold." if not costs_checked else "its laws and costs hold.", *open_questions)))
     if sentences:
-        raise typer.Exit(2)
+        raise typer.Exit(BadInput.exit_code)
 
 
 def _certified(plan: Plan, proof: Proof) -> str:

@@ -10,9 +10,6 @@ from meshwright.profiles.errors import BadInput
 from meshwright.profiles.run_logs import log_files, read_log_lines
 from meshwright.profiles.untrusted_text import json_value, printable, read_text
 
-STOPPED = 75
-"""Exit code of a run that stopped on request and continues with --resume; EX_TEMPFAIL of sysexits(3)."""
-
 NEXT_PLAN = "next_plan.json"
 """File in the directory of a run with the plan for which it has stopped, and under which it continues."""
 

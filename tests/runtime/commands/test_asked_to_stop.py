@@ -14,7 +14,8 @@ import pytest
 
 from meshwright.planner.plan.plan import read_plan
 from meshwright.planner.plan.verify import verify
-from meshwright.runtime.cli.call import STOPPED, stop_on_signal
+from meshwright.profiles.errors import STOPPED
+from meshwright.runtime.cli.call import stop_on_signal
 
 ROOT = Path(__file__).parents[3]
 SOON, LATE = (ROOT / "examples" / name / "job.yaml" for name in ("long-tail-64", "moe-16384"))

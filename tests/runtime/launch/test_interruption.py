@@ -19,9 +19,9 @@ from benchmarks.hosts import BIN, LOOPBACK, Agent
 from meshwright.planner.plan.plan import write_plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.errors import STOPPED
 from meshwright.runtime.execution.resume import saved_steps
 from meshwright.runtime.launch import interruption
-from meshwright.runtime.records.restarts import STOPPED
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.laws.test_ahead import DISJOINT, working_ahead
 from tests.runtime.small_job import OF_TIME, request, write_job

@@ -16,10 +16,11 @@ from meshwright.planner.job.job import read_job, resolve
 from meshwright.planner.plan.plan import read_plan, write_plan
 from meshwright.planner.plan.steps_ahead import steps_ahead_patterns
 from meshwright.profiles.algorithms import PPO_GRAPH
+from meshwright.profiles.errors import STOPPED
 from meshwright.profiles.run_logs import former_plans
 from meshwright.runtime.execution.request import RunRequest
 from meshwright.runtime.execution.train import run_plan
-from meshwright.runtime.records.restarts import NEXT_PLAN, STOPPED, read_restarts
+from meshwright.runtime.records.restarts import NEXT_PLAN, read_restarts
 from tests.runtime.execution.test_train import read_lines
 from tests.runtime.plans_by_hand import Where, plan_by_hand
 from tests.runtime.small_job import OF_TIME, edited_job, write_job
