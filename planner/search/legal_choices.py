@@ -37,6 +37,10 @@ from meshwright.profiles.stages import Stage
 PINNED = "excluded by a pin"
 
 
+_DEGREES_ALONE = ("tp", "pp", "cp")
+"""Degrees whose rules need no other degree."""
+
+
 def legal_choices(
     facts: Facts,
     stage: Stage,
@@ -180,11 +184,21 @@ def _check_together(facts: Facts, stage: Stage, pins: Sequence[Pin]) -> None:
         values = {_value(choice, pin.key) for choice in (all_legal if pin.forbids else remaining)}
         if remaining and pin.value not in values:
             legal = min(values, key=lambda value: _distance(value, pin.value))
-            _refuse(pin, (f"no legal choice has it; the nearest legal value is {legal}.",))
+            nearest_value = f"no legal choice has this value; the nearest legal value is {legal}."
+            _refuse(pin, (*_broken_by_degree(facts, stage, pin), nearest_value))
         agreeing = [choice for choice in remaining if agrees(choice, (pin,))]
         if remaining and not agreeing:
             _refuse(pin, (f"it leaves {stage.name} without a legal choice; remove one of its pins.",))
         remaining = agreeing
+
+
+def _broken_by_degree(facts: Facts, stage: Stage, pin: Pin) -> Iterator[str]:
+    """Yield the rules that a pinned degree breaks by itself, such as one that does not divide the attention heads."""
+    if pin.key in _DEGREES_ALONE and isinstance(pin.value, int) and not pin.forbids:
+        alone = {"tp": Layout(tp=pin.value), "pp": Layout(pp=pin.value), "cp": Layout(cp=pin.value)}
+        for sentence in layout_rules(facts, stage, alone[pin.key]):
+            if sentence.startswith(f"{pin.key}={pin.value} "):
+                yield sentence
 
 
 def _refuse(pin: Pin, violations: Sequence[str]) -> None:

@@ -132,12 +132,16 @@ def test_what_is_left_out_is_counted_under_its_rule() -> None:
         (["actor_train.pool=1:2"], "a pool of 2 ranks cannot start at rank 1; start at rank 0."),
         (["actor_train.pool=0:3"], "3 ranks are neither a power of two within a node nor whole nodes; use 2 ranks."),
         (["actor_train.pool=4:4"], "ranks 4-7 leave the cluster of 4 ranks; start at rank 0."),
+        (["actor_train.tp=3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
         (["actor_train.layout=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
-        (["actor_train.micro_batch_size=5"], "no legal choice has it; the nearest legal value is 4."),
+        (["actor_train.micro_batch_size=5"], "no legal choice has this value; the nearest legal value is 4."),
         (["actor_train.layout=tp2", "actor_train.pool=0:4"], "the nearest legal value is tp2,pp1,dp2."),
         (["actor_train.layout=dp4", "actor_train.micro_batch_size=2"], "the nearest legal value is 1."),
         (["actor_generate.generation_slots=5"], "the nearest legal value is 4."),
-        (["actor_train.micro_batch_size!=5"], "forbid 'actor_train.micro_batch_size=5': no legal choice has it; the"),
+        (
+            ["actor_train.micro_batch_size!=5"],
+            "forbid 'actor_train.micro_batch_size=5': no legal choice has this value; the",
+        ),
         (["actor_train.layout!=tp3"], "tp=3 does not divide the 4 attention heads of actor; use tp=2."),
         (
             ["actor_train.recompute!=none", "actor_train.recompute!=selective", "actor_train.recompute!=full"],

@@ -77,7 +77,7 @@ def test_a_pin_that_is_not_legal_is_refused(call: Call, job: Path, tmp_path: Pat
     asked = ("--pin", "reward_score.chunk_tokens=8")
     outcome = call("plan", job, "--for", "verl", "--gap", 0.5, *asked, "-o", tmp_path / "plan.json")
     assert outcome.code == 2
-    assert "'reward_score.chunk_tokens=8': no legal choice has it" in outcome.err
+    assert "'reward_score.chunk_tokens=8': no legal choice has this value" in outcome.err
 
 
 def test_a_job_that_it_cannot_hold_ends_with_the_code_of_no_plan(call: Call, job: Path, tmp_path: Path) -> None:
