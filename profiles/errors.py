@@ -5,7 +5,8 @@ MeshwrightError
 ├── Infeasible    no plan fits; carries the binding limits    exit code 3
 └── RunFailed     a run, or what it writes, was not finished  exit code 4
 
-Each message is one sentence that names the thing, the value, the rule and what to change.
+Each message is one sentence that names the thing, the value, the rule and what to change. For the codes that shells use
+after signals see `runtime.cli.main` and `runtime.launch.interruption`.
 """
 
 # ruff: noqa: N818 - the names say what happened; the suffix Error would add nothing.

@@ -1,6 +1,7 @@
 """Assignment of rows to replicas, micro-batches and prefill passes, and of tokens to KV blocks.
 
-The runtime and the cost models use the same functions.
+The runtime and the cost models use the same functions; for micro-batches see `runtime.messages.experience` and
+`cost_models.micro_batches`.
 """
 
 from __future__ import annotations

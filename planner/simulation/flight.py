@@ -2,8 +2,10 @@
 generation ends.
 
 A replica's slots are divided into groups, one for each pipeline stage. A period delivers some of the sequences that
-have ended; the others stay in flight. Groups and rules depend only on counts of this replica's own sequences, so all
-of its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do.
+have ended; the others stay in flight. Groups and rules depend only on counts of this replica's own sequences, so all of
+its ranks decide alike, without messages and independent of wall-clock time, and a simulation decides as they do. For
+which rule applies see `runtime.rollout.admission` and `simulated_generation`, and for the minimum number of rounds
+`pacing`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Simulates many steps of a plan's program in virtual time, and reports what every rank did and waited for."""
+"""Simulates many steps of a plan's program in virtual time, and reports what every rank did and waited for.
+
+For generation with sampled lengths see `simulated_generation`, and for when its periods end `flight`.
+"""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class SimulatedFlight:
     def run_period(
         self, admitted: Collection[SimulatedSequence], delivery: DeliveryRule, least_rounds: int = 0
     ) -> PeriodResult:
-        """Simulate the next period, by the rules of `Flight.play`."""
+        """Simulate the next period, by the rules of `Flight.run_period`."""
         work = _PeriodWork(self._flight, self._num_stages)
         delivered = self._flight.run_period(
             admitted,

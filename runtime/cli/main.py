@@ -1,7 +1,8 @@
 """The command line: the registry of commands, the entry point, and how errors end it.
 
 The registry has names and help sentences, so that help and completion import no command. A command is imported when it
-is called, and torch only by commands that use a device, so help and planning start fast.
+is called, and torch only by commands that use a device, so help and planning start fast. For exit codes see
+`profiles.errors`.
 """
 
 from __future__ import annotations

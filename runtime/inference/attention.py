@@ -2,7 +2,8 @@
 packed rows on a CPU.
 
 The indices of what a pass reads and writes are computed once and shared by all layers. Without Triton, and as the
-reference for tests of the kernels, blocks are gathered and torch attends.
+reference for tests of the kernels, blocks are gathered and torch attends. For which one a pass uses see
+`runtime.inference.decode_step`.
 """
 
 from __future__ import annotations

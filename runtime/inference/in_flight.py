@@ -1,7 +1,8 @@
 """The state in flight on a rank between two periods: experience of later steps, and sequences being generated.
 
 It belongs to one plan and one way of sampling. With the same ones, a resumed run continues as if it had not been
-stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed, by `carrying`.
+stopped, with the same keys and values in the same slots. Under another plan only the tokens are resumed: see
+`runtime.rollout.plan_change`. For the rules by which a period ends see `planner.simulation.flight`.
 """
 
 from __future__ import annotations

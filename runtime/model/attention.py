@@ -4,6 +4,7 @@ It replaces Megatron's core attention module, whose input is this rank's heads o
 Adjacent rows of equal lengths form a batch, which takes one SDPA call; one call for rows of different lengths would
 compute scores between rows too. With torch's variable-length kernel, which runs on a GPU only, all rows that start in
 the pass take one call: https://docs.pytorch.org/docs/2.12/nn.attention.varlen.html
+For which of the two a run uses see `runtime.model.kernel_choice`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The choice of kernels of a run, made once at its start from the abilities of the device.
 
-The plain kernels are the reference that tests compare the others with.
+The plain kernels are the reference that tests compare the others with. For where the choice is applied see
+`runtime.model.layers` and, for decode steps and prefills, `runtime.inference.decode_step`.
 """
 
 from __future__ import annotations

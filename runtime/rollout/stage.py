@@ -1,4 +1,7 @@
-"""The generation stage on one rank: what a period admits, samples, streams to other stages and puts into the batch."""
+"""The generation stage on one rank: what a period admits, samples, streams to other stages and puts into the batch.
+
+For which prompts it admits and what ends it see `runtime.rollout.admission`.
+"""
 
 from __future__ import annotations
 

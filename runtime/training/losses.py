@@ -4,6 +4,8 @@ All are pure functions of tensors, with the shapes and index meaning of `meshwri
 loss and every metric is a sum over masked tokens divided by the number of response tokens of the whole minibatch
 (`num_tokens`, over all micro-batches and data-parallel ranks), or by the divisor of `MaskedMean`. Shares therefore
 add up: neither the micro-batch size nor the layout changes the result.
+
+The KL penalty of GRPO is a term of `policy_loss`. That of PPO is part of the reward: see `advantages.token_rewards`.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def importance_weights(logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tenso
     mask.
 
     `logprobs` are the trainer's at the start of the update (the proximal policy), `behaviour_logprobs` the sampler's.
-    Both are over the whole vocabulary (see `runtime.generation.sampling`), so top-k and top-p do not change a weight.
+    Both are over the whole vocabulary (see `runtime.inference.sampling`), so top-k and top-p do not change a weight.
     """
     log_ratio = torch.where(mask.bool(), logprobs - behaviour_logprobs, 0.0)
     return torch.where(mask.bool(), log_ratio.exp().clamp(max=cap), 0.0)
