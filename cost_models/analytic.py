@@ -87,8 +87,8 @@ class WorkloadSplits(NamedTuple):
 class AnalyticModel:
     """A cost model for one cluster, workload and precision; of this project's runtime unless a `framework` is given.
 
-    `shard_of` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without an
-    `engine` the framework itself generates.
+    `make_shard` may replace the analytic times of a shard, `efficiency` the constants of the device's family. Without
+    an `engine` the framework itself generates.
     """
 
     memory_is_monotone = True

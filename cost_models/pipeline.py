@@ -52,7 +52,7 @@ Batches: TypeAlias = tuple[MicroBatches, ...]
 
 class BatchCompute(NamedTuple):
     """Compute of some micro-batches: their number and mean tokens, and summed over them the seconds of one layer, of
-    embedding and head (`ends`), and of recomputing one layer (`again`)."""
+    embedding and head (`ends`), and of recomputing one layer (`recompute`)."""
 
     num_batches: float
     mean_tokens: float
@@ -342,9 +342,9 @@ def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> li
 class PipelineCosts:
     """Costs of one stage on one layout; `num_rows` are the rows of the fullest replica (per update if it trains).
 
-    `computed_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the
-    stage streams, `away` the seconds of an offload. `plain` is the same stage on the layout without virtual pipeline
-    stages, if the layout has them.
+    `compute_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the
+    stage streams, `offload_addends` the seconds of an offload. `without_vpp` is the same stage on the layout without
+    virtual pipeline stages, if the layout has them.
     """
 
     layout: Layout

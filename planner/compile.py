@@ -84,11 +84,11 @@ def compile_plan(
 ) -> Plan | NoPlan:
     """Return the fastest plan that fits in memory, or the reasons why there is none.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model. `remodel` builds a cost
-    model for other facts; without it, only more memory is tried as a change that makes an infeasible job feasible.
-    `start` is a plan of these facts, costed by this model, that keeps the pins (`start.start_from`); the search then
-    looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not legal.
-    """
+    `digests` name inputs other than the facts, such as the measured table behind the model. `rebuild_cost_model`
+    builds a cost model for other facts; without it, only more memory is tried as a change that makes an infeasible
+    job feasible. `start` is a plan of these facts, costed by this model, that keeps the pins (`start.start_from`);
+    the search then looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not
+    legal."""
     limits = limits or Limits()
     parsed_pins = parse_pins(pins, facts.graph)
     check_pins(facts, parsed_pins)

@@ -189,7 +189,7 @@ def _replace(path: Path, content: bytes, *, waits_for_disk: bool) -> None:
 def remove_temporary_files(directory: Path, name: str | None = None, *, min_age_seconds: float = 60.0) -> None:
     """Remove temporary files that killed processes left beside the named file, or beside any file.
 
-    A temporary file is removed if its process no longer exists on this machine and it is older than `least_seconds`.
+    A temporary file is removed if its process no longer exists on this machine and it is older than `min_age_seconds`.
     """
     names = glob.escape(name[:_NAME_PREFIX_LENGTH]) if name else "*"
     for partial in directory.glob(f".{names}.*.partial"):

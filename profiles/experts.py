@@ -87,7 +87,7 @@ class Experts:
     normalized: bool = True  # the weights of a token's experts sum to one
 
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
-        """MLP width that one token passes, on a rank whose routed experts have `busiest` times the mean load."""
+        """MLP width that one token passes, on a rank whose routed experts have `imbalance` times the mean load."""
         return imbalance * self.experts_per_token * self.ffn_size + self.shared_ffn_size
 
     def params(self, hidden_size: int, *, has_bias: bool = False) -> int:

@@ -162,11 +162,11 @@ def measure(
     before: Callable[[], object] = lambda: None,
     calls_per_sample: int = 1,
 ) -> TimingResult:
-    """Time `body` `repeats` times, or more until the times sum to `least_seconds`.
+    """Time `run_pass` `repeats` times, or more until the times sum to `min_seconds`.
 
     Timing stops early, after one repeat at least, once the budget (which includes the warm-up) is spent.
-    `before` runs untimed ahead of each call. Each recorded time is the mean of `together` calls: a stage makes many
-    calls and takes the sum of their times, so slow outliers must count.
+    `before` runs untimed ahead of each call. Each recorded time is the mean of `calls_per_sample` calls: a stage
+    makes many calls and takes the sum of their times, so slow outliers must count.
     """
     start = clock()
     for _ in range(warmup):

@@ -66,7 +66,7 @@ class SlotRefills:
         return self._starts_in(np.ones(len(self.always)), waiting)
 
     def evenly(self, batch: float, period: float) -> Numbers:
-        """Return the starts if a batch waits at time 0 and another arrives every `turn` steps."""
+        """Return the starts if a batch waits at time 0 and another arrives every `period` steps."""
         return self._simulate(batch, batch, lambda number, *_: int(number * period))
 
     def in_order(self, waiting: float, batch: float, longest: float) -> Numbers:

@@ -152,7 +152,7 @@ class ModelSpec:
     def active_ffn_size(self, imbalance: float = 1.0) -> float:
         """MLP width that one token passes through in the widest layer.
 
-        `busiest` is the load of the rank's experts over the mean load of all ranks.
+        `imbalance` is the load of the rank's experts over the mean load of all ranks.
         """
         dense = self.ffn_size if self.num_dense_layers else 0
         return max(dense, self.experts.active_ffn_size(imbalance)) if self.experts else dense

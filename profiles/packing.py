@@ -52,9 +52,9 @@ def micro_batches_by_rows(lengths: Sequence[int], micro_batch_size: int) -> tupl
 
 
 def micro_batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> tuple[tuple[int, ...], ...]:
-    """Assign rows to micro-batches of at most `most_tokens` tokens; return indices into `lengths`.
+    """Assign rows to micro-batches of at most `max_tokens` tokens; return indices into `lengths`.
 
-    No length may be above `most_tokens`. The number of micro-batches is the smallest, counting up from a lower bound,
+    No length may be above `max_tokens`. The number of micro-batches is the smallest, counting up from a lower bound,
     for which longest-first assignment to the micro-batch with the fewest tokens keeps the cap. The lower bound counts
     rows of more than half the cap, no two of which fit together.
     """

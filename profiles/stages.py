@@ -123,7 +123,7 @@ class HostStage:
 
 
 class FieldType(NamedTuple):
-    """The values of one field of the experience: one per token, or with `is_one` one per sequence.
+    """The values of one field of the experience: one per token, or with `per_sequence` one per sequence.
 
     `dtype` is the name of a torch dtype.
     """

@@ -136,7 +136,7 @@ def read_spans(path: Path) -> tuple[Span, ...]:
 
 
 def read_recent_spans(path: Path, max_spans: int = MAX_SPANS, *, min_steps: int = _MIN_STEPS) -> tuple[Span, ...]:
-    """Read all spans of a trace with at most `most` spans; of a longer trace, those of its last complete steps.
+    """Read all spans of a trace with at most `max_spans` spans; of a longer trace, those of its last complete steps.
 
     At least the last `min_steps` steps are read. Raises BadInput, naming a line read that is not a span.
     """

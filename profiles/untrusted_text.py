@@ -95,7 +95,7 @@ def load_json(text: str) -> Any:
 
 
 def json_value(text: str, what: str) -> Any:
-    """Parse a JSON text into plain values. Raises BadInput, whose message begins with `told`, for invalid JSON."""
+    """Parse a JSON text into plain values. Raises BadInput, whose message begins with `what`, for invalid JSON."""
     try:
         return require_no_surrogates(
             json.loads(
@@ -243,7 +243,7 @@ _DEEPLY_NESTED = re.compile(rf"(?:[\[{{]\s*){{{_MAX_DEPTH + 1}}}")
 
 
 def yaml_value(text: str, what: str) -> Any:
-    """Parse a YAML text into values that JSON has. Raises BadInput, whose message begins with `told`, otherwise."""
+    """Parse a YAML text into values that JSON has. Raises BadInput, whose message begins with `what`, otherwise."""
     if _DEEPLY_NESTED.search(text):
         raise BadInput(f"{what} is nested too deep; {_MAX_DEPTH} levels are enough.")
     try:

@@ -49,7 +49,7 @@ class StageAlternatives:
 
 
 def alternatives(plan: Plan, model: CostModel, *, max_count: int = 3) -> tuple[StageAlternatives, ...]:
-    """Return up to `most` best alternatives of each stage, under the plan's pins. `model` is the cost model of the
+    """Return up to `max_count` best alternatives of each stage, under the plan's pins. `model` is the cost model of the
     plan's own facts."""
     edges = stage_transfers(plan.facts, model)
     return tuple(

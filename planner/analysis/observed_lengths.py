@@ -40,8 +40,8 @@ _MAX_BINS = 64
 
 @dataclass(frozen=True)
 class RolloutTrace:
-    """Token counts of some rollouts: `prompts` and `numbers` (of turns) per rollout, `drawn` per turn, `told` per tool
-    result, and `seconds` per tool result that has timestamps."""
+    """Token counts of some rollouts: `prompt_tokens` and `num_turns` (of turns) per rollout, `turn_tokens` per turn,
+    `tool_tokens` per tool result, and `latency_seconds` per tool result that has timestamps."""
 
     prompt_tokens: tuple[int, ...]
     num_turns: tuple[int, ...]
@@ -67,7 +67,7 @@ class RolloutTrace:
 
 
 def read_agent_trace(path: Path, count_tokens: Callable[[str], int]) -> RolloutTrace:
-    """Read the rollouts of a file; `count` returns the number of tokens of a text.
+    """Read the rollouts of a file; `count_tokens` returns the number of tokens of a text.
 
     Raises BadInput naming a malformed line, and for a file without a rollout.
     """

@@ -43,7 +43,8 @@ def best_structures(
     count: int,
     progress: Callable[[], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """Return the `count` best plans of different structure under the pins `asked`; `best` is the first of them.
+    """Return the `count` best plans of different structure under the pins `requested_pins`; `best` is the first of
+    them.
 
     Each is the best of all structures that are left, as far as `search` finds it; its bound and gap are those of the
     whole space. There are fewer if no more exist. `progress` is called after each new search.

@@ -110,8 +110,8 @@ class Replanned:
 class PacedCostModel(DelegatingCostModel):
     """A cost model whose seconds are scaled by the measured / predicted ratio of each stage in a run.
 
-    `in_layouts` has the factors of layouts that the run has used. In any other layout a stage has its current factor,
-    from `factors`.
+    `layout_factors` has the factors of layouts that the run has used. In any other layout a stage has its current
+    factor, from `factors`.
     """
 
     factors: Mapping[str, float]
@@ -294,10 +294,10 @@ RECENT_STEPS = 20
 @dataclass(frozen=True, kw_only=True)
 class ObservedRun:
     """The facts of a plan as its run observed them, and the measured / predicted ratio of each stage: `factors` for its
-    current layout, and `in_layouts` for every layout that the run has used.
+    current layout, and `layout_factors` for every layout that the run has used.
 
-    `off_by` is the relative error of the plan's period against its prediction with these factors, at the lengths that
-    it was made for; 0 for the first plan of a run, which was made before any speed was known.
+    `relative_error` is the relative error of the plan's period against its prediction with these factors, at the
+    lengths that it was made for; 0 for the first plan of a run, which was made before any speed was known.
     """
 
     facts: Facts

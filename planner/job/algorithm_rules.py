@@ -64,7 +64,7 @@ def require_roles(
 
 
 def require_own_settings(algorithm: Algorithm, expected_key: str, given_keys: Collection[str]) -> None:
-    """Raises ValueError if a job gives settings under a key other than `own`, that of its algorithm."""
+    """Raises ValueError if a job gives settings under a key other than `expected_key`, that of its algorithm."""
     for key in given_keys:
         if key != expected_key:
             raise ValueError(
@@ -73,8 +73,8 @@ def require_own_settings(algorithm: Algorithm, expected_key: str, given_keys: Co
 
 
 def require_settings_of_graph(allowed_keys: Collection[str], given_keys: Sequence[str]) -> None:
-    """Raises ValueError if a job with its own graph gives settings under a key other than `own` (the keys of presets
-    with the same graph), or under two keys."""
+    """Raises ValueError if a job with its own graph gives settings under a key other than `allowed_keys` (the keys of
+    presets with the same graph), or under two keys."""
     for key in given_keys:
         if key not in allowed_keys:
             reason = (

@@ -26,7 +26,8 @@ _I = TypeVar("_I", Placement, Refit)
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A task that occupies ranks for some seconds. `after` gives the tasks whose end it waits for, each with a lag in
-    seconds; `beside` those whose start it waits for; `not_before` is in seconds from the start of the period."""
+    seconds; `after_start_of` those whose start it waits for; `not_before` is in seconds from the start of the
+    period."""
 
     name: str
     ranks: frozenset[int]
@@ -147,8 +148,8 @@ def ranks_of(plan: Plan, item: Item) -> frozenset[int]:
 
 
 def tasks(plan: Plan, earliest_starts: Mapping[str, float] | None = None) -> tuple[Task, ...]:
-    """The refits and stages of one period in the order of their start; `held` gives the earliest start of some, by
-    name, in seconds."""
+    """The refits and stages of one period in the order of their start; `earliest_starts` gives the earliest start of
+    some, by name, in seconds."""
     position, earliest_starts = plan.graph.position, earliest_starts or {}
     ordered = sorted(
         items(plan),

@@ -297,7 +297,7 @@ def schedules(
 ) -> tuple[Schedule, ...]:
     """All offered schedules of a stage on a legal layout; without a scope, those of a synchronous plan without offload.
 
-    `wanted` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
+    `extra_choices` adds micro-batches to the usual ones. Generation fills free slots and has no micro-batches.
     """
     rows, search_case = rows_per_replica(facts, stage, layout), search_case or synchronous_case(facts.graph)
     if stage.generates:

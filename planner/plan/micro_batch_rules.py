@@ -57,7 +57,7 @@ def offered_micro_batches(
     Without pipeline parallelism, a token cap replaces the row count that needs as much memory, since it never makes
     more micro-batches; a pipeline may want micro-batches smaller than memory requires. With context parallelism a
     micro-batch is one sequence: in place of two, twice as many replicas could take one each, with the same work and
-    memory and less communication. More are legal, and offered with `wanted.by_rows`.
+    memory and less communication. More are legal, and offered with `extra_choices.by_rows`.
     """
     usual, longest = token_caps(workload, stage, layout, rows), workload.max_tokens
     legal = (

@@ -104,8 +104,8 @@ def refit_seconds(plan: Plan) -> dict[str, tuple[float, ...]]:
 class TransferDelays:
     """Delays after a producer has ended, in seconds.
 
-    `whole` is the delay until its output has arrived, by producer and consumer; `host_reward_seconds` the part of it
-    that the plan expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
+    `transfers` is the delay until its output has arrived, by producer and consumer; `host_reward_seconds` the part of
+    it that the plan expects host rewards to take. `tails` is the delay until a streaming consumer can end, by consumer.
     """
 
     transfers: Mapping[tuple[str, str], float]

@@ -117,7 +117,7 @@ Instruction: TypeAlias = MoveWeights | RunStage | Send | Receive
 class Waves:
     """Instructions that are repeated for wave after wave of prompts until a batch has its groups.
 
-    They are executed after the first `others` instructions of the period.
+    They are executed after the first `num_before` instructions of the period.
     """
 
     instructions: tuple[Instruction, ...]
@@ -187,7 +187,7 @@ class Program:
 
 
 def generation_version(plan: Plan, period: int, first_step: int) -> int:
-    """Return the version (number of updates) of the weights that period `turn` generates with.
+    """Return the version (number of updates) of the weights that period `period` generates with.
 
     A refit comes before the training of its period. Without a refit, generation shares the copy that is trained.
     """

@@ -37,7 +37,7 @@ _ROUNDING = 1e-12
 class Case:
     """A subset of the plans of a space.
 
-    `left` has the remaining choices of each stage, and `related` for some pairs of stages whether their pools
+    `remaining` has the remaining choices of each stage, and `intersects` for some pairs of stages whether their pools
     intersect.
     """
 

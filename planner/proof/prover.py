@@ -64,7 +64,7 @@ class _Branch:
 
 
 def prove(plan: Plan, model: CostModel, *, max_splits: int = MAX_SPLITS) -> Proof:
-    """Return the proof that `most_splits` splits give. `model` is the cost model that the plan was made with."""
+    """Return the proof that `max_splits` splits give. `model` is the cost model that the plan was made with."""
     scopes = all_search_cases(plan)
     spaces = Enumeration(plan.facts, model, plan.period_seconds).spaces(scopes)
     target = plan.period_seconds * (1 - TARGET_GAP)

@@ -47,7 +47,7 @@ class Allowance:
 
 @dataclass(frozen=True)
 class ShortPeriod:
-    """A period of at most `most_seconds` on `num_ranks` ranks.
+    """A period of at most `max_seconds` on `num_ranks` ranks.
 
     `lags` are the seconds of the transfers within it, by producer and consumer; `names` has producers before consumers.
     """

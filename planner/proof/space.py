@@ -212,7 +212,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """Builds the spaces of some facts by a cost model, without choices that are in no period below `most_seconds`.
+    """Builds the spaces of some facts by a cost model, without choices that are in no period below
+    `max_period_seconds`.
 
     Such choices take longer alone, or together with the least of what precedes and follows. Choices that two search
     cases have in common are costed once.

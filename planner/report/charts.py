@@ -230,8 +230,8 @@ _POINT_CLASS = {True: "point", False: "point open"}
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A point of a plot. `sound` is False for a value that breaks a rule, such as one that does not fit in memory; it
-    is drawn as an open circle."""
+    """A point of a plot. `is_valid` is False for a value that breaks a rule, such as one that does not fit in memory;
+    it is drawn as an open circle."""
 
     x: float
     y: float

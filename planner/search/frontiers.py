@@ -55,8 +55,8 @@ class PoolKind(NamedTuple):
 class Frontier:
     """The frontier of one stage: its undominated choices by kind of pool, and the number of rejected ones by reason.
 
-    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `asked` counts the
-    questions to the cost model.
+    `smallest` has the choice with the least peak memory on each part of the cluster, fitting or not. `questions`
+    counts the questions to the cost model.
     """
 
     stage: Stage
@@ -85,9 +85,9 @@ def frontier(
 ) -> Frontier:
     """Compute the frontier of one stage; unless `is_limited`, choices are kept whatever device memory they need.
 
-    `most` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no limit.
-    `is_plain` costs only plain choices (`space.legal_choices_by_layout`). `on` are the stage's pools if already listed.
-    `scope` defaults to the plainest search case.
+    `time_limits` limits the seconds of a choice by kind of pool, and excludes the kinds that it lacks; None means no
+    limit. `is_plain` costs only plain choices (`space.legal_choices_by_layout`). `stage_pools` are the stage's pools if
+    already listed. `search_case` defaults to the plainest search case.
     """
     stage_pins = [pin for pin in pins if pin.stage == stage.name]
     kinds = kinds_of(facts, stage, stage_pins) if stage_pools is None else stage_pools
@@ -217,7 +217,7 @@ def frontiers(
 
 @dataclass
 class StageCosts:
-    """Costs stages of one job; `asked` collects every frontier that was costed."""
+    """Costs stages of one job; `costed_frontiers` collects every frontier that was costed."""
 
     facts: Facts
     model: CostModel
@@ -251,7 +251,7 @@ class StageCosts:
     ) -> Frontier:
         """Return one stage's frontier in a search case without its pools, which are too many to send between processes.
 
-        `most` and `is_plain` are as in `frontier.frontier`.
+        `time_limits` and `is_plain` are as in `frontier.frontier`.
         """
         costed = frontier(
             self.facts,

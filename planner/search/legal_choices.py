@@ -74,7 +74,7 @@ def legal_choices_by_layout(
 
     The order is fixed. Rejected choices are counted in `rejected`, by reason. Schedules do not yet say how rows are
     split by speed over two kinds of nodes. With `plain_only`, choices that are not plain are skipped and not counted.
-    `scope` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
+    `search_case` defaults to the plainest search case. Micro-batch sizes and token caps that are pinned are offered in
     addition to the usual ones; without pins, `wanted` is offered.
     """
     search_case = search_case or synchronous_case(facts.graph)

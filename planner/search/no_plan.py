@@ -89,10 +89,10 @@ def explain_no_plan(
     limits: Limits,
     rebuild_cost_model: CostModelBuilder | None,
 ) -> NoPlan:
-    """Explain why this job has no plan. Without `remodel`, only more memory is tried as a change.
+    """Explain why this job has no plan. Without `rebuild_cost_model`, only more memory is tried as a change.
 
-    `model` and the models that `remodel` builds raise OutOfTimeError once time is up; the changes found until then are
-    returned, with a note that others were not tried.
+    `model` and the models that `rebuild_cost_model` builds raise OutOfTimeError once time is up; the changes found
+    until then are returned, with a note that others were not tried.
     """
     if status == "out_of_limit":
         sentence = f"no plan was found in {limits.max_deterministic_time:g} s; give more with --time-limit."

@@ -32,9 +32,9 @@ def map_in_two_processes(
 ) -> list[Found]:
     """Return the result of `work` for each item, in order; side effects of `work` on memory may be lost.
 
-    `prepare` runs in this process before it takes an item, while the second process already works. `begun` is called in
-    this process with the position of each item that it starts; the items before it are done or being computed.
-    """
+    `prepare` runs in this process before it takes an item, while the second process already works. `on_start` is
+    called in this process with the position of each item that it starts; the items before it are done or being
+    computed."""
 
     def compute_here(index: int) -> Found:
         on_start(index)

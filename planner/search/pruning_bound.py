@@ -99,8 +99,8 @@ StageKey: TypeAlias = tuple[str, SearchCaseKey]
 class PruningBound:
     """The pruning bounds of several search cases; `max_period_seconds` has the longest period worth finding in each.
 
-    `least` holds lower bounds in seconds by stage and by the properties of a search case that its choices depend on;
-    they become tighter as stages are costed. The `late` stages wait for rewards, which arrive at least
+    `lower_bounds` holds lower bounds in seconds by stage and by the properties of a search case that its choices
+    depend on; they become tighter as stages are costed. The `late` stages wait for rewards, which arrive at least
     `late_seconds(generation_seconds)` after the generation.
     """
 

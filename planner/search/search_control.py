@@ -52,7 +52,7 @@ ProgressCallback: TypeAlias = Callable[[SearchProgress], None]
 
 @dataclass
 class ProgressReporter:
-    """Combines the progress of all search cases, each identified by its position, and reports it to `tell`."""
+    """Combines the progress of all search cases, each identified by its position, and reports it to `callback`."""
 
     callback: ProgressCallback | None
     num_scopes: int

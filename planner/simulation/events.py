@@ -33,7 +33,7 @@ class Record(NamedTuple):
 
     `cause` is what the group waited for between `arrived` and `start`. `number` is the index of the instruction in the
     program; the number of instructions means the end of the period. A receive only waits: from `start` to `end`
-    the data is in transit. A stage that streams waits for its producer for `starved` of the seconds from `start` to
+    the data is in transit. A stage that streams waits for its producer for `stream_wait` of the seconds from `start` to
     `end`.
     """
 
@@ -60,7 +60,7 @@ class RankProgram:
 
 
 def group_ranks(program: Program, num_ranks: int, stages_by_replica: frozenset[str], replica: Replica) -> RankProgram:
-    """Group the ranks of a program. The replicas of the stages in `split` have durations of their own."""
+    """Group the ranks of a program. The replicas of the stages in `stages_by_replica` have durations of their own."""
     instructions = program.instructions
     keys: dict[int, list[tuple[int, int]]] = {rank: [] for rank in range(num_ranks)}
     for index, instruction in enumerate(instructions):

@@ -167,16 +167,16 @@ class Flight(Generic[W, G, E]):
         multi_step: Callable[[int | None], int] = lambda _most: 0,
         min_rounds: int = 0,
     ) -> tuple[E, ...]:
-        """Run a period: decode until `delivery` is satisfied, and at least `least_rounds` rounds if tokens remain.
+        """Run a period: decode until `delivery` is satisfied, and at least `min_rounds` rounds if tokens remain.
 
         `admitted` sequences queue behind the waiting ones. The delivered sequences are returned in order of step and
         row.
 
-        The groups are processed in rotation. `learn` removes and returns the sequences that ended with the last sampled
-        tokens, in the order of their slots. `advance` samples a token for each live sequence and the first tokens of
-        those that it admits from `waiting`, and returns the number of the latter. After every round `skip` may run
-        further rounds in which no sequence starts or ends, at most the given number, and returns how many.
-        """
+        The groups are processed in rotation. `process_sampled` removes and returns the sequences that ended with the
+        last sampled tokens, in the order of their slots. `step` samples a token for each live sequence and the first
+        tokens of those that it admits from `waiting`, and returns the number of the latter. After every round
+        `multi_step` may run further rounds in which no sequence starts or ends, at most the given number, and returns
+        how many."""
         self.turn += 1
         self.num_rounds = 0
         self.waiting.extend(admitted)

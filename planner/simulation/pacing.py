@@ -41,7 +41,7 @@ def num_deferred(step: int, before: int, limit: int, num_rows: int) -> int:
 
 
 def ramp_up_steps(limit: int, num_rows: int) -> int:
-    """Return the steps until a replica that starts with nothing in flight has `most` sequences beyond its batch."""
+    """Return the steps until a replica that starts with nothing in flight has `limit` sequences beyond its batch."""
     return -(-limit * ROWS_PER_DEFERRAL // num_rows)
 
 

@@ -127,7 +127,7 @@ def coarsened(problem: Problem, *, parts: int, ticks: int, merge_ticks: int = 0)
     """Round memory down to whole parts of a device and times to multiples of `ticks`, and drop dominated options.
 
     The ticks by which an option may start early are rounded up. Layouts are merged if their transfers and copies differ
-    by less than `apart` ticks and one part; with 0 no layouts are merged and copies keep their size.
+    by less than `merge_ticks` ticks and one part; with 0 no layouts are merged and copies keep their size.
     """
     unit, calls = max(1, problem.device_units // parts), []
     merged = merge_layouts(problem, ticks=merge_ticks, units=unit) if merge_ticks else MergedLayouts(problem, {}, {})

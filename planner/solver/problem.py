@@ -113,7 +113,7 @@ class Precedence(NamedTuple):
 
 
 class CarriedPrecedence(NamedTuple):
-    """`after`, `turns` periods later, starts no earlier than `lag` ticks past the end of `before`.
+    """`after`, `periods` periods later, starts no earlier than `lag` ticks past the end of `before`.
 
     As in modulo scheduling: turns x period >= end + lag - start. `late` is as in `Precedence`.
     """
@@ -136,15 +136,15 @@ class Problem:
     The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods are
     alike.
 
-    `copies` lists groups of calls in order of ownership: a call at the same place as an earlier one of its group shares
-    that call's copy. The memory on a rank is the resident units of every copy on it, plus the largest transient of its
-    calls.
+    `sharing_groups` lists groups of calls in order of ownership: a call at the same place as an earlier one of its
+    group shares that call's copy. The memory on a rank is the resident units of every copy on it, plus the largest
+    transient of its calls.
 
     The ranks of two calls are disjoint or nested.
 
     With `anywhere`, an option is written with first rank 0 and may be on every aligned rank range of its size: sizes of
-    at least `step` ranks are multiples of `step` and start at multiples of it; smaller sizes divide it and start at
-    multiples of themselves. `step` defaults to the number of all ranks.
+    at least `range_step` ranks are multiples of `range_step` and start at multiples of it; smaller sizes divide it
+    and start at multiples of themselves. `range_step` defaults to the number of all ranks.
     """
 
     num_ranks: int

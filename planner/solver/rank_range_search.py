@@ -116,9 +116,9 @@ def first_answer(problem: Problem, limits: Limits, effort: Effort) -> Result | N
 class _Best:
     """The state of the search: the best answer so far, the bounds, and the deterministic time left.
 
-    `bound` belongs to the branch being searched, `elsewhere` is the least bound of the other branches. `aside` is an
-    answer that is ignored in the meantime. If `is_rough`, any answer within the gap serves as well as a shorter one.
-    """
+    `bound` belongs to the branch being searched, `other_branches_bound` is the least bound of the other branches.
+    `set_aside` is an answer that is ignored in the meantime. If `is_rough`, any answer within the gap serves as well
+    as a shorter one."""
 
     problem: Problem
     limits: Limits

@@ -33,9 +33,9 @@ class Limits:
     """The limits of a search; the same limits without `deadline` and `stop` give the same answer on every machine.
 
     The search ends when (makespan - bound) / makespan is at most `gap`; 0 requests the optimum and its proof. If `gap`
-    is None, a search for a plan uses the default for its number of ranks (`on`), and the solver alone uses 0. The
-    search may end without an answer if none takes at most `most` ticks. It ends with what it has at `deadline`, in
-    seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
+    is None, a search for a plan uses the default for its number of ranks (`with_default_gap`), and the solver alone
+    uses 0. The search may end without an answer if none takes at most `max_makespan` ticks. It ends with what it has at
+    `deadline`, in seconds of `time.monotonic`, or when `stop` is set; the answer then depends on the machine.
 
     Several workers take turns to stay deterministic, which was slower than one worker on every problem tried so far.
     """
@@ -77,7 +77,8 @@ class Limits:
             raise OutOfTimeError
 
     def target(self, makespan: int) -> int:
-        """The largest makespan worth finding once this one is known: `most`, or shorter by more than the gap."""
+        """The largest makespan worth finding once this one is known: `max_makespan`, or shorter by more than the
+        gap."""
         if self.max_makespan is not None and makespan > self.max_makespan:
             return self.max_makespan
         return self.improving_makespan(makespan)

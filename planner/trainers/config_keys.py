@@ -82,12 +82,12 @@ _MAX_YAML_WORD = 500
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """A trainer's configuration: `given` are its keys, `known` has the defaults of all others.
+    """A trainer's configuration: `values` are its keys, `known` has the defaults of all others.
 
-    `otherwise` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
+    `other_branch` holds, for keys whose value depends on a branch of a script, the value in another branch. `undecided`
     are keys whose value the script does not determine, with the reason. `missing` are base files that the configuration
     names and that are not beside it. `command` are the words of the command, `remarks` sentences on parts of the script
-    that were not followed, `changed` the keys that the user overrode, and `asked` the keys that were read so far.
+    that were not followed, `changed` the keys that the user overrode, and `read_keys` the keys that were read so far.
     """
 
     known: KnownKeys
@@ -114,7 +114,7 @@ class TrainerConfig:
         """Split the keys that were not read in two: those that may change a step, as `key=value` with the reason why
         they are not read, and those that a plan does not depend on or that have their default.
 
-        `idle` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
+        `unused` are patterns of keys that other keys make unused, such as those of a model that the job lacks.
         """
         unused_patterns = tuple(unused)
 
@@ -127,7 +127,7 @@ class TrainerConfig:
         return {f"{key}={self.values[key]}": reason for key, reason in reasons.items()}, tuple(plain)
 
     def unknown_key_notes(self, trainer: str, ignored: Iterable[str]) -> Iterator[str]:
-        """Sentences on unknown keys: not in the trainer's known version, not read, not among the `plain` ones, and
+        """Sentences on unknown keys: not in the trainer's known version, not read, not among the `ignored` ones, and
         matched by no pattern of known meaning.
 
         Raises BadInput for an unknown key that the user overrode.
@@ -197,7 +197,7 @@ class TrainerConfig:
         return value
 
     def integer_or(self, key: str, default: int) -> int:
-        """The integer value of a key, or `otherwise` where it is absent or 0.
+        """The integer value of a key, or `default` where it is absent or 0.
 
         Raises BadInput naming the key where its value is another.
         """
@@ -261,7 +261,7 @@ def read_flags(
 ) -> TrainerConfig:
     """Read a script whose command takes `--key value`, or several numbers as `--key 1 2`.
 
-    `changed` are keys with values that override its own; `present` maps former names of flags to today's.
+    `changed` are keys with values that override its own; `current_names` maps former names of flags to today's.
 
     Raises BadInput for a script without such a command.
     """

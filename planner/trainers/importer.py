@@ -246,11 +246,11 @@ class Reader:
 class Imported:
     """A configuration as a plan, and faster plans.
 
-    `plan` is the configuration as it is, by our costs; None where it does not fit. `within` is the best plan that the
-    trainer can express, `best` the fastest plan that was found, within the gap of the optimum; None where there is
-    none. `timed_out` is true if a search reached its limit before it found a plan or excluded one. `deciding` are
-    the fields that the plan depends on, `notes` sentences on what was read differently, `named` keys that may change a
-    step and are not read, with the reason, and `unread` keys that a plan does not depend on.
+    `plan` is the configuration as it is, by our costs; None where it does not fit. `best_in_trainer` is the best plan
+    that the trainer can express, `best` the fastest plan that was found, within the gap of the optimum; None where
+    there is none. `timed_out` is true if a search reached its limit before it found a plan or excluded one.
+    `deciding` are the fields that the plan depends on, `notes` sentences on what was read differently, `named` keys
+    that may change a step and are not read, with the reason, and `unread` keys that a plan does not depend on.
     """
 
     plan: Plan | None

@@ -51,9 +51,9 @@ class ParsedField:
 class ParsedConfig:
     """A configuration in our fields, with sentences on what could not be expressed in them.
 
-    `steps_ahead` says how many steps generation works ahead. `named` are keys that may change a step and are not read,
-    with the reason; `unread` are keys that a plan does not depend on; `asked` is every key that was read, whether the
-    configuration gives it or has its default.
+    `steps_ahead` says how many steps generation works ahead. `unmodelled` are keys that may change a step and are not
+    read, with the reason; `ignored` are keys that a plan does not depend on; `read_keys` is every key that was read,
+    whether the configuration gives it or has its default.
     """
 
     fields: tuple[ParsedField, ...]
@@ -308,7 +308,7 @@ class TrainingSetup:
         notes: Iterable[str],
         unused: Iterable[str] = (),
     ) -> ParsedConfig:
-        """The configuration in our fields, with the keys that were not read; `idle` are patterns of keys that have no
+        """The configuration in our fields, with the keys that were not read; `unused` are patterns of keys that have no
         use beside others."""
         named, unread = self.config.split_unread(trainer, unused)
         return ParsedConfig(

@@ -30,7 +30,7 @@ _MAX_MATCHED = 10_000
 
 @dataclass(frozen=True)
 class ShellConditions:
-    """Evaluates conditions. `ran` evaluates a command, which it may run for the variables that it sets."""
+    """Evaluates conditions. `run_command` evaluates a command, which it may run for the variables that it sets."""
 
     expander: Expander
     run_command: Callable[[Node], bool | None]

@@ -205,7 +205,7 @@ class ShellVariables:
 
 @dataclass(frozen=True)
 class Expander:
-    """Expands the nodes of a script into words. `answer` gives the output of a command substitution."""
+    """Expands the nodes of a script into words. `command_output` gives the output of a command substitution."""
 
     variables: ShellVariables
     command_output: Callable[[Node], Word]

@@ -97,11 +97,11 @@ class ExportInput:
 class OtherTrainer:
     """Another trainer.
 
-    `file` is the stem of the file of its keys in `data/`. `engine` generates unless a job names one of `other_engines`.
-    `ways` yields the trainer's deployment modes for a job, `settings` the keys for a plan that one of them can express,
-    and `files` the texts of the export by file name, the command first. `remarks` are sentences on what the user has to
-    add, `algorithms` those whose settings can be written, and `quantises` says whether it can generate with FP8
-    weights.
+    `key_file` is the stem of the file of its keys in `data/`. `engine` generates unless a job names one of
+    `other_engines`. `modes` yields the trainer's deployment modes for a job, `settings` the keys for a plan that one
+    of them can express, and `files` the texts of the export by file name, the command first. `remarks` are sentences
+    on what the user has to add, `algorithms` those whose settings can be written, and `supports_fp8` says whether it
+    can generate with FP8 weights.
     """
 
     name: str

@@ -130,7 +130,7 @@ def required_size(config: Mapping[str, Any], key: str, name: str) -> int:
 
 
 def size_or(config: Mapping[str, Any], key: str, default: int, name: str) -> int:
-    """Return a size, or `otherwise` if it is null. Raises BadInput if it is not a positive integer."""
+    """Return a size, or `default` if it is null. Raises BadInput if it is not a positive integer."""
     return default if config.get(key) is None else required_size(config, key, name)
 
 
@@ -148,7 +148,7 @@ def number(config: Mapping[str, Any], key: str, name: str) -> float:
 
 
 def flag(config: Mapping[str, Any], key: str, name: str, *, default: bool = False) -> bool:
-    """Return the value of a boolean key, `otherwise` if it is absent. Raises BadInput if it is not a boolean."""
+    """Return the value of a boolean key, `default` if it is absent. Raises BadInput if it is not a boolean."""
     value = config.get(key, default)
     if not isinstance(value, bool):
         raise BadInput(f"model {name}: config key {key!r} is {value!r}; it must be true or false.")

@@ -46,7 +46,7 @@ def plan_for(
     `pins` fix choices and `forbid` excludes some, each as `stage.key=value`. The plan's gap is to a bound on all plans
     that the trainer can express. `start` is a plan of a similar job: where the trainer can express its placements under
     these facts, the search looks only for plans that are better by more than the gap, and the plan's digests name the
-    start. `seen` are the lengths of a trace, in place of those that the facts expect. `progress` is called with the
+    start. `observed` are the lengths of a trace, in place of those that the facts expect. `progress` is called with the
     number of the trainer's deployment modes that are done, and of how many.
     Raises BadInput for a trainer that is not known, a pin that is not legal, and a feature that no trainer's
     configuration is written with (such as judges, multi-turn rollouts or adapters).

@@ -63,8 +63,8 @@ class RewardError(Exception):
 class TemporaryRewardError(RewardError):
     """A temporary failure: a retry of the call may succeed.
 
-    `is_away` is True if the server itself gave no answer: no connection, a timeout, or a proxy that cannot reach it.
-    """
+    `is_unreachable` is True if the server itself gave no answer: no connection, a timeout, or a proxy that cannot
+    reach it."""
 
     def __init__(self, reason: str, *, is_unreachable: bool = False) -> None:
         super().__init__(reason)

@@ -62,9 +62,9 @@ class RetryBudget:
         """Return the result of the call, which is retried while it raises TemporaryRewardError and there is budget
         left.
 
-        `before` is what `spent` returned when the first of its samples was submitted. Raises TemporaryRewardError
-        with the last reason, or JudgeUnreachableError if the server was unreachable and no call was answered since
-        this one began."""
+        `spent_before` is what `spent_seconds` returned when the first of its samples was submitted. Raises
+        TemporaryRewardError with the last reason, or JudgeUnreachableError if the server was unreachable and no call
+        was answered since this one began."""
         call_start, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         try:
             return self._call_once(call)

@@ -112,8 +112,8 @@ class _PeriodRecord:
 class Executor:
     """Runs programs on one rank.
 
-    Spans count from `began`, a value of `steady_now()`; `clock` names the clock in them. `batch_of` returns the batch
-    of a step, the same object each time until the step is trained.
+    Spans count from `start_seconds`, a value of `steady_now()`; `clock` names the clock in them. `batch_of` returns
+    the batch of a step, the same object each time until the step is trained.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Executor:
     ) -> None:
         """Set up the executor of one rank.
 
-        `watched` returns the context that each instruction runs in. `hosts` score responses on a rank that owns some.
-        `filling` returns what fills the batch of a step where a program has waves.
+        `instruction_context` returns the context that each instruction runs in. `hosts` score responses on a rank
+        that owns some. `filling` returns what fills the batch of a step where a program has waves.
         """
         self._hosts, self._filling = hosts, filling
         self._device, self._exchange, self._batch_of, self._rank = (

@@ -273,7 +273,7 @@ class LoadedState:
 class ResumePolicy:
     """The plan and job of a resumed run, by which in-flight state is restored.
 
-    With `draws_again` all responses in flight are sampled again.
+    With `resample` all responses in flight are sampled again.
     """
 
     plan: Plan

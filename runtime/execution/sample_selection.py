@@ -83,7 +83,7 @@ class GroupSampling:
     """Dynamic sampling of a job: batches of `num_groups` groups of `group_size` samples.
 
     A wave has `num_prompts` prompts, and a step at most `max_waves` waves. A group has a signal if the rewards
-    (`paid`) of its samples differ.
+    (`reward`) of its samples differ.
     """
 
     num_groups: int
@@ -177,7 +177,8 @@ class WaveFilling:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFilter:
-    """Selection of the best `num_kept` of `num_drawn` samples for each of `num_prompts` prompts, by reward (`paid`)."""
+    """Selection of the best `num_kept` of `num_sampled` samples for each of `num_prompts` prompts, by reward
+    (`reward`)."""
 
     num_prompts: int
     num_sampled: int

@@ -103,7 +103,7 @@ _AFTER_PERIOD = 10**6
 class RankActivity:
     """The current activity of a rank. A rank is behind another if its (turn, place) is smaller.
 
-    `turn` numbers the periods, `place` the instructions of one. `seconds` is the time since the activity began.
+    `period` numbers the periods, `index` the instructions of one. `seconds` is the time since the activity began.
     """
 
     rank: int
@@ -290,7 +290,7 @@ _MEETING_SECONDS = 1800.0
 class RunWatch:
     """Starts the watchdog of this rank and gives it deadlines.
 
-    Collective over the world. All ranks pass the same `began`, which no other run of these processes has.
+    Collective over the world. All ranks pass the same `start_seconds`, which no other run of these processes has.
     """
 
     def __init__(self, plan: Plan, out: Path, start_seconds: float, *, timeout_seconds: float = 0.0) -> None:

@@ -151,7 +151,7 @@ def prefill_reads(
     tables: BlockTables, rows: Sequence[int], lengths: Sequence[int], output_rows: Sequence[int]
 ) -> PrefillReads:
     """Compute the indices for the first `lengths[b]` tokens of each of `rows`, which hold blocks for them. Logits are
-    returned for the last token of the rows with the indices `asked`."""
+    returned for the last token of the rows with the indices `output_rows`."""
     begins = np.cumsum([0, *lengths])
     positions = np.arange(begins[-1]) - np.repeat(begins[:-1], lengths)
     blocks = tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
@@ -287,7 +287,7 @@ class _Packing:
 
 
 class PackedAttention:
-    """Attention over the cache during a pass over packed rows. `turned` must hold their rotated heads [S, kv_heads,
+    """Attention over the cache during a pass over packed rows. `rotated` must hold their rotated heads [S, kv_heads,
     heads / kv_heads + 2, D] when `attend` is called."""
 
     def __init__(self, cache: PagedCache, reads: PackedReads, rotated: Tensor) -> None:

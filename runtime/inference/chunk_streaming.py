@@ -211,7 +211,7 @@ class ChunkScorer:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """The result of one period on one rank. `answers` maps a row of the batch to a tensor [S] fp32 with a value per
+    """The result of one period on one rank. `values` maps a row of the batch to a tensor [S] fp32 with a value per
     token, for each delivered sequence of its replica; None before the last pipeline stage."""
 
     values: Mapping[int, Tensor | None]

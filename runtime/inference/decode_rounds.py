@@ -199,15 +199,15 @@ class MultiStepDecoding:
         *,
         checks_each: bool,
     ) -> None:
-        """If `looks`, every round is checked before the next, as on a CPU."""
+        """If `checks_each`, every round is checked before the next, as on a CPU."""
         self._passes, self._seating, self._stopping = passes, seating, stopping
         self._uniforms, self._sample, self._checks_each = uniforms, sample, checks_each
         self.pace = StepsPerSync(may_end=bool(stopping.eos_tokens))
 
     def run(self, group: LiveGroup, sampled: Tensor, max_rounds: int | None, version: int) -> tuple[int, Tensor]:
-        """Sample until an end token, at most `most` rounds if given. Return how many rounds were recorded, as sampled
-        by policy `version`, and the tokens and log-probabilities [2, B] sampled last, which are not recorded yet, as
-        `drawn` were before."""
+        """Sample until an end token, at most `max_rounds` rounds if given. Return how many rounds were recorded, as
+        sampled by policy `version`, and the tokens and log-probabilities [2, B] sampled last, which are not recorded
+        yet, as `sampled` were before."""
         records, rows, slots = group.records, group.rows, group.first_slot + group.rows
         cached, positions = records.cached(rows) + 1, records.num_sampled[rows] + 1
         limits = (

@@ -220,8 +220,8 @@ class PackedStep(DecodeStep):
         self, inputs: Tensor, reads: PackedReads, output_positions: Tensor, step: StepReads | None = None
     ) -> Tensor:
         """Run S tokens of packed rows, after the C single tokens of a decode step. Return logits [C + A, V / tp] of the
-        padded vocabulary for all C tokens and for those at the positions `asked` [A] among the S, on the last stage;
-        hidden states [C + S, hidden] before it.
+        padded vocabulary for all C tokens and for those at the positions `output_positions` [A] among the S, on the
+        last stage; hidden states [C + S, hidden] before it.
 
         `inputs` are tokens [C + S] on the first stage and the hidden states of the previous stage, which are
         overwritten, on the others.

@@ -180,11 +180,11 @@ class Generator:
         stream: Listener | None = None,
         resumed: Mapping[int, ResumedSample] | None = None,
     ) -> tuple[Response, ...]:
-        """Sample with policy `version` until `delivery` is satisfied, and for at least `least_rounds` decode rounds
+        """Sample with policy `version` until `delivery` is satisfied, and for at least `min_rounds` decode rounds
         while anything is left to sample. Return what was delivered, in order of step and row.
 
         The admitted prompts wait for slots, first come first served; what is not delivered stays in flight for the next
-        period. `stream` receives tokens as they are sampled. `begun` maps the sample id of an admitted prompt to what
+        period. `stream` receives tokens as they are sampled. `resumed` maps the sample id of an admitted prompt to what
         was sampled for it before the run was resumed. Every rank of the replica must call with the same arguments, and
         every replica that holds experts together with this one must call too, with its own.
         """

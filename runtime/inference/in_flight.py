@@ -64,7 +64,7 @@ class GenerationState:
     delivered: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Sample ids of delivered responses, by step that is not trained yet and by row."""
     unadmitted: tuple[int, ...] = ()
-    """The sample ids of the replica's prompts before step `until` that are not admitted."""
+    """The sample ids of the replica's prompts before step `end_step` that are not admitted."""
     end_step: int = 0
     num_wave_prompts: int = 0
     """Prompts that waves of dynamic sampling have used since step 0."""
@@ -80,8 +80,8 @@ class SamplingDigests(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class InFlightState:
-    """Everything in flight on one rank. `experience` is by step, field and row; `drawing` is None on a rank that does
-    not generate."""
+    """Everything in flight on one rank. `experience` is by step, field and row; `generation` is None on a rank that
+    does not generate."""
 
     digests: SamplingDigests
     num_steps: int

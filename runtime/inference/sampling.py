@@ -109,7 +109,8 @@ class Uniforms:
         `_HASHED_AT_ONCE`, in one number."""
 
     def at(self, rows: Numbers, sample_ids: Numbers, positions: Numbers) -> Tensor:
-        """Return the numbers [B] at these positions, for sequences that are identified by their sample ids `draws`."""
+        """Return the numbers [B] at these positions, for sequences that are identified by their sample ids
+        `sample_ids`."""
         return self.ahead(rows, sample_ids, positions, 1)[0]
 
     @staticmethod
@@ -118,8 +119,8 @@ class Uniforms:
         return _HASHED_AT_ONCE - int((positions % _HASHED_AT_ONCE).max())
 
     def ahead(self, rows: Numbers, sample_ids: Numbers, positions: Numbers, count: int) -> Tensor:
-        """Return the numbers [count, B] for `count` consecutive positions from these on, at most as many as `left`
-        returns."""
+        """Return the numbers [count, B] for `count` consecutive positions from these on, at most as many as
+        `num_hashed` returns."""
         parts, places = positions // _HASHED_AT_ONCE, positions % _HASHED_AT_ONCE
         keys = (sample_ids << _BLOCK_BITS) + parts
         stale = self._keys[rows] != keys

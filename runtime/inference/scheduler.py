@@ -109,9 +109,9 @@ class ScheduledBatch(NamedTuple):
     """The sequences that were scheduled in one round: new ones, resumed ones, and those that continue in their slots
     after a tool's answer.
 
-    `fed` are the indices of those that are prefilled; `sources` maps the index of every other one to the slot whose
-    cached prompt it shares. `num_new` of all are new. `cached` maps an index to the number of its tokens that are
-    cached already.
+    `prefilled` are the indices of those that are prefilled; `shared_from` maps the index of every other one to the
+    slot whose cached prompt it shares. `num_new` of all are new. `cached` maps an index to the number of its tokens
+    that are cached already.
     """
 
     sequences: list[LiveSequence]
@@ -121,7 +121,7 @@ class ScheduledBatch(NamedTuple):
     cached: dict[int, int]
 
     def prefill_batches(self, max_tokens: int) -> list[list[PrefillPart]]:
-        """Split the tokens to prefill into batches of at most `most` tokens."""
+        """Split the tokens to prefill into batches of at most `max_tokens` tokens."""
         prefilled = [(self.sequences[index], self.cached.get(index, 0)) for index in self.prefilled]
         batches = split_into_batches(
             [len(sequence.prompt.tokens) + sequence.num_sampled - cached for sequence, cached in prefilled], max_tokens
@@ -176,8 +176,8 @@ class Scheduler:
         return self._tables.tokens_left(slots, num_tokens)
 
     def allocate_ahead(self, slots: Numbers, num_tokens: Numbers, max_tokens: int) -> int:
-        """Allocate blocks for `most` more tokens of each slot, all or nothing, without pre-empting. Return how many
-        more tokens all slots have blocks for, at most `most`."""
+        """Allocate blocks for `max_tokens` more tokens of each slot, all or nothing, without pre-empting. Return how
+        many more tokens all slots have blocks for, at most `max_tokens`."""
         if max_tokens > 0 and self._tables.allocate_all(slots, num_tokens + max_tokens):
             self.peak_blocks = max(self.peak_blocks, self._tables.num_used)
             return max_tokens

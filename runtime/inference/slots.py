@@ -134,8 +134,8 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `draw` is its sample id
-    over all steps, which seeds its sampling on whatever rank it runs."""
+    """The tokens of a prompt. `row` identifies the sequence within the prompt batch of `step`; `sample_id` is its
+    sample id over all steps, which seeds its sampling on whatever rank it runs."""
 
     row: int
     sample_id: int
@@ -200,7 +200,7 @@ class ResumedSample:
 
     def with_prompt(self, prompt: Prompt, period: int) -> PartialResponse | Response:
         """Return the response if it has ended, else the partial that continues with its prompt, which is admitted again
-        in period `turn` of the generator."""
+        in period `period` of the generator."""
         partial = PartialResponse(
             prompt=prompt, tokens=self.tokens, logprobs=self.logprobs, versions=self.versions, first_period=period
         )
@@ -332,7 +332,7 @@ class LiveGroup(SlotGroup[LiveSequence]):
         return [self.first_slot + row for row in rows]
 
     def suspend(self, sequence: LiveSequence) -> None:
-        """Suspend a live sequence: it keeps its slot and samples nothing until `go_on`."""
+        """Suspend a live sequence: it keeps its slot and samples nothing until `resume`."""
         self._remove([self.live.index(sequence)])
 
     def resume(self, suspended: LiveSequence) -> None:
@@ -356,7 +356,8 @@ class LiveGroup(SlotGroup[LiveSequence]):
 
 
 def split_into_batches(rows: Sequence[int], max_tokens: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Split rows of these lengths over batches of at most `most` tokens: (row, first, end) of every part of a row.
+    """Split rows of these lengths over batches of at most `max_tokens` tokens: (row, first, end) of every part of a
+    row.
 
     A row that does not fit continues in the next batch.
     """

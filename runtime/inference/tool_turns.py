@@ -111,7 +111,7 @@ class ToolTurns:
 
     def take_calls(self, group: LiveGroup, finished: dict[int, Finish]) -> dict[int, Finish]:
         """Return which live sequences end, by index. One that calls a tool and has turns and tokens left is removed
-        from `found` and waits from `begin_calls` on; another one is truncated."""
+        from `finished` and waits from `begin_calls` on; another one is truncated."""
         for index in [index for index, why in finished.items() if why is Finish.CALL]:
             sequence = group.live[index]
             if (

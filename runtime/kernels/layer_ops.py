@@ -89,7 +89,7 @@ def silu_and_mul(up: Tensor) -> Tensor:
 
 
 def silu_and_mul_into(up: Tensor, output: Tensor) -> None:
-    """Write silu(gate) * linear of `up` [B, 2 F] to `found` [B, F], without a gradient."""
+    """Write silu(gate) * linear of `up` [B, 2 F] to `output` [B, F], without a gradient."""
     num_rows, width = output.shape
     _multiply_gates[num_rows, triton.cdiv(width, _TILE)](up, output, width, TILE=_TILE, num_warps=4)
 

@@ -61,7 +61,7 @@ def rotate_and_store_packed(
     places: tuple[Tensor, Tensor],
 ) -> None:
     """Do the same as `rotate_and_store` for packed tokens [S]: `places` are their positions [S] and the blocks [S] that
-    cache them, in the keys and values `cached`. Queries, keys and values are written to `turned` too: [S, kv_heads,
+    cache them, in the keys and values `cached`. Queries, keys and values are written to `rotated` too: [S, kv_heads,
     queries, D], and [S, kv_heads, D] twice."""
     (query, key, value), (keys, values), (cos, sin), (positions, blocks) = rotated, cached, angles, places
     num_tokens, kv_heads, per_group, size = heads.shape

@@ -13,7 +13,7 @@ _ELEMENTS_PER_WARP = 512
 
 def quantise_rows(rows: Tensor, max_code: float, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return rows [N, K] divided by their scales and rounded to the nearest float8_e4m3fn, and the scales [N, 1] in
-    fp32. A row's scale is its largest magnitude divided by `largest`, plus `least`."""
+    fp32. A row's scale is its largest magnitude divided by `max_code`, plus `epsilon`."""
     num_rows, width = rows.shape
     codes = torch.empty(num_rows, width, dtype=torch.uint8, device=rows.device)
     scales = torch.empty(num_rows, 1, dtype=torch.float32, device=rows.device)

@@ -101,8 +101,8 @@ def softmax_sums(logits: Tensor, targets: Tensor, real: int, temperature: float)
 def logits_gradient(
     logits: Tensor, targets: Tensor, real: int, temperature: float, row_values: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> Tensor:
-    """Return the gradient of logits [N, V]. `of_rows` are [N] fp32 each: the gradients of the log-probabilities and of
-    the entropies, the log-normalizers of exp(z), and the entropies."""
+    """Return the gradient of logits [N, V]. `row_values` are [N] fp32 each: the gradients of the log-probabilities
+    and of the entropies, the log-normalizers of exp(z), and the entropies."""
     result = torch.empty_like(logits)
     num_rows, width = logits.shape
     of_logprobs, of_entropies, normalizers, entropies = (one.contiguous() for one in row_values)

@@ -143,7 +143,7 @@ def run_in_group(
 ) -> T:
     """Join the process group that `group` describes, call the entry, and leave. A rank uses one CPU thread.
 
-    gloo uses the interface on the route to `towards`, unless the user has set GLOO_SOCKET_IFNAME.
+    gloo uses the interface on the route to `reachable_host`, unless the user has set GLOO_SOCKET_IFNAME.
     """
     torch.set_num_threads(1)
     if "GLOO_SOCKET_IFNAME" not in os.environ and (interface := interface_of(route_address(reachable_host))):

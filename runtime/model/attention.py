@@ -143,7 +143,7 @@ class CoreAttention(nn.Module):
     ) -> None:
         """`layer_number` counts from 1 through the whole model; `first_layer` layers are on earlier stages.
 
-        `varlen` computes rows that start in a pass, and `turned` replaces `rotate`. The ignored arguments are
+        `varlen` computes rows that start in a pass, and `rotate_kernel` replaces `rotate`. The ignored arguments are
         Megatron's for its own kinds of attention.
         """
         super().__init__()

@@ -138,7 +138,7 @@ class Gathered:
     """Gathered keys and values of all ranks, which are gathered again for the backward pass instead of saved for it."""
 
     def __init__(self, local: Tensor, parts: SequenceShard) -> None:
-        """`own` [S, ...] are this rank's."""
+        """`local` [S, ...] are this rank's."""
         self._local, self._parts = local, parts
         self._address = 0
         self._regathered: Tensor | None = None

@@ -33,8 +33,8 @@ _EPSILON = 1e-12
 class QuantisedWeight:
     """This rank's shard [outputs, inputs] of a weight in 8 bits, with the fp32 scale of each output [outputs, 1].
 
-    Both keep their memory addresses, so that a captured CUDA graph reads new values. `stands_for` is a meta parameter
-    with the shape, dtype and sharding of the original weight, for a refit.
+    Both keep their memory addresses, so that a captured CUDA graph reads new values. `meta_parameter` is a meta
+    parameter with the shape, dtype and sharding of the original weight, for a refit.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:

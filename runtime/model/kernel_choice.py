@@ -52,7 +52,7 @@ PLAIN = ChosenKernels()
 
 
 def choose_kernels(abilities: DeviceCapabilities, precision: str, specs: Iterable[ModelSpec]) -> ChosenKernels:
-    """The kernels for models of these shapes on a device with the abilities `found`.
+    """The kernels for models of these shapes on a device with the abilities `abilities`.
 
     On a CPU all are plain: torch has no variable-length attention there, and Triton kernels need a GPU. Gradients are
     not reduced in overlapping buckets there, because the models would fill only one, and because gloo on more than two
@@ -71,7 +71,7 @@ def choose_kernels(abilities: DeviceCapabilities, precision: str, specs: Iterabl
 
 
 def agree_on_kernels(local: ChosenKernels) -> ChosenKernels:
-    """This rank's kernels `mine` if all ranks of the world have the same, else the plain ones. Collective."""
+    """This rank's kernels `local` if all ranks of the world have the same, else the plain ones. Collective."""
     per_rank: list[ChosenKernels] = [local] * dist.get_world_size()
     dist.all_gather_object(per_rank, local)
     return local if all(kernels == local for kernels in per_rank) else PLAIN

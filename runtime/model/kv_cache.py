@@ -116,7 +116,7 @@ class PagedCache:
         return self._layers[layer]
 
     def store(self, layer: int, indices: Tensor, new: Tensor) -> None:
-        """Writes keys and values [..., D] at the indices `places` [...] of `layer_view`."""
+        """Writes keys and values [..., D] at the indices `indices` [...] of `layer_view`."""
         self._layers[layer].index_put_((indices,), new)
 
     def token_indices(self, blocks: Tensor, within: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class Bench:
     ) -> Measurement:
         """Measure a point on all ranks at once: the median time over ranks, and the most memory of any rank.
 
-        A short pass runs more often than `repeats` times, for `least_seconds` on each rank.
+        A short pass runs more often than `repeats` times, for `min_seconds` on each rank.
         """
         began = time.perf_counter()
         body, reason = self._attempt(lambda: self.prepare(point))

@@ -34,7 +34,7 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
-    """Parse the lines of a file and return what `made` makes of each; an incomplete last line is ignored.
+    """Parse the lines of a file and return what `parse` makes of each; an incomplete last line is ignored.
 
     Raises BadInput naming the first line that cannot be parsed.
     """
@@ -113,7 +113,7 @@ _CHUNK_BYTES = 2**16
 
 
 class Tail:
-    """Returns the complete lines that are new since the last call, at most the last `most`.
+    """Returns the complete lines that are new since the last call, at most the last `max_lines`.
 
     A file that was replaced, by a resume or because the log started a new segment, is read from its beginning.
     """

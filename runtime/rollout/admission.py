@@ -78,7 +78,7 @@ class Admission:
 
     @property
     def unadmitted(self) -> tuple[int, ...]:
-        """The sample ids of this replica's prompts before step `until` that are not admitted. Empty if steps are
+        """The sample ids of this replica's prompts before step `end_step` that are not admitted. Empty if steps are
         sampled in waves."""
         if self._in_waves:
             return ()

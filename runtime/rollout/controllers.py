@@ -20,7 +20,7 @@ class RunControllers:
     def __init__(
         self, plan: Plan, transport: Transport, periods: range, observations: Iterable[StepObservation] = ()
     ) -> None:
-        """`known` are the observations of all steps before the first period, if the run is resumed."""
+        """`observations` are the observations of all steps before the first period, if the run is resumed."""
         self._controllers, self._transport, self._turns = Controllers(plan), transport, periods
         self._listeners = plan.pool_of(GENERATE).ranks
         for observation in observations:

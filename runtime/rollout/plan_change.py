@@ -21,7 +21,7 @@ from meshwright.runtime.inference.slots import Finish, PartialResponse, Response
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The prompts and samples taken over from another plan. `dealt_again` is by step and `begun` by sample id."""
+    """The prompts and samples taken over from another plan. `reassigned` is by step and `samples` by sample id."""
 
     reassigned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     samples: Mapping[int, ResumedSample] = field(default_factory=dict)
@@ -50,10 +50,10 @@ def resume_under_new_plan(
     max_response: int,
     resamples: bool,
 ) -> Resumed:
-    """Return what a run under this plan takes over after `done` updates, from what was in flight on all ranks under
-    another plan.
+    """Return what a run under this plan takes over after `num_updates` updates, from what was in flight on all ranks
+    under another plan.
 
-    With `draws_again` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
+    With `resamples` it takes over prompts and no tokens. Raises BadInput if prompts are missing.
     """
     drawings = [state.generation for state in states if state.generation]
     if plan.facts.workload.selects_samples:

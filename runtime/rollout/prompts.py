@@ -66,7 +66,7 @@ class PromptData:
 
     def wave(self, step: int, rows: range, num_wave_prompts: int) -> tuple[Prompt, ...]:
         """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group: the next
-        ones after the first `num_dealt` of the passes, however many the steps before have kept of those."""
+        ones after the first `num_wave_prompts` of the passes, however many the steps before have kept of those."""
         size = self.group_size
         return tuple(
             Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))

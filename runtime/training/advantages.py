@@ -205,7 +205,7 @@ class SampledColumns:
     """An order of columns without holes: sampled tokens, columns after the response, then prompt and tool tokens."""
 
     def __init__(self, response: Tensor, sampled: Tensor) -> None:
-        """Takes the masks [B, S] of the predictions of response tokens, and of sampled tokens (`drawn`)."""
+        """Takes the masks [B, S] of the predictions of response tokens, and of sampled tokens (`sampled`)."""
         is_after = response.bool().flip(1).cumsum(1).flip(1) == 0
         rank = torch.where(sampled.bool(), 0, torch.where(is_after, 1, 2))
         self._order = rank.argsort(dim=1, stable=True)
@@ -231,8 +231,8 @@ def critic_free_advantages(
 ) -> Tensor:
     """Advantages [B, S] of a whole batch, zero outside the mask.
 
-    `paid` are the rewards of its rows from `advantages.compute_rewards`; `logprobs` and `ref_logprobs` [B, S] are
-    those of the policy before the update and of the reference, if there is one.
+    `response_rewards` are the rewards of its rows from `advantages.compute_rewards`; `logprobs` and `ref_logprobs`
+    [B, S] are those of the policy before the update and of the reference, if there is one.
     """
     if isinstance(settings, GRPO):
         advantages = relative_to_group(

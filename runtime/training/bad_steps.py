@@ -54,7 +54,7 @@ class BadSteps:
         self._num_consecutive = 0
 
     def record(self, outcome: SkippedBatch) -> None:
-        """Records the outcome `found` of a step, which has no reasons if all its updates were made.
+        """Records the outcome `outcome` of a step, which has no reasons if all its updates were made.
 
         Raises RunFailed after too many bad steps in a row, on every rank of the stage.
         """

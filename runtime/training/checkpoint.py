@@ -152,8 +152,8 @@ def take_snapshot(
     """Copies the trainers of all ranks to host memory, each under its own name, to be saved to a new directory.
 
     Collective over the world, on a shared file system. A rank passes the trainers that it is a member of, and in
-    `beside` a function that writes further files to the directory that it is given. Raises BadInput if the directory
-    exists, and RunFailed if it cannot be written.
+    `write_extra` a function that writes further files to the directory that it is given. Raises BadInput if the
+    directory exists, and RunFailed if it cannot be written.
     """
     host.install()
     if directory.exists():
@@ -182,7 +182,7 @@ def take_snapshot(
 def publish(
     snapshot: Snapshot, group: dist.ProcessGroup | None = None, on_published: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes a snapshot and renames the directory when all of it is on disk; then rank 0 calls `behind`.
+    """Writes a snapshot and renames the directory when all of it is on disk; then rank 0 calls `on_published`.
 
     Collective over the group, which has all ranks. Raises RunFailed on every rank if one of them cannot write.
     """

@@ -105,7 +105,7 @@ class RefitCopy:
     def start_send(self) -> None:
         """Starts to send the present weights in a thread, if the source need not wait for the target.
 
-        The next `run` then has nothing to do, and the weights must not change before `settle`.
+        The next `run` then has nothing to do, and the weights must not change before `wait`.
         """
         if self._sends_ahead and self._sends:
             sender = ThreadPoolExecutor(max_workers=1, initializer=torch.set_num_threads, initargs=(1,))
@@ -113,13 +113,13 @@ class RefitCopy:
             sender.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Waits for the send that `give` started; raises its error, if any."""
+        """Waits for the send that `start_send` started; raises its error, if any."""
         if self._sending is not None:
             self._sending.result()
             self._sending = None
 
     def run(self) -> None:
-        """Copies the present weights, unless `give` has sent them already.
+        """Copies the present weights, unless `start_send` has sent them already.
 
         The ranks of both meshes call it; on others it does nothing.
         """

@@ -57,8 +57,8 @@ _READ = ("ref_logprobs", "values", *TEACHER_LOGPROBS.values())
 class TrainingBatch:
     """Targets of one batch, [rows, width] each, and micro-batches of it for a stage that `reads` these fields.
 
-    With `weighs_draws` each token is weighted by the ratio of its probability under the policy before the update to
-    that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
+    With `importance_sampling` each token is weighted by the ratio of its probability under the policy before the
+    update to that under the policy that sampled it (importance sampling): an older version, or one with 8-bit weights.
     """
 
     def __init__(
