@@ -215,9 +215,9 @@ def generation_work(
 ) -> Work:
     """Return the rounds as passes of the groups of a pipeline of `pp` stages.
 
-    Prefills of more than `most_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
-    admitted is prefilled; the others copy its keys and values, whose seconds are left out. `answered` are prefills of
-    tool results.
+    Prefills of more than `max_tokens` tokens are split. Of `rows_per_prompt` rows of one prompt the first to be
+    admitted is prefilled; the others copy its keys and values, whose seconds are left out. `tool_prefills` are prefills
+    of tool results.
     """
     num_groups, loads = min(pp, num_slots), []
     if rounds.windows:

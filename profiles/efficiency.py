@@ -86,7 +86,8 @@ class DecodeEfficiency(Document):
 
 
 class Efficiency(Document):
-    """Constants of the equations in `cost_models.kernels`, `compute` and `collectives`, which define their meaning."""
+    """Constants of the equations in `cost_models.kernels`, `compute` and `communication`, which define their
+    meaning."""
 
     gemm: GemmEfficiency
     grouped: Grouped

@@ -111,7 +111,7 @@ class Experts:
         return self.num_experts * (1 - unselected)
 
     def imbalance(self, num_tokens: float, ep: int) -> float:
-        """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.busiest`."""
+        """Load of the busiest of `ep` ranks over the mean load, for `num_tokens` tokens: see `Routing.imbalance`."""
         return routing().imbalance(num_tokens, self.experts_per_token, self.num_experts, ep)
 
     def shard(self, tp: int) -> Experts:

@@ -71,7 +71,7 @@ class LearningRateSchedule(Document):
 
 class LearningSettings(Document):
     """Settings of an actor that is updated with the clipped surrogate loss; equations and sources are in
-    `runtime.training.ppo`."""
+    `runtime.training.losses`."""
 
     actor_learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of the actor")
     actor_schedule: LearningRateSchedule = Field(
@@ -141,7 +141,7 @@ _TRUNCATION = (
 
 
 class PPO(RewardedSettings):
-    """Settings of PPO; equations and sources are in `runtime.training.ppo`."""
+    """Settings of PPO; equations and sources are in `runtime.training.losses`."""
 
     critic_learning_rate: float = Field(default=5e-6, gt=0, description="largest learning rate of the critic")
     critic_schedule: LearningRateSchedule = Field(
@@ -177,7 +177,7 @@ class PPO(RewardedSettings):
 
 
 LossMean = Literal["token", "sequence", "constant"]
-"""The tokens or sequences over which the loss is averaged; see `runtime.training.ppo.policy_loss`."""
+"""The tokens or sequences over which the loss is averaged; see `runtime.training.losses.policy_loss`."""
 
 _CLIP_HIGH = "upper clip of the policy ratio is 1 + this (clip-higher of DAPO, arXiv:2503.14476); default: clip_ratio"
 _LOSS_MEAN = (

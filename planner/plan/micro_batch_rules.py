@@ -18,7 +18,7 @@ from meshwright.profiles.workload import Workload
 
 class ExtraChoices(NamedTuple):
     """Choices to offer besides the usual ones: all row counts, these token caps, and all layouts of experts and layers
-    (`rules.offered_layouts`)."""
+    (`layout_and_schedule_rules.offered_layouts`)."""
 
     by_rows: bool = False
     caps: tuple[int, ...] = ()

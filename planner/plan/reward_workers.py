@@ -80,7 +80,8 @@ def extra_reward_wait_seconds(facts: Facts, part: int, layout: Layout, schedule:
 
 
 def extra_reward_wait_bound(facts: Facts) -> Callable[[float], float]:
-    """A function from the seconds of a generation to a lower bound of `late_seconds` for any layout and schedule."""
+    """A function from the seconds of a generation to a lower bound of `extra_reward_wait_seconds` for any layout and
+    schedule."""
     arrival, least = earliest_reward_seconds(facts), _least_seconds(facts)
     return lambda seconds: max(0.0, arrival - seconds - least)
 

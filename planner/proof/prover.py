@@ -49,7 +49,7 @@ class _Branch:
     def nodes(self, case: Case, target: float) -> Iterator[Node]:
         """Yield the nodes of this subtree for a case with no more plans than the branch's own, depth first.
 
-        A case that is empty, or takes at least `enough` seconds, is closed rather than split.
+        A case that is empty, or takes at least `target` seconds, is closed rather than split.
         """
         stack: list[tuple[_Branch, Case]] = [(self, case)]
         while stack:

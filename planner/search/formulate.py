@@ -303,7 +303,7 @@ def _transfer(
 ) -> Transfer:
     """Build the refit of one stage from the training stage of its role, between every pair of layouts.
 
-    `known` caches transfer times and grows.
+    `known_ticks` caches transfer times and grows.
     """
     role, source = facts.graph.by_name[target].role, facts.graph.trainer_of(target)
     spec, stage = facts.models.spec(role), facts.graph.by_name[target]

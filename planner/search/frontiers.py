@@ -273,7 +273,7 @@ class StageCosts:
         prepare: Callable[[], None],
         on_start: Callable[[int], None],
     ) -> list[Frontier]:
-        """Return the frontiers of some stages, with their pools; see `parallel.side_by_side`."""
+        """Return the frontiers of some stages, with their pools; see `parallel.map_in_two_processes`."""
         pools = self.pools  # listed here, so that a forked process inherits them
         frontiers = parallel.map_in_two_processes(work, stages, prepare=prepare, on_start=on_start)
         self.costed_frontiers += frontiers

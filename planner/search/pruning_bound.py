@@ -1,10 +1,10 @@
 """Prunes the search with the period of a first plan: the longest time that a choice may take in a plan worth finding.
 
     known      = period of a plan that exists already, found among a few default choices
-    enough     = for each search case, the longest period that is worth finding, given the known plan
+    maximum    = for each search case, the longest period that is worth finding, given the known plan
     least      = for each stage and kind of pool, a lower bound on the seconds of every choice: from arithmetic first,
                  and from its fastest choice once the stage is costed
-    most       = the longest time of a choice with which the other stages, each at its least, still meet `enough`
+    limit      = the longest time of a choice with which the other stages, each at its least, still meet the maximum
 
 Choices that take longer are not costed. The lower bound on the period is the solver's own, for a problem that has one
 option per kind of pool and whose transfers take no time.

@@ -34,7 +34,7 @@ whole batch, a batch therefore lacks 3 to 10 % of the sampled tokens, and nothin
 def num_deferred(step: int, before: int, limit: int, num_rows: int) -> int:
     """Return the sequences that a replica has in flight beyond its `num_rows` rows in the period that delivers `step`.
 
-    `before` is their number in the previous period, `most` the current limit.
+    `before` is their number in the previous period, `limit` the current limit.
     """
     more = num_rows * (step + 1) // ROWS_PER_DEFERRAL - num_rows * step // ROWS_PER_DEFERRAL
     return min(limit, before + more)

@@ -67,7 +67,7 @@ def plan(
     `stage.key=value`. The search ends at the gap that `limits` give, by default 1 % up to 1,024 ranks and 3 % above.
     The plan keeps digests of the documents it was made from, of the `job` too where it is given. `start` is a plan of a
     similar job: where these facts allow its placements, the search looks only for plans that are better by more than
-    the gap. `seen` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
+    the gap. `observed` are the lengths of a trace, which replace those that the facts expect, up to the facts' maximum.
     `progress` is called whenever the state of the search changes.
     Raises BadInput for a pin that is not legal and a table of another device or precision.
 

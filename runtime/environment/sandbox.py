@@ -66,7 +66,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def unshare_namespaces(directory: Path) -> None:
     """Move this process into new namespaces, and its next child into a new process namespace.
 
-    The child must call `enter` with the same directory. Raises OSError if the kernel or a container forbids this.
+    The child must call `enter_root` with the same directory. Raises OSError if the kernel or a container forbids this.
     """
     user, group = os.getuid(), os.getgid()
     _check(
@@ -119,7 +119,7 @@ def become_subreaper() -> None:
 def forbid_inspection() -> None:
     """Forbid other processes of the user to inspect this process and those that it forks.
 
-    Call it after `leave`, because from now on root owns the files of this process in /proc.
+    Call it after `unshare_namespaces`, because from now on root owns the files of this process in /proc.
     """
     _check("prctl", _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 

@@ -1,7 +1,7 @@
 """The watchdog ends a run that hangs, and names the rank that the others wait for.
 
 Every rank writes its current instruction to the store of the run, once a second and at each change. A rank whose
-instruction exceeds its deadline (`planner.program.deadlines`) has all ranks dump their stacks, finds the ranks that
+instruction exceeds its deadline (`planner.program.durations`) has all ranks dump their stacks, finds the ranks that
 are silent or furthest behind, and ends the run with an error. Time for which a process was suspended does not count.
 """
 
@@ -294,7 +294,7 @@ class RunWatch:
     """
 
     def __init__(self, plan: Plan, out: Path, start_seconds: float, *, timeout_seconds: float = 0.0) -> None:
-        """`extra_seconds` are added to the deadlines that follow from the plan and from measured periods."""
+        """`timeout_seconds` are added to the deadlines that follow from the plan and from measured periods."""
         self._deadlines = Deadlines(plan, timeout_seconds)
         self._batch_size = plan.facts.workload.batch_size
         # Ranks that see waves run each as instructions of its own; the others wait in one until all are sampled.

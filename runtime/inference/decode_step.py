@@ -188,7 +188,7 @@ class PackedStep(DecodeStep):
     @torch.inference_mode()
     def prefill(self, inputs: Tensor, reads: PrefillReads) -> Tensor:
         """Prefill S tokens of packed rows that start, with Triton kernels. Return logits [A, V / tp] of the padded
-        vocabulary for the tokens in `reads.asked` on the last stage, hidden states [S, hidden] before it.
+        vocabulary for the tokens in `reads.output_tokens` on the last stage, hidden states [S, hidden] before it.
 
         `inputs` are tokens [S] on the first stage and the hidden states of the previous stage on the others; both they
         and the reads are on the device.

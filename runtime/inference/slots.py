@@ -154,9 +154,9 @@ class PartialResponse:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
-    """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOLD`. If the cache is kept
-    over a weight update, a token attends to keys and values of older weights: its log-probability is the one it was
-    sampled with, and belongs to no single version."""
+    """Version of the weights that sampled each token; it never decreases. Tool tokens have `TOOL_TOKEN_VERSION`. If
+    the cache is kept over a weight update, a token attends to keys and values of older weights: its log-probability
+    is the one it was sampled with, and belongs to no single version."""
     first_period: int = 0
     """The period of the generator in which the first token was sampled."""
 

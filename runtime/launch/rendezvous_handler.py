@@ -137,7 +137,7 @@ _stores: dict[str, TCPStore] = {}
 """Stores by endpoint; a process that hosts one does so as long as it lives."""
 HEARTBEAT_TIMEOUT_SECONDS = 40.0
 """Seconds without a heartbeat after which a node is lost; heartbeats have a thread, so computing does not delay them.
-It is shorter than the deadline of a rank (`planner.program.deadlines`), which could only report that it waits."""
+It is shorter than the deadline of a rank (`planner.program.durations`), which could only report that it waits."""
 
 
 class NodeRendezvousHandler(DynamicRendezvousHandler):

@@ -202,7 +202,7 @@ class _BiasedAdaptedRows(_Biased, AdaptedRowParallelLinear): ...
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension, whose weight is stored minus `norm_offset`.
+    """Root-mean-square norm over the last dimension, whose weight is stored minus the norm offset of its family.
 
     Megatron's own does not support sequence parallelism. With it each rank has a part of the tokens and therefore of
     the weight's gradient; the `sequence_parallel` mark on the weight makes Megatron sum the parts.
