@@ -77,8 +77,11 @@ class RankCompute:
             num_batches += number
             total_tokens += number * rows * tokens
         layer, ends, source = self._time(TimedPass.TRAIN if trains else TimedPass.FORWARD, batches)
-        again, again_source = self._recompute_seconds(batches, recompute) if trains else (0.0, Source.ANALYTIC)
-        return BatchCompute(num_batches, total_tokens / num_batches, layer, ends, again, source, again_source)
+        recompute_seconds, recompute_source = (
+            self._recompute_seconds(batches, recompute) if trains else (0.0, Source.ANALYTIC)
+        )
+        mean_tokens = total_tokens / num_batches
+        return BatchCompute(num_batches, mean_tokens, layer, ends, recompute_seconds, source, recompute_source)
 
     def _recompute_seconds(self, batches: Batches, recompute: Recompute) -> tuple[float, Source]:
         """Return the seconds per layer of recomputation in training."""
@@ -90,9 +93,9 @@ class RankCompute:
         time = self._time(TimedPass.FORWARD, batches)
         return time.layer, time.source
 
-    def _time(self, body: TimedPass, batches: Batches) -> PassSeconds:
+    def _time(self, timed: TimedPass, batches: Batches) -> PassSeconds:
         passes: Passes = [(number, rows, tokens, 0) for number, rows, tokens in batches]
-        return self._times.memoize((body, batches), lambda: self.shard.total(body, passes))
+        return self._times.memoize((timed, batches), lambda: self.shard.total(timed, passes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +150,12 @@ class Pipeline:
     def update_addends(self) -> list[Addend]:
         """Return the seconds of one optimizer update, overlapped with compute only if the framework says so.
 
-        This project's own framework does not: its gradient reductions on a GPU do overlap, but how much that hides has
-        not been measured. The distributed optimizer reduces each rank's gradients once and gathers its weights once
-        over the replicas and their context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7.1;
-        Megatron-core `DistributedOptimizer`); without it gradients are all-reduced and every replica updates all
-        weights. A tied embedding on the first and the last pipeline stage is all-reduced between them (Narayanan et
-        al., arXiv:2104.04473, section 3.1).
+        Meshwright's own runtime is costed without overlap: its gradient reductions on a GPU do overlap, but how much
+        time that hides has not been measured. The distributed optimizer reduces each rank's gradients once and gathers
+        its weights once over the replicas and their context-parallel ranks (Rajbhandari et al., ZeRO, arXiv:1910.02054,
+        section 7.1; Megatron-core `DistributedOptimizer`); without it gradients are all-reduced and every replica
+        updates all weights. A tied embedding on the first and the last pipeline stage is all-reduced between them
+        (Narayanan et al., arXiv:2104.04473, section 3.1).
         """
         layout, model, framework = self.call.layout, self.call.model, self.framework
         time = self.computing.shard.time(TimedPass.OPTIMIZER, 0, 0)
@@ -342,9 +345,9 @@ def interleaved(plain: Sequence[Addend], layout: Layout, num_batches: int) -> li
 class PipelineCosts:
     """Costs of one stage on one layout; `num_rows` are the rows of the fullest replica (per update if it trains).
 
-    `compute_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the
-    stage streams, `offload_addends` the seconds of an offload. `without_vpp` is the same stage on the layout without
-    virtual pipeline stages, if the layout has them.
+    `compute_of` returns the compute of a schedule, `tail_of` the compute that remains after the last token if the stage
+    streams, `update` the seconds of one optimizer update, `offload_addends` the seconds of an offload. `without_vpp` is
+    the same stage on the layout without virtual pipeline stages, if the layout has them.
     """
 
     layout: Layout
@@ -359,7 +362,7 @@ class PipelineCosts:
     without_vpp: PipelineCosts | None = None
     _known: dict[tuple[int, int, Recompute, int], Sequence[Addend]] = field(default_factory=dict)
     _known_tails: dict[tuple[int, int], float] = field(default_factory=dict)
-    _known_away: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
+    _known_offloads: dict[Offload, Sequence[Addend]] = field(default_factory=dict)
 
     def addends(self, schedule: Schedule) -> list[Addend]:
         """Return the seconds of one step. Raises BadInput for state or chunks that the stage does not have."""
@@ -369,9 +372,9 @@ class PipelineCosts:
         offload = schedule.offload
         if offload is Offload.NONE:
             return list(addends)
-        if offload not in self._known_away:
-            self._known_away[offload] = self.offload_addends(offload)
-        return [*addends, *self._known_away[offload]]
+        if offload not in self._known_offloads:
+            self._known_offloads[offload] = self.offload_addends(offload)
+        return [*addends, *self._known_offloads[offload]]
 
     def seconds(self, schedule: Schedule) -> float:
         return math.fsum([amount for _, amount, _ in self.addends(schedule)])

@@ -54,7 +54,7 @@ from meshwright.planner.search.search_control import ProgressCallback, ProgressR
 from meshwright.planner.solver.result import Effort, Limits, OutOfTimeError
 from meshwright.profiles.stages import Stage
 
-_REFUSAL_SECONDS = 60.0
+_EXPLANATION_SECONDS = 60.0
 """Time limit for explaining why there is no plan, if the user set none; it usually takes a few seconds."""
 
 _MIN_RANKS_FOR_FIRST_PLAN = 16
@@ -84,11 +84,12 @@ def compile_plan(
 ) -> Plan | NoPlan:
     """Return the fastest plan that fits in memory, or the reasons why there is none.
 
-    `digests` name inputs other than the facts, such as the measured table behind the model. `rebuild_cost_model`
-    builds a cost model for other facts; without it, only more memory is tried as a change that makes an infeasible
-    job feasible. `start` is a plan of these facts, costed by this model, that keeps the pins (`start.start_from`);
-    the search then looks only for plans that are faster by more than the gap. Raises BadInput for a pin that is not
-    legal."""
+    `digests` name inputs other than the facts, such as the measured table behind the model. `rebuild_cost_model` builds
+    a cost model for other facts; without it, only more memory is tried as a change that makes an infeasible job
+    feasible. `start` is a plan of these facts, costed by this model, that keeps the pins (`start_from` in
+    `planner/search/re_evaluate.py`); the search then looks only for plans that are faster by more than the gap. Raises
+    BadInput for a pin that is not legal.
+    """
     limits = limits or Limits()
     parsed_pins = parse_pins(pins, facts.graph)
     check_pins(facts, parsed_pins)
@@ -98,8 +99,8 @@ def compile_plan(
     if isinstance(found, Plan):
         return found
     if limits.deadline is None:
-        limits = replace(limits, deadline=time.monotonic() + _REFUSAL_SECONDS)
-    remodel_in_time = partial(_rebuilt_cost_model, rebuild_cost_model, limits) if rebuild_cost_model else None
+        limits = replace(limits, deadline=time.monotonic() + _EXPLANATION_SECONDS)
+    rebuild_in_time = partial(_rebuilt_cost_model, rebuild_cost_model, limits) if rebuild_cost_model else None
     try:
         return explain_no_plan(
             facts,
@@ -107,14 +108,14 @@ def compile_plan(
             pins=parsed_pins,
             status=found,
             limits=limits,
-            rebuild_cost_model=remodel_in_time,
+            rebuild_cost_model=rebuild_in_time,
         )
     except OutOfTimeError:
         return unexplained_no_plan()
 
 
-def _rebuilt_cost_model(remodel: CostModelBuilder, limits: Limits, facts: Facts) -> CostModel:
-    return _with_time_limit(limits, remodel(facts))
+def _rebuilt_cost_model(rebuild: CostModelBuilder, limits: Limits, facts: Facts) -> CostModel:
+    return _with_time_limit(limits, rebuild(facts))
 
 
 def _with_time_limit(limits: Limits, model: CostModel) -> CostModel:
@@ -148,7 +149,7 @@ def best_plan(
         cases=cases,
         costs=StageCosts(facts, _with_time_limit(limits, model), pins),
         limits=replace(limits, gap=limits.tolerance * _GAP_SHARE_WITH_REWARDS) if facts.rewards else limits,
-        course=ProgressReporter(progress, len(cases)),
+        reporter=ProgressReporter(progress, len(cases)),
         start=start,
     )
     findings = _Findings()
@@ -174,7 +175,7 @@ def best_plan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Search:
-    """The inputs of a search. A case is named by its position in `cases`; `costs`, `course` and `effort` record what
+    """The inputs of a search. A case is named by its position in `cases`; `costs`, `reporter` and `effort` record what
     was done."""
 
     facts: Facts
@@ -182,7 +183,7 @@ class _Search:
     cases: tuple[SearchCase, ...]
     costs: StageCosts
     limits: Limits
-    course: ProgressReporter
+    reporter: ProgressReporter
     start: Plan | None
     effort: Effort = field(default_factory=Effort)
 
@@ -195,7 +196,7 @@ class _Search:
         stages = self.facts.graph.stages
         keys = {(stage.name, case.key_for(stage)) for stage in stages for case in self.cases}
         total = len(keys) + len(stages) * self.needs_first_plan
-        self.course.set_phase("costing", len(self.costs.costed_frontiers) + index, total)
+        self.reporter.set_phase("costing", len(self.costs.costed_frontiers) + index, total)
 
 
 @dataclass
@@ -226,14 +227,14 @@ class _Findings:
 
     def bound_seconds(self, case: int) -> float:
         """A lower bound on the period of every plan of the search case, from its search or from arithmetic alone."""
-        least = 0.0
+        bound = 0.0
         if case in self.formulated:
-            least = self.formulated[case].lower_bound_seconds
+            bound = self.formulated[case].lower_bound_seconds
         elif self.pruning:
-            least = self.pruning.lower_bound_seconds(case)
+            bound = self.pruning.lower_bound_seconds(case)
         if case in self.searched:
-            least = max(least, self.searched[case].bound_seconds)
-        return min(least, self.pruning.max_period_seconds[case]) if self.pruning else least
+            bound = max(bound, self.searched[case].bound_seconds)
+        return min(bound, self.pruning.max_period_seconds[case]) if self.pruning else bound
 
 
 def _search(search: _Search, findings: _Findings) -> None:
@@ -250,7 +251,7 @@ def _search(search: _Search, findings: _Findings) -> None:
         _improve_first_plan(search, findings, default_choices)
         _search_likeliest_first(search, findings)
     else:
-        _search_in_turn(search, findings)
+        _search_in_order(search, findings)
 
 
 def _first_plan(search: _Search, frontiers: Sequence[Frontier]) -> SolvedCase | None:
@@ -273,32 +274,32 @@ def _pruning_bound(search: _Search, first: SolvedCase | None) -> PruningBound | 
         known_seconds = first.objective_seconds
     else:
         return None
-    least: dict[StageKey, LowerBounds] = {}
+    lower_bounds: dict[StageKey, LowerBounds] = {}
     for stage in facts.graph.stages:
         spec, kinds = facts.models.spec(stage.role), costs.kinds[stage.name]
-        least_on = {kind: costs.model.lower_bound_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
-        least.update({(stage.name, case.key_for(stage)): least_on for case in search.cases})
-    search.course.add_plan(known_seconds)
+        on_kinds = {kind: costs.model.lower_bound_seconds(stage, spec, kind.num_ranks, kind.part) for kind in kinds}
+        lower_bounds.update({(stage.name, case.key_for(stage)): on_kinds for case in search.cases})
+    search.reporter.add_plan(known_seconds)
     pruning = PruningBound(
         facts.graph,
         facts.cluster.num_ranks,
         search.cases,
         _max_seconds(search, known_seconds),
         search.edges,
-        least,
+        lower_bounds,
         late=reward_readers(facts),
         late_seconds=extra_reward_wait_bound(facts),
     )
     for case in range(len(search.cases)):
-        search.course.raise_bound(case, pruning.lower_bound_seconds(case))
+        search.reporter.raise_bound(case, pruning.lower_bound_seconds(case))
     return pruning
 
 
 def _max_seconds(search: _Search, known_seconds: float) -> list[float]:
     """Return for each search case the longest period that is worth finding.
 
-    A plan has to be faster by more than the gap than the start plan or, in the search case of the first plan, than
-    the first plan. In other search cases the first plan must not be faster than it by more than the gap.
+    It is shorter by more than the gap than that of the start plan or, in the search case of the first plan, than that
+    of the first plan. In other search cases it may be longer than that of the first plan by up to the gap.
     """
     limits, of_first = search.limits, search.cases[-1]
     return [
@@ -323,7 +324,7 @@ def _improve_first_plan(search: _Search, findings: _Findings, default_choices: S
     better = _first_plan(search, [costed.get(default.stage.name, default) for default in default_choices])
     if better is not None and better.objective_seconds < first.objective_seconds:
         findings.first = better
-        search.course.add_plan(better.objective_seconds)
+        search.reporter.add_plan(better.objective_seconds)
         pruning.max_period_seconds = _max_seconds(search, better.objective_seconds)
         findings.is_closed = pruning.excludes_all_plans
 
@@ -343,26 +344,29 @@ def _search_likeliest_first(search: _Search, findings: _Findings) -> None:
             return
     formulated = [findings.formulated[case] for case in cases]
     likeliest = likeliest_index(formulated, search.limits.tolerance)
-    early = _solve(search, findings, likeliest, _shorter(search, formulated[likeliest], ()))
+    early = _solve(search, findings, likeliest, _max_improving_ticks(search, formulated[likeliest], ()))
     searched: list[SolvedCase] = []
     for case in cases[:likeliest]:
-        max_ticks = _shorter(search, formulated[case], searched), _not_inferior(search, formulated[case], early)
+        max_ticks = (
+            _max_improving_ticks(search, formulated[case], searched),
+            _max_comparable_ticks(search, formulated[case], early),
+        )
         searched.append(_solve(search, findings, case, *max_ticks))
     if any(earlier.result.answer is not None for earlier in searched):
-        early = _solve(search, findings, likeliest, _shorter(search, formulated[likeliest], searched))
+        early = _solve(search, findings, likeliest, _max_improving_ticks(search, formulated[likeliest], searched))
     searched.append(early)
     for case in cases[likeliest + 1 :]:
-        searched.append(_solve(search, findings, case, _shorter(search, formulated[case], searched)))
+        searched.append(_solve(search, findings, case, _max_improving_ticks(search, formulated[case], searched)))
 
 
-def _search_in_turn(search: _Search, findings: _Findings) -> None:
+def _search_in_order(search: _Search, findings: _Findings) -> None:
     """Search one pattern of steps ahead after the other, so that an answer exists early."""
     for case in range(len(search.cases)):
         _formulate(search, findings, case)
         if findings.is_closed:
             return
-        shorter = _shorter(search, findings.formulated[case], tuple(findings.searched.values()))
-        _solve(search, findings, case, shorter)
+        max_ticks = _max_improving_ticks(search, findings.formulated[case], tuple(findings.searched.values()))
+        _solve(search, findings, case, max_ticks)
 
 
 def _formulate(search: _Search, findings: _Findings, position: int) -> None:
@@ -380,7 +384,7 @@ def _formulate(search: _Search, findings: _Findings, position: int) -> None:
     formulation = formulate(facts, search.costs.model, frontiers, search.edges, case.ahead)
     formulated = FormulatedCase(search_case=case, edges=search.edges, formulation=formulation)
     findings.formulated[position] = formulated
-    search.course.raise_bound(position, formulated.lower_bound_seconds)
+    search.reporter.raise_bound(position, formulated.lower_bound_seconds)
 
 
 def _cost(search: _Search, findings: _Findings, case: SearchCase, stages: Sequence[Stage]) -> None:
@@ -407,39 +411,39 @@ def _solve(search: _Search, findings: _Findings, case: int, *max_ticks: int | No
     from meshwright.planner.solver.solve import solve  # already loaded by `load_solver`
 
     search.limits.require_time()
-    formulated, course = findings.formulated[case], search.course
+    formulated, reporter = findings.formulated[case], search.reporter
     problem, tick_seconds = formulated.formulation.problem, formulated.formulation.tick_seconds
     pruned = [formulated.ticks(findings.pruning.max_period_seconds[case])] if findings.pruning else []
     limit = min([*(ticks for ticks in max_ticks if ticks is not None), *pruned], default=None)
 
     def report(makespan: int | None, bound: int) -> None:
         if makespan is not None:
-            course.add_plan(makespan * tick_seconds)
-        course.raise_bound(case, bound * tick_seconds)
+            reporter.add_plan(makespan * tick_seconds)
+        reporter.raise_bound(case, bound * tick_seconds)
 
-    course.set_phase("searching", len(findings.searched), len(search.cases))
+    reporter.set_phase("searching", len(findings.searched), len(search.cases))
     result = solve(problem, replace(search.limits, max_makespan=limit), report, search.effort)
     searched = SolvedCase(
         search_case=formulated.search_case, edges=formulated.edges, formulation=formulated.formulation, result=result
     )
     if result.answer is not None or case not in findings.searched or search.limits.seconds_left > 0:
         findings.searched[case] = searched
-    course.raise_bound(case, searched.bound_seconds)
+    reporter.raise_bound(case, searched.bound_seconds)
     return searched
 
 
-def _shorter(search: _Search, case: FormulatedCase, searched: Sequence[SolvedCase]) -> int | None:
-    """The largest makespan in ticks that is shorter than every answer by more than the gap; None if there is no
-    answer."""
+def _max_improving_ticks(search: _Search, case: FormulatedCase, searched: Sequence[SolvedCase]) -> int | None:
+    """The largest makespan in ticks that is shorter by more than the gap than every answer and the start plan; None if
+    there is neither."""
     known_seconds = [other.objective_seconds for other in searched if other.result.answer is not None]
     if search.start:
         known_seconds.append(search.start.period_seconds)
     return search.limits.improving_makespan(case.ticks(min(known_seconds))) if known_seconds else None
 
 
-def _not_inferior(search: _Search, case: FormulatedCase, other: SolvedCase) -> int | None:
-    """The largest makespan in ticks to which another case's answer is not superior by more than the gap; None
-    without an answer."""
+def _max_comparable_ticks(search: _Search, case: FormulatedCase, other: SolvedCase) -> int | None:
+    """The largest makespan in ticks that another case's answer beats by no more than the gap; None if that case has no
+    answer."""
     if other.result.answer is None:
         return None
     return search.limits.comparable_makespan(case.ticks(other.objective_seconds))

@@ -1,8 +1,8 @@
 """The best plans of different structure: some stage has another layout, and so perhaps another number of ranks.
 
-The search is repeated without the known structures (Lawler, Management Science 18, 1972). The plans left after a plan
-are split into one subspace for each stage, in which the stages before it have that plan's layouts and the stage itself
-has another. The subspaces are disjoint and cover all that is left.
+The search is repeated without the known structures (Lawler, Management Science 18, 1972). When a plan is found, the
+plans of other structure are split into one subspace for each stage: the stages before it have the layouts of the plan
+found, and the stage itself has another layout. The subspaces are disjoint and cover all plans of other structure.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ def best_structures(
     count: int,
     progress: Callable[[], None] | None = None,
 ) -> tuple[Plan, ...]:
-    """Return the `count` best plans of different structure under the pins `requested_pins`; `best` is the first of
-    them.
+    """Return the `count` best plans of different structure under `requested_pins`; `best` is the first of them.
 
-    Each is the best of all structures that are left, as far as `search` finds it; its bound and gap are those of the
-    whole space. There are fewer if no more exist. `progress` is called after each new search.
+    Each is the best plan that `search` finds among the remaining structures; its bound and gap are those of the whole
+    space. There are fewer if no more exist. `progress` is called after each new search.
     """
     plans, candidates = [best], []
     subspaces = _subspaces(best, tuple(requested_pins))

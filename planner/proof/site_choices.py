@@ -1,7 +1,8 @@
 """Enumerates the legal layouts and schedules of a stage, and keeps the undominated choices of one site.
 
-A site is a layout on a part of the cluster. Choices that take more time than the other stages leave in a short enough
-period are dropped. A dominated choice can be replaced by the one that dominates it in every plan.
+A site is a layout on a part of the cluster. The proof is about plans with a period of at most a given length; a choice
+that takes more time than the other stages leave in such a period is dropped. A dominated choice can be replaced by the
+one that dominates it in every plan.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class LeastTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Allowance:
-    """The longest seconds of one stage, and the largest ranks x seconds."""
+    """The most that one stage may take in a short enough period: seconds, and ranks x seconds (`work`)."""
 
     seconds: float
     work: float
@@ -58,7 +59,7 @@ class ShortPeriod:
     lags: Mapping[tuple[str, str], float]
 
     def allowance_of(self, stage: str, least: Mapping[str, LeastTime]) -> Allowance:
-        """Return what is left to a stage beside the known least of the others.
+        """Return the time that the other stages leave to a stage if each takes its lower bound in `least`.
 
         Both the longest path through the period and the total ranks x seconds limit it.
         """
@@ -167,14 +168,14 @@ class ParetoFront:
             least = self._least[quickest]
             if not self.allowance.allows(self.num_ranks, least):
                 continue
-            held = self.costs.bytes(schedule)
-            if self.fits(held):  # the others are still tried: no law says that more rows at a time take more memory
-                self._add_fitting(schedule, held, least)
+            required = self.costs.bytes(schedule)
+            if self.fits(required):  # the others are still tried: no law says that more rows at a time take more memory
+                self._add_fitting(schedule, required, least)
 
-    def _add_fitting(self, schedule: Schedule, held: Bytes, least: float) -> None:
-        """Add a schedule that fits; its seconds are computed only if its bytes and least seconds do not decide."""
-        weights = held.weights if self.shares else 0.0
-        amounts = held.resident - weights, weights, held.transient
+    def _add_fitting(self, schedule: Schedule, required: Bytes, least: float) -> None:
+        """Add a schedule that fits; its seconds are computed only if no row dominates its lower bound."""
+        weights = required.weights if self.shares else 0.0
+        amounts = required.resident - weights, weights, required.transient
         if self._is_dominated((least, least, *amounts)):
             return
         seconds = self.costs.seconds(schedule)

@@ -56,10 +56,10 @@ def consecutive(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of consecutive numbers."""
     ordered = sorted(numbers)
     first = 0
-    for place in range(1, len(ordered) + 1):
-        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
-            yield ordered[first], ordered[place - 1]
-            first = place
+    for index in range(1, len(ordered) + 1):
+        if index == len(ordered) or ordered[index] != ordered[index - 1] + 1:
+            yield ordered[first], ordered[index - 1]
+            first = index
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -133,7 +133,7 @@ def colour(name: str, graph: StageGraph) -> str:
 def search_work(work: SearchWork) -> str:
     """A line on the work of a search."""
     return (
-        f"search: seconds of {work.timed:,} choices, bytes of {work.weighed:,}, {work.generations:,} simulated "
-        f"generations, {work.too_slow:,} pruned as too slow; {work.models} models solved in "
-        f"{work.deterministic_time:.2f} units"
+        f"search: costed the time of {work.timed:,} choices and the memory of {work.weighed:,}, simulated "
+        f"{work.generations:,} generations, pruned {work.too_slow:,} choices as too slow; solved {work.models} CP-SAT "
+        f"models in {work.deterministic_time:.2f} units of deterministic time"
     )

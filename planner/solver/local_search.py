@@ -1,7 +1,7 @@
-"""Finds good answers quickly by coordinate descent over options, and keeps the best one (the incumbent).
+"""Finds good answers quickly by coordinate descent, one call after the other, and keeps the best one (the incumbent).
 
-Each choice is scored with a greedy schedule. The answer is a start and an upper bound; no proof depends on its
-quality.
+A choice (`Picks`) has the index of an option for each call, and is scored by its greedy schedule. The answer is a start
+and an upper bound; no proof depends on its quality.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def descend(greedy: Greedy, picks: Picks, score: Score) -> tuple[Picks, Score]:
 
 
 def descend_in_pairs(
-    greedy: Greedy, picks: Picks, score: Score, near: Neighbours, limits: Limits
+    greedy: Greedy, picks: Picks, score: Score, neighbours: Neighbours, limits: Limits
 ) -> tuple[Picks, Score]:
-    """Return a choice that no change of two calls to options in `near` improves; each change is followed by a descent.
+    """Return a choice that no change of two calls to options in `neighbours` improves.
 
+    Changes that improve it are followed by a descent.
     Raises OutOfTimeError if the limits leave no time.
     """
-    pairs = list(combinations(range(len(near)), 2))
+    pairs = list(combinations(range(len(neighbours)), 2))
     for _ in range(_SWEEPS):
         before = score
         for one, other in pairs:
             limits.require_time()
-            picks, score = greedy.best_change(picks, score, (one, other), [near[one], near[other]])
+            picks, score = greedy.best_change(picks, score, (one, other), [neighbours[one], neighbours[other]])
         if score == before:
             break
         picks, score = descend(greedy, picks, score)
@@ -76,7 +77,10 @@ class Incumbent:
 
     @property
     def target(self) -> int:
-        """The largest makespan that is requested and beats the answer, which must exist, by more than the gap."""
+        """The largest makespan worth finding: within the limits, and better than the answer by more than the gap.
+
+        There must be an answer.
+        """
         assert self.makespan is not None
         return self.limits.target(self.makespan)
 
@@ -86,30 +90,30 @@ class Incumbent:
             self.makespan, self.options, self.starts = makespan, options, starts
             self.progress(makespan, self.bound)
 
-    def descend_from(self, greedy: Greedy, picks: Picks, near: Neighbours | None = None) -> None:
-        """Offer the result of a descent from this choice, including pairs of changes within `near` if given."""
+    def descend_from(self, greedy: Greedy, picks: Picks, neighbours: Neighbours | None = None) -> None:
+        """Offer the result of a descent from this choice, including pairs of changes within `neighbours` if given."""
         picks, score = descend(greedy, picks, greedy.score(picks))
-        if near is not None:
-            picks, score = descend_in_pairs(greedy, picks, score, near, self.limits)
+        if neighbours is not None:
+            picks, score = descend_in_pairs(greedy, picks, score, neighbours, self.limits)
         if score.excess_units == 0:
             self._offer_picks(greedy, picks)
 
     def _offer_picks(self, greedy: Greedy, picks: Picks) -> None:
-        turn = greedy.timed_period(picks)
-        self.offer(greedy.picked(picks), turn.makespan, dict(turn.starts))
+        period = greedy.timed_period(picks)
+        self.offer(greedy.picked(picks), period.makespan, dict(period.starts))
 
-    def try_suggestion(self, greedy: Greedy, picks: Picks, near: Neighbours | None) -> None:
-        """Descend from a suggested choice; without `near`, only if its greedy makespan beats the answer.
+    def try_suggestion(self, greedy: Greedy, picks: Picks, neighbours: Neighbours | None) -> None:
+        """Descend from a suggested choice; without `neighbours`, only if its greedy makespan beats the answer.
 
-        With `near`, the answer itself is improved by pairs of changes first.
+        With `neighbours`, the answer itself is improved by pairs of changes first.
         """
-        if near is not None and self._is_still_possible(greedy):
-            self.descend_from(greedy, greedy.indices(self.options), near)
-        if near is not None or self.makespan is None or greedy.score(picks).makespan < self.makespan:
-            self.descend_from(greedy, picks, near)
+        if neighbours is not None and self._is_still_possible(greedy):
+            self.descend_from(greedy, greedy.indices(self.options), neighbours)
+        if neighbours is not None or self.makespan is None or greedy.score(picks).makespan < self.makespan:
+            self.descend_from(greedy, picks, neighbours)
 
     def _is_still_possible(self, greedy: Greedy) -> bool:
-        """True if all options of the answer are among those that are left."""
+        """True if no option of the answer has been dropped from the problem."""
         return all(option in left for option, left in zip(self.options, greedy.options, strict=False))
 
     def start(self, problem: Problem, limits: Limits) -> None:
@@ -155,15 +159,15 @@ class Incumbent:
         return self.makespan != makespan
 
     def polish(self) -> None:
-        """Give every call that does not affect the makespan its least work."""
+        """Give every call the option with the least work that keeps the makespan."""
         greedy = Greedy(self.problem)
         picks = greedy.indices(self.options)
         picks, score = descend(greedy, picks, greedy.score(picks))
         assert self.makespan is not None
         if score.excess_units == 0 and score.makespan <= self.makespan:
-            turn = greedy.timed_period(picks)
-            if turn.makespan <= self.makespan:
-                self.makespan, self.starts = turn.makespan, dict(turn.starts)
+            period = greedy.timed_period(picks)
+            if period.makespan <= self.makespan:
+                self.makespan, self.starts = period.makespan, dict(period.starts)
                 self.options = greedy.picked(picks)
 
     def result(self) -> Result:

@@ -1,8 +1,9 @@
 """The optimisation problem as plain data, without any knowledge of solvers, stages or seconds.
 
-A call picks one option: ranks, a layout, a duration and memory. A task occupies ranks for some time: it is a run of a
-call, or a transfer of weights between the places that two calls picked. Times are whole ticks and memory is in whole
-units; `search.formulate` decides how long a tick and how large a unit is.
+A call is a decision, made once: it picks one option, which gives ranks, a layout, a duration and memory (the planner
+makes a call of every stage). A task occupies ranks for some time: it is a run of a call, or a transfer of weights
+between the places that two calls picked. Times are whole ticks and memory is in whole units;
+`planner/search/formulate.py` decides how long a tick and how large a unit is.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One way to run a call; sharing a copy saves the `shared_units` part of `resident_units` (memory units).
+    """One way to run a call; sharing a copy of the weights saves `shared_units` of its `resident_units` of memory.
 
-    A run may start `early_ticks` before the end of the task that streams to it. It has everything that it delivers late
-    (rewards) `late_ticks` after its end.
+    A run may start `early_ticks` before the end of the task that streams to it. What it delivers late (rewards) arrives
+    `late_ticks` after its end.
     """
 
     place: Place
@@ -115,7 +116,7 @@ class Precedence(NamedTuple):
 class CarriedPrecedence(NamedTuple):
     """`after`, `periods` periods later, starts no earlier than `lag` ticks past the end of `before`.
 
-    As in modulo scheduling: turns x period >= end + lag - start. `late` is as in `Precedence`.
+    As in modulo scheduling: periods x period >= end + lag - start. `late` is as in `Precedence`.
     """
 
     before: str
@@ -133,8 +134,8 @@ class CarriedPrecedence(NamedTuple):
 class Problem:
     """Pick one option per call and an order of the tasks that minimise the period, called the makespan here.
 
-    The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods are
-    alike.
+    The period lasts until the last task ends, and long enough for what is `carried` to later periods; all periods have
+    the same schedule.
 
     `sharing_groups` lists groups of calls in order of ownership: a call at the same place as an earlier one of its
     group shares that call's copy. The memory on a rank is the resident units of every copy on it, plus the largest
@@ -143,8 +144,8 @@ class Problem:
     The ranks of two calls are disjoint or nested.
 
     With `anywhere`, an option is written with first rank 0 and may be on every aligned rank range of its size: sizes of
-    at least `range_step` ranks are multiples of `range_step` and start at multiples of it; smaller sizes divide it
-    and start at multiples of themselves. `range_step` defaults to the number of all ranks.
+    at least `range_step` ranks are multiples of `range_step` and start at multiples of it; smaller sizes divide it and
+    start at multiples of themselves. `range_step` defaults to the number of all ranks.
     """
 
     num_ranks: int
@@ -190,7 +191,8 @@ class Problem:
             raise ValueError(f"only a run can be late, not {sorted(not_runs)}.")
         if invalid := [wait for wait in self.carried if wait.periods < 1]:
             raise ValueError(
-                f"{invalid[0].before} is carried by {invalid[0].periods} periods to {invalid[0].after}; use 1 or more."
+                f"{invalid[0].before} is carried over {invalid[0].periods} periods to {invalid[0].after}; use 1 "
+                "or more."
             )
 
     @cached_property
@@ -226,7 +228,7 @@ class Problem:
 
     @cached_property
     def atoms(self) -> tuple[range, ...]:
-        """The largest runs of consecutive ranks that every option covers entirely or not at all."""
+        """The largest rank ranges that every option covers entirely or not at all."""
         bounds = {0, self.num_ranks}
         for call in self.calls:
             for option in call.options:
@@ -236,7 +238,7 @@ class Problem:
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """The calls whose layout matters to others: members of a group of copies, and ends of transfers."""
+        """The calls whose layout matters to others: members of a sharing group, and ends of transfers."""
         ends = (name for task in self.tasks if isinstance(task, Transfer) for name in (task.source, task.target))
         return frozenset({*ends, *(name for group in self.sharing_groups for name in group)})
 
@@ -251,12 +253,12 @@ class Problem:
         for task in self.tasks:
             ends = (task.call,) if isinstance(task, CallRun) else (task.source, task.target)
             earlier = by_ends.setdefault(ends, [])
-            alike = (
+            equally_long = (
                 candidate
                 for candidate in earlier
                 if isinstance(task, CallRun) or (isinstance(candidate, Transfer) and candidate.ticks == task.ticks)
             )
-            first_like[task.name] = next(alike, task).name
+            first_like[task.name] = next(equally_long, task).name
             earlier.append(task)
         return first_like
 
@@ -281,7 +283,7 @@ class Problem:
         return picked[task.call].early_ticks if isinstance(task, CallRun) else 0
 
     def late(self, task: Task, picked: Mapping[str, Option]) -> int:
-        """Return the ticks from the end of a task until it has everything that it delivers late."""
+        """Return the ticks from the end of a task until what it delivers late has arrived."""
         return picked[task.call].late_ticks if isinstance(task, CallRun) else 0
 
     def occupied(self, task: Task, places: Mapping[str, Place]) -> frozenset[int]:
@@ -316,13 +318,13 @@ class Problem:
 
 
 def earliest_ends(
-    problem: Problem, picked: Mapping[str, Option], order: Iterable[str], held: Mapping[str, int] | None = None
+    problem: Problem, picked: Mapping[str, Option], order: Iterable[str], not_before: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Return when each task ends if the ranks run the tasks in this order, each as early as possible.
 
-    The tasks in `held` start no earlier than the given tick.
+    A task in `not_before` starts no earlier than the tick given there.
     """
-    held, tasks = held or {}, {task.name: task for task in problem.tasks}
+    not_before, tasks = not_before or {}, {task.name: task for task in problem.tasks}
     predecessors: dict[str, list[Precedence]] = {name: [] for name in tasks}
     for precedence in problem.precedences:
         predecessors[precedence.after].append(precedence)
@@ -336,7 +338,7 @@ def earliest_ends(
         ranks = problem.occupied(tasks[name], places) if ticks else frozenset()
         early = problem.early(tasks[name], picked)
         ready = (p.earliest(starts[p.before], ends[p.before], early, late[p.before]) for p in predecessors[name])
-        starts[name] = max([held.get(name, 0), *ready, *(free_at[rank] for rank in ranks)])
+        starts[name] = max([not_before.get(name, 0), *ready, *(free_at[rank] for rank in ranks)])
         ends[name] = starts[name] + ticks
         free_at.update(dict.fromkeys(ranks, ends[name]))
     return ends
@@ -366,9 +368,9 @@ def shortest_period(problem: Problem, picked: Mapping[str, Option], order: Seque
 
     def within(makespan: int) -> dict[str, int] | None:
         """Return the earliest ends in a period of this length, or None if it is too short."""
-        held: dict[str, int] = {}
+        not_before: dict[str, int] = {}
         for _ in range(len(problem.carried) + 1):
-            ends = earliest_ends(problem, picked, order, held)
+            ends = earliest_ends(problem, picked, order, not_before)
             if max(ends.values()) > makespan:
                 return None
             needed = {w.after: arrival(w, ends) - w.periods * makespan for w in problem.carried}
@@ -377,7 +379,7 @@ def shortest_period(problem: Problem, picked: Mapping[str, Option], order: Seque
             late_starts = {name: tick for name, tick in needed.items() if tick > ends[name] - ticks[name]}
             if not late_starts:
                 return ends
-            held.update(late_starts)
+            not_before.update(late_starts)
         return None
 
     low = max(ends.values())
@@ -399,7 +401,7 @@ def _check_rank_ranges(options: Sequence[Option], num_ranks: int, step: int) -> 
     Raises ValueError otherwise.
     """
     if any(option.place.first_rank for option in options):
-        raise ValueError("an option that may be anywhere is written with rank 0 as its first.")
+        raise ValueError("an option that may be anywhere has first rank 0 in the problem.")
     sizes = sorted({option.place.num_ranks for option in options} - {num_ranks})
     if invalid := [size for size in sizes if size > step and size % step]:
         raise ValueError(f"{invalid[0]} ranks are neither a multiple of {step} nor all {num_ranks}.")

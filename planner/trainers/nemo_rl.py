@@ -69,7 +69,8 @@ _MODEL_PREFIXES = {"actor_train": "policy", "critic_train": "value"}
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
-    """Generation on the ranks that train, or on its own ranks one batch ahead; the reward model always on its own."""
+    """Yield the ways in which NeMo-RL can place the stages: generation on the ranks that train, or one batch ahead on
+    its own ranks; a reward model always has its own ranks."""
     trained = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
@@ -116,8 +117,7 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
     if origin.reward_function is not None:
         raise BadInput(
             f"rewards.function={origin.reward_function}: NeMo-RL takes a function as an environment, which is not "
-            f"exported "
-            "here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
+            "exported here; export to verl, openrlhf or slime, or take pools and layouts over by hand."
         )
     yield from _batch_settings(plan)
     for stage in _MODEL_PREFIXES:
@@ -187,13 +187,13 @@ def _generation_settings(plan: Plan) -> Iterator[KeyValue]:
 
 def _async_settings(plan: Plan) -> Iterator[KeyValue]:
     ahead = plan.ahead[GENERATE]
-    yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools, that of actor_generate")
+    yield KeyValue(f"{_G}.colocated.enabled", not ahead, "pools: the pool of actor_generate")
     yield KeyValue("ppo.async_ppo.enabled", bool(ahead), "placements.actor_generate.steps_ahead")
     if ahead:
         nodes, per_node = pool_nodes(plan, GENERATE)
         yield KeyValue("ppo.async_ppo.max_trajectory_age_steps", ahead, "placements.actor_generate.steps_ahead")
-        yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools, that of actor_generate")
-        yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools, that of actor_generate")
+        yield KeyValue(f"{_G}.colocated.resources.num_nodes", nodes, "pools: the pool of actor_generate")
+        yield KeyValue(f"{_G}.colocated.resources.gpus_per_node", per_node, "pools: the pool of actor_generate")
         yield KeyValue(f"{_G}.vllm_cfg.async_engine", True, "rule: async_ppo needs it")
         yield KeyValue("loss_fn.use_importance_sampling_correction", True, "rule: async_ppo needs it")
 
@@ -207,8 +207,8 @@ def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     yield KeyValue(f"{_RM}.model_name", origin.path(Role.REWARD), "job: models.reward.path")
     yield KeyValue(f"{_RM}.batch_size", schedule.micro_batch_size, f"{field}.schedule.micro_batch_size")
     yield KeyValue(f"{_RM}.max_model_len", origin.plan.facts.workload.max_tokens, "facts.workload")
-    yield KeyValue(f"{_RM}.resources.num_nodes", nodes, "pools, that of reward_score")
-    yield KeyValue(f"{_RM}.resources.gpus_per_node", per_node, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.resources.num_nodes", nodes, "pools: the pool of reward_score")
+    yield KeyValue(f"{_RM}.resources.gpus_per_node", per_node, "pools: the pool of reward_score")
     yield KeyValue(f"{_RM}.dtensor_cfg.tensor_parallel_size", layout.tp, f"{field}.layout.tp")
 
 
@@ -234,8 +234,8 @@ def _algorithm_settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _files(_origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
     head = (
-        "NeMo-RL with this plan, from the root of its repository: copy config.yaml into examples/configs first,\n"
-        "where the configuration that it builds on lies."
+        "Runs NeMo-RL with this plan, from the root of its repository. Copy config.yaml into examples/configs first:\n"
+        "the configuration that it builds on is there."
     )
     command = "uv run examples/run_ppo.py --config examples/configs/config.yaml"
     return {
@@ -252,8 +252,8 @@ NEMO_RL = OtherTrainer(
     settings=settings,
     files=_files,
     remarks=(
-        "the data set is that of ppo_math_1B_megatron.yaml; data.train and data.validation are yours to give.",
-        "a dense clip of ratio_clip_c stays that of the configuration it builds on.",
+        "the data set is that of ppo_math_1B_megatron.yaml; set data.train and data.validation for another.",
+        "dual clipping (loss_fn.ratio_clip_c) stays as in ppo_math_1B_megatron.yaml.",
     ),
 )
 
@@ -264,13 +264,13 @@ _ESTIMATORS: Mapping[str, Estimator] = {
     "reinforce_plus_plus": REINFORCE_ESTIMATOR,
 }
 _DEFAULTS = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
-"""Base files whose values are known."""
+"""Base files whose values are known here, even if the file is absent."""
 
 _OTHER_PREFIXES = ("dpo.", "sft.", "distillation.", "teacher.", "teachers.", "rm.", "eval.")
 """Prefixes of keys that configure training other than reinforcement learning."""
 
 _OTHER_FILES = re.compile(r"^(dpo|sft|distillation|rm|eval)\b|^(dpo|sft|distillation|rm)_")
-"""Names of files that configure such training."""
+"""Names of files that configure training other than reinforcement learning."""
 
 _PRECISIONS = {
     "policy.precision": ("bfloat16",),
@@ -313,7 +313,9 @@ def _read_rl(config: TrainerConfig) -> ParsedConfig:
     notes = (
         []
         if is_megatron
-        else ["policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so layouts and rows are free."]
+        else [
+            "policy.megatron_cfg is not enabled: FSDP sharding is not modelled, so the search chooses layouts and rows."
+        ]
     )
     notes += [*setup.notes(), *_notes(config)]
     pools = dict(_pools(config))
@@ -346,7 +348,7 @@ def _unused_keys(setup: TrainingSetup, *, is_megatron: bool) -> Iterator[str]:
 
 
 def _other_training(config: TrainerConfig) -> str | None:
-    """The key or base file that shows that a configuration is not of reinforcement learning; None where it is."""
+    """The key or base file by which a configuration is not one of reinforcement learning; None if it is one."""
     for name in config.missing:
         if _OTHER_FILES.match(Path(name).name):
             return f"defaults: {name}"
@@ -394,15 +396,15 @@ def _notes(config: TrainerConfig) -> Iterator[str]:
             yield f"defaults: {name} is not beside the configuration; its values are read from {config.known.source}."
     for key, known in _PRECISIONS.items():
         if (precision := config.value(key)) not in known:
-            yield f"{key}={precision}: training and generation are costed in bf16, generation in FP8 where it says fp8."
+            yield f"{key}={precision}: training and generation are costed in bf16, except generation with fp8."
     if config.value("loss_fn.sequence_level_importance_ratios"):
         yield "loss_fn.sequence_level_importance_ratios: a job clips each token's ratio as PPO, which costs as much."
     if config.value("grpo.use_leave_one_out_baseline"):
         yield "grpo.use_leave_one_out_baseline: the baseline of a job is the mean reward of the whole group."
     if config.integer("data.max_input_seq_length") >= config.integer("policy.max_total_sequence_length"):
         yield (
-            "data.max_input_seq_length allows prompts of all tokens of a sequence: what the longest response leaves of "
-            "them is read as a prompt, and half where it leaves none."
+            "data.max_input_seq_length is not below policy.max_total_sequence_length: the longest prompt is read as "
+            "the rest that the longest response leaves of the total, or as half of the total if that leaves nothing."
         )
 
 
@@ -551,7 +553,7 @@ def _training_fields(setup: TrainingSetup, pools: dict[str, str]) -> Iterator[Pa
 
 
 def _micro_batch_field(config: TrainerConfig, model: str, stage: str) -> ParsedField:
-    """The micro-batch of a stage: rows, or with packing the tokens of all ranks that share its sequences."""
+    """The micro-batch size of a stage: rows, or with packing the tokens of a context-parallel group."""
     trains = stage.endswith("train")
     for packing in ("sequence_packing", "dynamic_batching"):
         if config.value(f"{model}.{packing}.enabled"):

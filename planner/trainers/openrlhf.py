@@ -90,7 +90,8 @@ _MODEL_STAGES = {"actor": "actor_train", "critic": "critic_train", "ref": "ref_l
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
-    """All degrees, with the models on all ranks; or in one or two groups, with generation one batch ahead."""
+    """Yield the ways in which OpenRLHF can place the stages, for each pair of degrees: all models on all ranks; or
+    models in one or two groups, and generation one batch ahead on its own ranks."""
     all_pool = all_ranks(facts.cluster)
     actors = (*ppo_stages(role="actor"), *ppo_stages(role="ref"))
     critics = (*ppo_stages(role="critic"), *ppo_stages(role="reward"))
@@ -106,7 +107,7 @@ def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
 def _modes(
     facts: Facts, groups: Mapping[Ranks, tuple[str, ...]], engines: Ranks, degrees: Layout, steps_ahead: int = 0
 ) -> Iterator[DeploymentMode]:
-    """One mode; none where the degrees do not divide the ranks of a group or the heads of a model."""
+    """Yield one mode, or none if the degrees do not divide the ranks of a group or the heads of a model."""
     ranks_per_replica = degrees.num_ranks
     heads = [facts.models.spec(stage.role).num_kv_heads for stage in facts.graph.stages if stage.trains]
     if any(ranks.num_ranks % ranks_per_replica for ranks in groups) or any(number % degrees.tp for number in heads):
@@ -156,14 +157,14 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     for model, stage in present_stages(plan, _MODEL_STAGES).items():
         nodes, per_node = pool_nodes(plan, stage)
-        yield KeyValue(f"{model}.num_nodes", nodes, f"pools, that of {stage}")
-        yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools, that of {stage}")
+        yield KeyValue(f"{model}.num_nodes", nodes, f"pools: the pool of {stage}")
+        yield KeyValue(f"{model}.num_gpus_per_node", per_node, f"pools: the pool of {stage}")
     pools = {stage: plan.choice(stage, "pool") for stage in present_stages(plan, _MODEL_STAGES).values()}
     together = len(set(pools.values())) == 1
-    yield KeyValue("train.colocate_all", together, "pools: all models on one")
-    yield KeyValue("train.colocate_actor_ref", not together, "pools, that of actor_train and ref_logprob")
+    yield KeyValue("train.colocate_all", together, "pools: all models have the same")
+    yield KeyValue("train.colocate_actor_ref", not together, "pools: those of actor_train and ref_logprob")
     if "critic_train" in plan.graph.by_name:
-        yield KeyValue("train.colocate_critic_reward", not together, "pools, that of critic_train and reward_score")
+        yield KeyValue("train.colocate_critic_reward", not together, "pools: those of critic_train and reward_score")
     ahead = bool(plan.ahead[GENERATE])
     yield KeyValue("train.async_enable", ahead, "placements.actor_generate.steps_ahead")
     yield KeyValue("vllm.enable_sleep", not ahead, "rule: excluded by async_enable")
@@ -239,7 +240,7 @@ def _estimator_name(origin: ExportInput) -> str:
 
 
 def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
-    head = "OpenRLHF with this plan. Add --data.prompt_dataset, as an argument of this script."
+    head = "Runs OpenRLHF with this plan. Give --data.prompt_dataset as an argument of this script."
     command = script(head, "python3 -m openrlhf.cli.train_ppo_ray", flags(settings))
     return {"run.sh": command, **reward_hook("openrlhf", origin)}
 
@@ -253,9 +254,9 @@ OPENRLHF = OtherTrainer(
     settings=settings,
     files=_files,
     remarks=(
-        "--data.prompt_dataset is yours to give.",
-        "weights divided over replicas (ZeRO-3) are no choice of a plan; with them it holds larger models.",
-        "an engine's slots cannot be given: it admits what its cache holds.",
+        "a plan names no data: set --data.prompt_dataset yourself.",
+        "a plan never shards weights over replicas; ZeRO-3 does (--ds.zero_stage 3), and then larger models fit.",
+        "there is no flag for the slots of an engine: it admits as many sequences as its cache holds.",
     ),
 )
 
@@ -333,11 +334,11 @@ def _workload_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
     config = setup.config
     samples = config.integer("rollout.n_samples_per_prompt")
     batch = config.integer("rollout.batch_size") * samples
-    longest = config.integer("data.max_len")
-    response = config.integer_or("rollout.max_new_tokens", longest // 2)
+    max_tokens = config.integer("data.max_len")
+    response = config.integer_or("rollout.max_new_tokens", max_tokens // 2)
     yield ParsedField("workload.batch_size", batch, ("rollout.batch_size", "rollout.n_samples_per_prompt"))
     yield from setup.group(samples, "rollout.n_samples_per_prompt")
-    yield ParsedField("workload.prompt", max(1, longest - response), ("data.max_len", "rollout.max_new_tokens"))
+    yield ParsedField("workload.prompt", max(1, max_tokens - response), ("data.max_len", "rollout.max_new_tokens"))
     yield ParsedField("workload.response", response, ("rollout.max_new_tokens",))
     yield ParsedField(
         "workload.num_minibatches", max(1, batch // config.integer("train.batch_size")), ("train.batch_size",)

@@ -32,7 +32,9 @@ _OTHER_DEVICE = re.compile(r"^python3? -c .*\bimport torch_npu\b|^npu-smi\b")
 
 _MAX_STATEMENTS = 20_000
 _MAX_ITERATIONS = 64
-_SIDES = 2
+_LIST_OPERANDS = 2
+"""Commands on the two sides of `&&` or `||`."""
+
 _MAX_DEPTH = 24
 _MAX_QUOTED = 80
 """Characters of a quoted statement in a note."""
@@ -356,7 +358,9 @@ class _Shell:
             before = self.variables.get(name) or before
             step = -1 if text_of(update).endswith("--") else 1
             self.variables.values[name] = (
-                Word(str(int(before.text) + step)) if before.is_decided else undecided(name, f"{name} is counted")
+                Word(str(int(before.text) + step))
+                if before.is_decided
+                else undecided(name, f"{name} is counted from an unknown value")
             )
         else:
             self.variables.values[name] = undecided(name, f"{text_of(update)} is not computed")
@@ -370,10 +374,13 @@ class _Shell:
         if holds is not False and body is not None:
             self._run_undecided([[], [body]], _quoted(condition or node)) if holds is None else self._run(body)
 
-    def both(self, node: Node) -> bool | None:
-        """Run `a && b` or `a || b`. Programs are assumed to succeed, but for those that look for NPUs."""
+    def and_or(self, node: Node) -> bool | None:
+        """Run `a && b` or `a || b`; return the success, or None if it is not known.
+
+        Programs are assumed to succeed, except those that look for NPUs.
+        """
         parts = [part for part in node.named_children if part.type != "comment"]
-        if len(parts) != _SIDES:
+        if len(parts) != _LIST_OPERANDS:
             self._run_all(parts)
             return None
         left, right = parts
@@ -388,7 +395,7 @@ class _Shell:
     def _run_side(self, node: Node) -> bool | None:
         """Run one side of `&&` or `||`. Return its success; a program is assumed to succeed."""
         if node.type == "list":
-            return self.both(node)
+            return self.and_or(node)
         if node.type in ("test_command", "negated_command") or text_of(node).startswith("(("):
             return self._conditions.holds(node)
         if node.type == "command" and text_of(node) in ("true", ":", "false"):
@@ -452,7 +459,7 @@ class _Shell:
         name = arguments[0].text
         file = (self.path.parent if self.path else Path()) / name
         if self.path is None or not arguments[0].is_decided or not file.is_file():
-            self.notes.append(f"{name}, which the script sources, is not here: what it sets is not known.")
+            self.notes.append(f"{name}, which the script sources, is not beside it: the variables it sets are unknown.")
             return
         text = read_text(file, "script", MAX_YAML_BYTES)
         self.run_text(text)
@@ -501,7 +508,7 @@ _STATEMENTS: Mapping[str, Callable[[_Shell, Node], object]] = {
     "for_statement": _Shell.loop_over,
     "c_style_for_statement": _Shell.loop_counted,
     "while_statement": _Shell.loop_while,
-    "list": _Shell.both,
+    "list": _Shell.and_or,
     "pipeline": _Shell.body,
     "do_group": _Shell.body,
     "subshell": _Shell.subshell,

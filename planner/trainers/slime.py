@@ -84,7 +84,8 @@ _LAYOUT_FIELD = "placements.actor_train.layout"
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
-    """Engines on the trainer's ranks, or on their own ranks and one batch ahead; the reward model's beside them."""
+    """Yield the ways in which slime can place the stages: engines on the trainer's ranks, or one batch ahead on their
+    own ranks. The engines of a reward model have ranks beside those that generate."""
     trained = tuple(name for name in ppo_stages() if name != "reward_score")
     if facts.rewards:
         all_pool = all_ranks(facts.cluster)
@@ -132,17 +133,17 @@ def settings(origin: ExportInput) -> Iterator[KeyValue]:
 
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = pool_nodes(plan, "actor_train")
-    yield KeyValue("actor-num-nodes", nodes, "pools, that of actor_train")
-    yield KeyValue("actor-num-gpus-per-node", per_node, "pools, that of actor_train")
+    yield KeyValue("actor-num-nodes", nodes, "pools: the pool of actor_train")
+    yield KeyValue("actor-num-gpus-per-node", per_node, "pools: the pool of actor_train")
     yield KeyValue("num-gpus-per-node", plan.facts.cluster.ranks_per_node, "facts.cluster.ranks_per_node")
-    yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation a batch ahead excludes it")
+    yield KeyValue("colocate", not plan.ahead[GENERATE], "rule: generation one batch ahead excludes it")
     engines = sum(_pool_ranks(plan, stage).num_ranks for stage in _ENGINE_STAGES if stage in plan.graph.by_name)
-    yield KeyValue("rollout-num-gpus", engines, "pools, those of actor_generate and reward_score")
+    yield KeyValue("rollout-num-gpus", engines, "pools: the pools of actor_generate and reward_score")
     yield KeyValue(
         "rollout-num-gpus-per-engine", plan.placement(GENERATE).layout.tp, "placements.actor_generate.layout.tp"
     )
     if "reward_score" in plan.graph.by_name:
-        yield KeyValue("sglang-config", "sglang.yaml", "pools, those of actor_generate and reward_score")
+        yield KeyValue("sglang-config", "sglang.yaml", "pools: the pools of actor_generate and reward_score")
     yield KeyValue(
         "sglang-mem-fraction-static", engine_memory_share(plan), "placements.actor_generate: its weights and cache"
     )
@@ -218,8 +219,8 @@ def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, st
     plan = origin.plan
     program = "train_async.py" if plan.ahead[GENERATE] else "train.py"
     head = (
-        "slime with this plan, from the root of its repository. Source its scripts/models/ file of the model first,\n"
-        "and add ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path as arguments of this script."
+        "Runs slime with this plan, from the root of its repository. Source its scripts/models/ file of the model\n"
+        "first, and give ${MODEL_ARGS[@]}, --prompt-data, --num-rollout and --custom-rm-path to this script."
     )
     return {
         "run.sh": script(head, f"python3 {program}", flags(settings)),
@@ -260,8 +261,8 @@ SLIME = OtherTrainer(
     files=_files,
     remarks=(
         "the shapes of the model are flags of Megatron-core: source slime's scripts/models/ file.",
-        "the reward model is served; the function that asks it for scores is yours (--custom-rm-path).",
-        "a critic has slime offload the training state between steps, whatever the plan says.",
+        "SGLang serves the reward model; write the function that requests its scores (--custom-rm-path).",
+        "with a critic, slime offloads the training state between steps, whatever the plan says.",
     ),
 )
 

@@ -76,7 +76,7 @@ _A, _R = "actor_rollout_ref", "actor_rollout_ref.rollout"
 _RM = "reward.reward_model"
 _CORRECTION = "algorithm.rollout_correction"
 _MODEL_PREFIXES = {"actor_train": f"{_A}.actor", "critic_train": "critic", "ref_logprob": f"{_A}.ref"}
-"""The stage that a model's degrees are taken from, with verl's prefix of their keys."""
+"""The stage whose layout gives a model's parallel degrees, and verl's prefix for the keys of these degrees."""
 _ESTIMATOR_NAMES: Mapping[Algorithm, str] = {
     "ppo": "gae",
     "grpo": "grpo",
@@ -97,8 +97,8 @@ _SETTING_KEYS = {
 
 
 def deployment_modes(facts: Facts) -> Iterator[DeploymentMode]:
-    """Synchronous on all ranks, with or without a separate reward pool; or generation one batch ahead on its own
-    pool."""
+    """Yield the ways in which verl can place the stages: synchronously on all ranks, with or without a separate reward
+    pool; or with generation one batch ahead on its own pool."""
     all_pool, stages = all_ranks(facts.cluster), ppo_stages()
     stages_without_reward = tuple(name for name in stages if name != "reward_score")
     yield _mode("sync", on_pool(all_pool, (GENERATE, *stages)))
@@ -162,8 +162,8 @@ def _batch_settings(plan: Plan) -> Iterator[KeyValue]:
 
 def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     nodes, per_node = pool_nodes(plan, "actor_train")
-    yield KeyValue("trainer.nnodes", nodes, "pools, that of actor_train")
-    yield KeyValue("trainer.n_gpus_per_node", per_node, "pools, that of actor_train")
+    yield KeyValue("trainer.nnodes", nodes, "pools: the pool of actor_train")
+    yield KeyValue("trainer.n_gpus_per_node", per_node, "pools: the pool of actor_train")
     if not plan.ahead[GENERATE]:
         yield KeyValue("trainer.v1.trainer_mode", "sync", "placements.actor_generate.steps_ahead")
         return
@@ -171,8 +171,8 @@ def _pool_settings(plan: Plan) -> Iterator[KeyValue]:
     steps = plan.facts.workload.num_minibatches
     yield KeyValue("trainer.v1.trainer_mode", "separate_async", "placements.actor_generate.steps_ahead")
     yield KeyValue(f"{_A}.hybrid_engine", False, "pools: no engine on the ranks that train")
-    yield KeyValue(f"{_R}.nnodes", nodes, "pools, that of actor_generate")
-    yield KeyValue(f"{_R}.n_gpus_per_node", per_node, "pools, that of actor_generate")
+    yield KeyValue(f"{_R}.nnodes", nodes, "pools: the pool of actor_generate")
+    yield KeyValue(f"{_R}.n_gpus_per_node", per_node, "pools: the pool of actor_generate")
     yield KeyValue(
         "trainer.v1.separate_async.parameter_sync_step", steps, "rule: batch = parameter_sync_step x mini-batch"
     )
@@ -204,8 +204,11 @@ def _recompute_settings(prefix: str, stage: str, recompute: Recompute) -> Iterat
 
 
 def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
-    """Token budgets. The critic's micro-batch rows never reach its worker, so both budgets are its training's
-    (trainer_base.py)."""
+    """Token budgets of the micro-batches.
+
+    verl does not pass the critic's number of rows on to its worker (trainer_base.py), so the critic gets token budgets
+    too, and its forward passes get that of its training.
+    """
     budgets = {
         f"{_A}.actor.ppo_max_token_len_per_gpu": "actor_train",
         f"{_R}.log_prob_max_token_len_per_gpu": "actor_logprob",
@@ -215,7 +218,7 @@ def _micro_batch_settings(plan: Plan) -> Iterator[KeyValue]:
     }
     yield KeyValue(f"{_A}.actor.use_dynamic_bsz", True, "rule: micro-batches are packed")
     if "critic_train" in plan.graph.by_name:
-        yield KeyValue("critic.use_dynamic_bsz", True, "rule: the critic's rows do not reach its worker")
+        yield KeyValue("critic.use_dynamic_bsz", True, "rule: verl does not pass the critic's rows to its worker")
     for key, stage in present_stages(plan, budgets).items():
         yield KeyValue(key, token_budget(plan, stage), token_budget_origin(plan, stage))
 
@@ -250,16 +253,16 @@ def _reward_settings(origin: ExportInput) -> Iterator[KeyValue]:
     if origin.reward_function is not None:
         yield KeyValue(f"{_RM}.enable", False, "job: rewards")
         yield KeyValue("reward.custom_reward_function.path", HOOK_FILE, "job: rewards.function")
-        yield KeyValue("reward.custom_reward_function.name", "compute_score", "rule: the name in that file")
+        yield KeyValue("reward.custom_reward_function.name", "compute_score", f"rule: the function in {HOOK_FILE}")
         return
     score, train = plan.choice("reward_score", "pool"), plan.choice("actor_train", "pool")
     yield KeyValue(f"{_RM}.enable", True, "placements.reward_score")
     yield KeyValue(f"{_RM}.model_path", origin.path(Role.REWARD), "job: models.reward.path")
-    yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools, that of reward_score")
+    yield KeyValue(f"{_RM}.enable_resource_pool", score != train, "pools: the pool of reward_score")
     if score != train:
         nodes, per_node = pool_nodes(plan, "reward_score")
-        yield KeyValue(f"{_RM}.nnodes", nodes, "pools, that of reward_score")
-        yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools, that of reward_score")
+        yield KeyValue(f"{_RM}.nnodes", nodes, "pools: the pool of reward_score")
+        yield KeyValue(f"{_RM}.n_gpus_per_node", per_node, "pools: the pool of reward_score")
     yield KeyValue(f"{_RM}.rollout.name", "vllm", "rule: the engine that is assumed")
     layout = plan.placement("reward_score").layout
     yield KeyValue(f"{_RM}.rollout.tensor_model_parallel_size", layout.tp, "placements.reward_score.layout.tp")
@@ -293,7 +296,7 @@ def _has_group_baseline(origin: ExportInput) -> bool:
 
 
 def _files(origin: ExportInput, settings: Sequence[KeyValue]) -> Mapping[str, str]:
-    head = "verl with this plan. Add data.train_files and data.val_files, as arguments of this script."
+    head = "Runs verl with this plan. Give data.train_files and data.val_files as arguments of this script."
     command = script(head, "python3 -m verl.trainer.main_ppo", overrides(settings))
     return {"run.sh": command, **reward_hook("verl", origin)}
 
@@ -309,13 +312,13 @@ VERL = OtherTrainer(
     settings=settings,
     files=_files,
     remarks=(
-        "data.train_files and data.val_files are yours to give.",
+        "a plan names no data: set data.train_files and data.val_files yourself.",
         "log-probabilities and values are computed with the degrees of their model's training.",
     ),
 )
 
 
-_ENGINES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
+_MODEL_STAGES = {f"{_A}.actor": ("actor_logprob", "actor_train"), "critic": ("critic_value", "critic_train")}
 _DEGREES = {**MEGATRON_SIZES, "vpp": "virtual_pipeline_model_parallel_size"}
 
 _STRATEGY = f"{_A}.actor.strategy"
@@ -344,7 +347,8 @@ def read_verl(path: Path, changed: Mapping[str, Any] | None = None) -> ParsedCon
     notes: list[str] = []
     if not is_megatron:
         notes.append(
-            "model_engine is not megatron: FSDP sharding is not modelled, so layouts and micro-batches are free."
+            "model_engine is not megatron: FSDP sharding is not modelled, so the search chooses layouts and "
+            "micro-batches."
         )
     if config.value("trainer.v1.trainer_mode") == "colocate_async":
         notes.append("trainer.v1.trainer_mode=colocate_async is read as sync: what it overlaps is not modelled.")
@@ -500,7 +504,7 @@ def _algorithm_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
 
 
 def _overlong_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
-    """DAPO's penalty of overlong responses, under its present or its former key."""
+    """DAPO's penalty for overlong responses, under its present or its former key."""
     for manager in ("reward.reward_kwargs", "reward_model.reward_kwargs"):
         prefix = f"{manager}.overlong_buffer_cfg"
         if setup.config.value(f"{prefix}.enable"):
@@ -514,28 +518,28 @@ def _has_reward_model(config: TrainerConfig) -> bool:
 
 def _pool_sizes(config: TrainerConfig) -> dict[str, tuple[int, int]]:
     """The pools by name, as (nodes, ranks per node)."""
-    shares = {"train": (config.integer("trainer.nnodes"), config.integer("trainer.n_gpus_per_node"))}
+    sizes = {"train": (config.integer("trainer.nnodes"), config.integer("trainer.n_gpus_per_node"))}
     if config.value("trainer.v1.trainer_mode") == "separate_async":
-        shares["generate"] = (
+        sizes["generate"] = (
             config.integer(f"{_R}.nnodes"),
             config.integer(f"{_R}.n_gpus_per_node"),
         )
     if _has_reward_model(config) and config.value(f"{_RM}.enable_resource_pool"):
-        shares["score"] = (
+        sizes["score"] = (
             config.integer(f"{_RM}.nnodes"),
             config.integer(f"{_RM}.n_gpus_per_node"),
         )
-    return shares
+    return sizes
 
 
 def _pool_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
     config = setup.config
-    shares = _pool_sizes(config)
+    sizes = _pool_sizes(config)
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
-    nodes, per_node = cluster_of(shares)
+    nodes, per_node = cluster_of(sizes)
     yield ParsedField("cluster.nodes", nodes, keys)
     yield ParsedField("cluster.ranks_per_node", per_node, keys)
-    pools = dict(consecutive_pools((name, nodes * ranks) for name, (nodes, ranks) in shares.items()))
+    pools = dict(consecutive_pools((name, nodes * ranks) for name, (nodes, ranks) in sizes.items()))
     pool_names = {"actor_generate": "generate", "reward_score": "score"}
     for stage in setup.graph.by_name:
         pool = pools.get(pool_names.get(stage, "train"), pools["train"])
@@ -545,8 +549,8 @@ def _pool_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
 def _generation_fields(config: TrainerConfig) -> Iterator[ParsedField]:
     if config.value(f"{_R}.name") in _ENGINE_NAMES:
         yield ParsedField("engine", config.value(f"{_R}.name"), (f"{_R}.name",))
-    shares = _pool_sizes(config)
-    nodes, ranks = shares.get("generate", shares["train"])
+    sizes = _pool_sizes(config)
+    nodes, ranks = sizes.get("generate", sizes["train"])
     tp, key = config.integer(f"{_R}.tensor_model_parallel_size"), f"{_R}.tensor_model_parallel_size"
     layout_of({"tp": tp}, nodes * ranks)
     yield ParsedField("actor_generate.tp", tp, (key,))
@@ -568,40 +572,40 @@ def _generation_fields(config: TrainerConfig) -> Iterator[ParsedField]:
         yield ParsedField("reward_score.pp", 1, (f"{_RM}.rollout.pipeline_model_parallel_size",))
 
 
-def _degrees(config: TrainerConfig, engine: str) -> dict[str, int]:
-    keys = {axis: f"{engine}.megatron.{name}" for axis, name in _DEGREES.items()}
+def _degrees(config: TrainerConfig, model: str) -> dict[str, int]:
+    keys = {axis: f"{model}.megatron.{name}" for axis, name in _DEGREES.items()}
     return {
         axis: int(axis != "etp") if config.value(key) is None else config.integer(key) for axis, key in keys.items()
     }
 
 
-def _layout(config: TrainerConfig, engine: str) -> Layout:
+def _layout(config: TrainerConfig, model: str) -> Layout:
     nodes, ranks = _pool_sizes(config)["train"]
     return layout_of(
-        _degrees(config, engine), nodes * ranks, sp=bool(config.value(f"{engine}.megatron.sequence_parallel"))
+        _degrees(config, model), nodes * ranks, sp=bool(config.value(f"{model}.megatron.sequence_parallel"))
     )
 
 
 def _expert_notes(setup: TrainingSetup) -> Iterator[str]:
-    engines = [engine for engine, stages in _ENGINES.items() if setup.stages(*stages)]
-    for engine in (*engines, *([f"{_A}.ref"] if setup.stages("ref_logprob") else [])):
-        degrees, layout = _degrees(setup.config, engine), _layout(setup.config, engine)
-        yield from layout_notes(f"{engine}.megatron.{_DEGREES['ep']}", degrees, layout)
+    models = [model for model, stages in _MODEL_STAGES.items() if setup.stages(*stages)]
+    for model in (*models, *([f"{_A}.ref"] if setup.stages("ref_logprob") else [])):
+        degrees, layout = _degrees(setup.config, model), _layout(setup.config, model)
+        yield from layout_notes(f"{model}.megatron.{_DEGREES['ep']}", degrees, layout)
 
 
 def _training_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
     config = setup.config
-    engines = {engine: stages for engine, stages in _ENGINES.items() if setup.stages(*stages)}
-    for engine, stages in engines.items():
-        layout, prefix = _layout(config, engine), f"{engine}.megatron"
+    models = {model: stages for model, stages in _MODEL_STAGES.items() if setup.stages(*stages)}
+    for model, stages in models.items():
+        layout, prefix = _layout(config, model), f"{model}.megatron"
         keys = tuple(f"{prefix}.{name}" for name in _DEGREES.values())
-        for stage, key in zip(stages, _micro_batch_keys(config, engine), strict=True):
+        for stage, key in zip(stages, _micro_batch_keys(config, model), strict=True):
             stage_layout = layout if stage.endswith("train") else Layout(**{**vars(layout), "vpp": 1})
             yield ParsedField(f"{stage}.layout", str(stage_layout), keys)
             yield from _micro_batch_fields(config, stage, key, layout.cp)
         key = f"{prefix}.override_transformer_config.recompute_granularity"
         yield ParsedField(f"{stages[1]}.recompute", config.value(key) or "none", (key,))
-        offloads = (f"{prefix}.optimizer_offload", f"{engine}.optim.override_optimizer_config.optimizer_cpu_offload")
+        offloads = (f"{prefix}.optimizer_offload", f"{model}.optim.override_optimizer_config.optimizer_cpu_offload")
         offloaded = [bool(config.value(key)) for key in offloads]
         yield ParsedField(f"{stages[1]}.offload", "optimizer" if any(offloaded) else "none", offloads)
 
@@ -619,14 +623,14 @@ def _reference_fields(setup: TrainingSetup) -> Iterator[ParsedField]:
     yield ParsedField("ref_logprob.offload", "weights" if config.value(key) else "none", (key,))
 
 
-def _micro_batch_keys(config: TrainerConfig, engine: str) -> tuple[str, str]:
+def _micro_batch_keys(config: TrainerConfig, model: str) -> tuple[str, str]:
     """The keys of the micro-batch rows, or tokens, of the forward pass and of training."""
-    name = _micro_batch_key(config.value(f"{engine}.use_dynamic_bsz"))
-    if engine == "critic":
+    name = _micro_batch_key(config.value(f"{model}.use_dynamic_bsz"))
+    if model == "critic":
         forward = "forward_max_token_len_per_gpu" if config.value("critic.use_dynamic_bsz") else f"ppo_{name}"
         return f"critic.{forward}", f"critic.ppo_{name}"
     forward = _micro_batch_key(config.value(f"{_R}.log_prob_use_dynamic_bsz"))
-    return f"{_R}.log_prob_{forward}", f"{engine}.ppo_{name}"
+    return f"{_R}.log_prob_{forward}", f"{model}.ppo_{name}"
 
 
 def _micro_batch_key(is_dynamic: object) -> str:
@@ -634,8 +638,8 @@ def _micro_batch_key(is_dynamic: object) -> str:
 
 
 def _micro_batch_fields(config: TrainerConfig, stage: str, key: str, cp: int) -> Iterator[ParsedField]:
-    """The micro-batch of a stage; nothing where the key has no value, since verl then uses another key, for all ranks
-    together."""
+    """Yield the micro-batch size of a stage; nothing if the key has no value, since verl then uses another key, whose
+    value is for all ranks together."""
     if config.value(key) is None:
         return
     if "token" in key:
@@ -645,9 +649,9 @@ def _micro_batch_fields(config: TrainerConfig, stage: str, key: str, cp: int) ->
 
 
 def _free_micro_batch_notes(setup: TrainingSetup, fields: Iterable[ParsedField]) -> Iterator[str]:
-    """A sentence for each stage whose micro-batch no key gives."""
+    """Yield a sentence for each stage whose micro-batch size no key sets."""
     known = {field.what for field in fields}
-    for stages in (*_ENGINES.values(), ("ref_logprob",)):
+    for stages in (*_MODEL_STAGES.values(), ("ref_logprob",)):
         for stage in setup.stages(*stages):
             if not {f"{stage}.micro_batch_size", f"{stage}.micro_batch_tokens"} & known:
-                yield f"{stage}: no key gives the rows or tokens of its micro-batch on a rank, so they stay free."
+                yield f"{stage}: no key gives the rows or tokens of its micro-batch on a rank; the search chooses them."

@@ -19,7 +19,7 @@ from meshwright.profiles.trace import Run, chrome_trace
 from meshwright.runtime.records.results import Rehearsal
 
 SpanSource: TypeAlias = Run | Rehearsal | Simulation
-"""A source of a plan's spans."""
+"""A run, a rehearsal or a simulation of a plan, whose spans can be drawn."""
 
 
 def report(
@@ -32,8 +32,8 @@ def report(
 ) -> str:
     """A plan, its simulation and its runs as the text of one HTML file that needs no network.
 
-    `learned` are the runs' curves and samples from `read_learned`, and `sizes` are answers about other numbers of
-    ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
+    `learned` are the runs' curves and samples from `read_learned`, and `sizes` are what-if answers for other
+    numbers of ranks. Raises BadInput for a plan that breaks a rule and for a simulation that was not traced.
 
     >>> api.report(plan, api.simulate(plan, steps=1, traced=True)).splitlines()[0]
     '<!doctype html>'
@@ -66,7 +66,7 @@ def fit_plot(fit: Fit) -> str:
     return fit_page(fit.answers, fit.least_ranks)
 
 
-def timeline(plan: Plan, *played: SpanSource) -> str:
+def timeline(plan: Plan, *sources: SpanSource) -> str:
     """Simulations, rehearsals and runs of a plan side by side, as JSON that Perfetto opens.
 
     Raises BadInput for a simulation that was not traced.
@@ -74,12 +74,12 @@ def timeline(plan: Plan, *played: SpanSource) -> str:
     >>> api.timeline(plan, api.simulate(plan, steps=1, traced=True))[:16]
     '{"traceEvents": '
     """
-    return chrome_trace([_run(plan, source) for source in played])
+    return chrome_trace([_run(plan, source) for source in sources])
 
 
-def _run(plan: Plan, played: SpanSource) -> Run:
-    if isinstance(played, Run):
-        return played
-    if not played.spans:
+def _run(plan: Plan, source: SpanSource) -> Run:
+    if isinstance(source, Run):
+        return source
+    if not source.spans:
         raise BadInput("the simulation has no spans to draw; simulate with traced=True.")
-    return Run(spans=played.spans, pools={pool.name: pool.ranks for pool in plan.pools})
+    return Run(spans=source.spans, pools={pool.name: pool.ranks for pool in plan.pools})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.planner.analysis.recorded_costs import mismatched_costs
 from meshwright.planner.plan.plan import Plan
-from meshwright.planner.plan.verify import verify as broken_laws
+from meshwright.planner.plan.verify import verify as broken_rules
 from meshwright.planner.proof.checker import refusals
 from meshwright.planner.proof.document import Proof
 from meshwright.planner.proof.prover import prove as proof_of
@@ -17,13 +17,13 @@ from meshwright.runtime.api.arguments import cost_model_builder
 def verify(plan: Plan, table: Table | None = None, proof: Proof | None = None) -> tuple[str, ...]:
     """One sentence for each rule that the plan breaks; an empty tuple for a valid plan.
 
-    Where it breaks none, one for each cost that it states wrongly; where it states none wrongly, one for each step of
-    the proof of its bound that fails.
+    If no rule is broken, one sentence for each recorded cost that is wrong; if no cost is wrong, one for each reason
+    why the proof does not prove the bound.
 
-    Costs are recomputed with the cost model that the plan was made with: analytic, or with its measured table, which
-    has to be given. Without that table the costs of such a plan are not checked, and a proof cannot be.
+    Costs are recomputed with the cost model that the plan was made with: equations alone, or the measured table, which
+    has to be given. Without it, the costs of a plan made with a table are not checked, and a proof is refused.
     """
-    violations = broken_laws(plan) or _other_table(plan, table)
+    violations = broken_rules(plan) or _other_table(plan, table)
     if violations:
         return violations
     if names_table(plan) and table is None:
@@ -69,7 +69,7 @@ def _unknown_costs(plan: Plan, table: Table | None) -> tuple[str, ...]:
         return ("it was made with a measured table; give the table as --profile.",)
     if any(placement.pace != 1 for placement in plan.placements):
         return (
-            "its stages are as slow as a run measured them, and no bound is proven for such paces; plan the job again.",
+            "a run measured the paces of its stages, and no bound is proven for measured paces; plan the job again.",
         )
     return ()
 

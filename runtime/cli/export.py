@@ -25,10 +25,10 @@ from meshwright.runtime.cli.options import AsJson, Profile
 def export_to_trainer(
     source: Path, job: Path | None, output: Path, *, to: str, profile: Path | None, as_json: bool
 ) -> None:
-    """Write the configuration and show what is in it. Raises typer.Exit if no plan fits."""
+    """Write the configuration of a trainer for a plan, and print a summary. Raises typer.Exit if no plan fits."""
     plan, document = read_plan(source), read_job(job) if job else None
     if job and document:
-        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # it will be the trainer's
+        as_generated = document.model_copy(update={"engine": plan.facts.engine})  # an export has the trainer's engine
         plan.require_made_for(as_generated, job.parent)
     with progress_bars() as progress:
         exported = export_plan(

@@ -228,13 +228,13 @@ class RankRun:
             write_samples(self._request.out, sample_responses(batch, self.data))
         return batch
 
-    def _reach_consensus(self, turn: int) -> None:
+    def _reach_consensus(self, period: int) -> None:
         """Send this rank's request to all ranks; in a synchronous plan, wait for theirs."""
         start, minutes = time.monotonic(), self._request.checkpoint_minutes
         is_due = dist.get_rank() == 0 and 0 < minutes * 60 <= start - self._saved_at
-        done = max(turn + 1, self.steps.start)
+        done = max(period + 1, self.steps.start)
         mine = self._next_plan.request(done, self._saver.seconds) if self._next_plan else RankRequest()
-        with self._watch.waiting("the consensus after a period", turn):
+        with self._watch.waiting("the consensus after a period", period):
             self._agreed = self._consensus.after_period(mine._replace(save=mine.save or is_due, stop=stop_requested()))
         self._waited = time.monotonic() - start if self._program.most_ahead == 0 else 0.0
 

@@ -1,9 +1,9 @@
 """Streaming of responses from generation to the stages that score them, chunk by chunk while they are sampled.
 
-Sends do not wait. A replica's first rank takes messages in the order in which they arrive, from whatever sender, and
-forwards them to its other ranks, so that the whole replica follows one order. The rows of a forward pass determine the
-last digits of its results, which must not depend on when messages arrive: therefore each message is one pass, and it is
-the sender that collects chunks into a message.
+Sends do not wait. The first rank of a replica takes messages from all senders in the order in which they arrive, and
+forwards them to its other ranks, so that the whole replica follows one order. The last digits of a result depend on
+which rows share a forward pass, and must not depend on when messages arrive. So each message is one pass, and the
+sender decides which chunks are in it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ChunkSender:
     def send(self, chunks: Iterable[TokenChunk], num_live: int = 0) -> None:
         """Queues chunks for the replicas that read their sequences, and sends full messages.
 
-        A replica's message is full with `rows` sequences, or with its share of the `num_live` sequences that are still
-        sampled. Further chunks of a sequence join its chunk in the queue.
+        A replica's message is full with `rows` sequences, or with its share of the `num_live` sequences that are
+        still being sampled. Further chunks of a sequence join its chunk in the queue.
         """
         for chunk in chunks:
             pending = self._pending[chunk.sequence % len(self._leaders)]

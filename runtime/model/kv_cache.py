@@ -116,7 +116,7 @@ class PagedCache:
         return self._layers[layer]
 
     def store(self, layer: int, indices: Tensor, new: Tensor) -> None:
-        """Writes keys and values [..., D] at the indices `indices` [...] of `layer_view`."""
+        """Writes keys and values `new` [..., D] to the rows `indices` [...] of `layer_view`."""
         self._layers[layer].index_put_((indices,), new)
 
     def token_indices(self, blocks: Tensor, within: Tensor) -> Tensor:
@@ -132,9 +132,9 @@ class PagedCache:
         positions = np.arange(sum(lengths)) + np.repeat(firsts, lengths)
         blocks = self.tables.table[np.repeat(rows, lengths), positions // BLOCK_TOKENS]
         within = torch.from_numpy(positions % BLOCK_TOKENS)
-        places = self.token_indices(torch.from_numpy(blocks), within).to(self.keys.device)
+        indices = self.token_indices(torch.from_numpy(blocks), within).to(self.keys.device)
         runs = group_equal_rows(zip(range(len(rows)), cached, lengths, strict=True))
-        return ContinuedRows(self, tuple(rows), tuple(lengths), runs, places)
+        return ContinuedRows(self, tuple(rows), tuple(lengths), runs, indices)
 
 
 @dataclass(frozen=True)

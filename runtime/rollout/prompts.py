@@ -48,7 +48,7 @@ class PromptData:
     """Sample ids, by step, of batches that differ from those of the seed's order, because a run was resumed under
     another plan."""
     num_wave_prompts: int = 0
-    """Prompts that waves had used before this run started or was resumed."""
+    """Number of prompts that waves of dynamic sampling had used before this run started or was resumed."""
     train_columns: tuple[Mapping[str, Any], ...] = ()
     held_out_columns: tuple[Mapping[str, Any], ...] = ()
     """The other columns of the job by name, for each prompt."""
@@ -65,8 +65,9 @@ class PromptData:
         )
 
     def wave(self, step: int, rows: range, num_wave_prompts: int) -> tuple[Prompt, ...]:
-        """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group: the next
-        ones after the first `num_wave_prompts` of the passes, however many the steps before have kept of those."""
+        """Return the prompts of a wave of a step, in these rows, each repeated for every sample of its group. They
+        follow the first `num_wave_prompts` prompts of the shuffled passes, however many of those earlier steps have
+        kept."""
         size = self.group_size
         return tuple(
             Prompt(step=step, row=row, sample_id=sample_id, tokens=self._training_prompt(sample_id // size))
@@ -198,7 +199,8 @@ def _as_configured(stored: Tokenizer, directory: Path) -> Tokenizer:
     if added:
         raise BadInput(
             f"tokenizer {directory}: {_TOKENIZER_CONFIG} adds {', '.join(map(repr, sorted(added)[:3]))}, which "
-            "tokenizer.json has not, so that the models have no row for it; save the tokenizer with transformers again."
+            "tokenizer.json lacks, so the models have no embedding row for it; save the tokenizer with transformers "
+            "again."
         )
     return tokenizer
 

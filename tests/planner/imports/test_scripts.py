@@ -138,7 +138,7 @@ def test_a_script_that_is_sourced_is_read_where_it_is_there(tmp_path: Path) -> N
     assert words_of(text, tmp_path) == ["run", "--layers", "4"]
     (tmp_path / "models" / "one.sh").unlink()
     found = read_script(text, tmp_path / "run.sh")
-    assert any("one.sh, which the script sources, is not here" in note for note in found.notes)
+    assert any("one.sh, which the script sources, is not beside it" in note for note in found.notes)
     assert found.commands[0][1].reasons == ("ARGS is set by no line of the script",)
 
 

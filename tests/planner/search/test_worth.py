@@ -47,7 +47,7 @@ def synchronous_search() -> search._Search:
         cases=cases,
         costs=StageCosts(FACTS, model, ()),
         limits=LIMITS,
-        course=ProgressReporter(None, len(cases)),
+        reporter=ProgressReporter(None, len(cases)),
         start=None,
     )
 

@@ -60,7 +60,7 @@ def test_a_problem_refuses_what_it_cannot_mean() -> None:
         )
     with pytest.raises(ValueError, match="1 ticks starts 2 early"):
         of((option(ONE, early_ticks=2),))
-    with pytest.raises(ValueError, match="written with rank 0 as its first"):
+    with pytest.raises(ValueError, match="has first rank 0 in the problem"):
         of((option(Place(1, 1, "P")),), num_ranks=2, anywhere=True)
     with pytest.raises(ValueError, match="3 ranks are neither a multiple of 2 nor all 5"):
         of((option(Place(0, 3, "P")),), num_ranks=5, anywhere=True, range_step=2)

@@ -233,7 +233,7 @@ def test_a_tokenizer_that_is_one_file_neither_cuts_nor_pads(tmp_path: Path) -> N
 
 def test_settings_that_add_tokens_which_no_model_has_are_refused(tmp_path: Path) -> None:
     directory = write_words(tmp_path / "words", pad_token="[PAD]")
-    with pytest.raises(BadInput, match=r"tokenizer_config.json adds '\[PAD\]', which tokenizer.json has not"):
+    with pytest.raises(BadInput, match=r"tokenizer_config.json adds '\[PAD\]', which tokenizer.json lacks"):
         read_tokenizer(directory)
 
 
